@@ -33,11 +33,7 @@ class MergedTopology:
     modules: tuple[Topology, ...]
 
     def global_id(self, module: int, layer: int) -> int:
-        """Position among all layers of a module's layer (RTP-LLM `mtpGlobalLayerId`).
-
-        Raises:
-          TopologyError: no such module, no such layer.
-        """
+        """Position among all layers of a module's layer (RTP-LLM `mtpGlobalLayerId`)."""
         if not 0 <= module < len(self.modules):
             raise TopologyError("module", module, f"an index below {len(self.modules)}")
         return draft_layer_id(len(self.target.layers), module, len(self.modules[module].layers), layer)
@@ -46,14 +42,7 @@ class MergedTopology:
 def draft_layer_id(target_layers: int, module: int, layers_per_module: int, layer: int) -> int:
     """Global id of a draft module's layer: modules follow the target, each as long as the others.
 
-    Args:
-      target_layers: layers of the target model.
-      module: index of the module.
-      layers_per_module: layers of every module.
-      layer: index of the layer within its module.
-
-    Raises:
-      TopologyError: an argument out of range (RTP-LLM answers UINT32_MAX instead).
+    An argument out of range is refused, where RTP-LLM answers UINT32_MAX.
     """
     if target_layers < 0:
         raise TopologyError("target_layers", target_layers, "0 or more")

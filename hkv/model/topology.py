@@ -160,29 +160,17 @@ class Topology:
         return 0 if self.pools == "shared" else index
 
     def group(self, tag: str) -> Group:
-        """The group of that tag.
-
-        Raises:
-          TopologyError: there is none.
-        """
+        """The group of that tag."""
         return self.groups[self.group_index(tag)]
 
     def group_index(self, tag: str) -> int:
-        """Position of the group of that tag.
-
-        Raises:
-          TopologyError: there is none.
-        """
+        """Position of the group of that tag."""
         if tag not in self.tags:
             raise TopologyError("tag", tag, f"one of {', '.join(self.tags)}")
         return self.tags.index(tag)
 
     def layer(self, name: str) -> Layer:
-        """The layer of that name.
-
-        Raises:
-          TopologyError: there is none.
-        """
+        """The layer of that name."""
         for layer in self.layers:
             if layer.name == name:
                 return layer

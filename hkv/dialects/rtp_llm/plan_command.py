@@ -126,9 +126,6 @@ def _read_models(options: dict[str, Any]) -> tuple[Model, Model | None]:
     """The model that the options name, and its draft module, if any.
 
     Both are read whole: RTP-LLM's own rule splits heads, a rank holds whole blocks, and float8 is one type there.
-
-    Raises:
-      HKVError: a config cannot be used.
     """
     config, kv_dtype = load_config(options["config"]), options["kv_dtype"]
     check_kv_dtype(kv_dtype, options["dtype"] or _computed_with(config))
@@ -148,11 +145,7 @@ def _computed_with(config: Mapping[str, Any]) -> str:
 
 
 def _explicit(text: str) -> tuple[str, int]:
-    """A group's tag and number of blocks.
-
-    Raises:
-      ConfigError: not of the form `TAG=N`.
-    """
+    """A group's tag and number of blocks."""
     tag, _, number = text.partition("=")
     count = whole_number(number)
     if not tag or count is None:

@@ -11,15 +11,7 @@ from hkv.spec import LayerSpec
 
 
 def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
-    """The configuration of a cache in the pools of a plan.
-
-    Args:
-      plan: groups, policies, pools and block counts. Layers are called by their index: `layers.0`, `layers.1`, ....
-      **fields: further fields of `RtpConfig`, such as `linear_step` or `prefix_tree`.
-
-    Raises:
-      HKVError: a configuration that the dialect forbids.
-    """
+    """The configuration of a cache in a plan's pools, with further fields; layers are `layers.0`, `layers.1`, ...."""
     groups = tuple(
         Group(
             tag=group.tag,

@@ -99,11 +99,7 @@ class PlannedCache:
         return found
 
     def pages_of(self, layer: int, tag: str | None = None) -> tuple[Pages, int]:
-        """The pages in which a layer's blocks lie, and its index among their layers.
-
-        Raises:
-          LayoutError: as `layer_cache`.
-        """
+        """The pages in which a layer's blocks lie, and its index among their layers."""
         home = self.addresses.home(layer, tag)
         for pages in self.pages[home.group.tag]:
             if layer in pages.layers:
@@ -131,11 +127,7 @@ class PlannedCache:
         return dataclasses.replace(cache, layer=layer, scale=scale, pool=home.pool, parts=parts)
 
     def layer_cache_groups(self, layer: int) -> tuple[LayerCache, ...]:
-        """Views of all of a layer's caches, in the order of the groups (RTP-LLM `getLayerCacheGroups`).
-
-        Raises:
-          LayoutError: no such layer.
-        """
+        """Views of all of a layer's caches, in the order of the groups (RTP-LLM `getLayerCacheGroups`)."""
         return tuple(self.layer_cache(layer, home.group.tag) for home in self.addresses.homes(layer))
 
 

@@ -61,15 +61,7 @@ def _planned(memory: int | None, options: dict[str, Any]) -> CachePlan:
 
 
 def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions:
-    """The engine's options that those of `hkv plan` mean.
-
-    Args:
-      memory: bytes for the cache on each GPU, or None.
-      options: the command's, by name.
-
-    Raises:
-      HKVError: one has no such value.
-    """
+    """The engine's options that those of `hkv plan` mean."""
     gpu_memory = _size(options, "gpu_memory")
     if gpu_memory is None and "device" in options["given"]:
         gpu_memory = reported_memory(options["device"])

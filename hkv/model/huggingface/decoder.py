@@ -51,11 +51,7 @@ class Decoder:
         return (self.options.dtype, ()) if self.options.dtype is not None else served_dtype(self.fields)
 
     def shard(self, heads: Field) -> int:
-        """Heads on one tensor-parallel rank: an equal share, or one that several ranks hold.
-
-        Raises:
-          ConfigError: heads and ranks do not divide each other.
-        """
+        """Heads on one tensor-parallel rank: an equal share, or one that several ranks hold."""
         ranks = self.options.tensor_parallel
         if heads.value % ranks and ranks % heads.value:
             expected = f"a multiple or a divisor of {ranks} tensor-parallel ranks"
@@ -63,11 +59,7 @@ class Decoder:
         return max(1, heads.value // ranks)
 
     def divide(self, size: Field) -> int:
-        """An equal share of a size.
-
-        Raises:
-          ConfigError: the ranks do not divide it.
-        """
+        """An equal share of a size."""
         ranks = self.options.tensor_parallel
         if size.value % ranks:
             expected = f"a multiple of {ranks} tensor-parallel ranks"
@@ -175,11 +167,7 @@ class Decoder:
             self.layers.append(CacheLayer(layer_name(index), index, None, sharing, layer_name(shares), full))
 
     def _in_halves(self, geometry: dict[str, Any], key: Field, value: Field) -> None:
-        """Puts keys and values into slots of their own, as four-bit kernels read them (vLLM 0.33 FlashInfer).
-
-        Raises:
-          ConfigError: keys and values differ in size.
-        """
+        """Puts keys and values into slots of their own, as four-bit kernels read them (vLLM 0.33 FlashInfer)."""
         if key.value != value.value:
             raise ConfigError("kv_dtype", self.options.kv_dtype, "another packing: keys and values differ in size")
         geometry["num_head_slots"] = 2 * geometry["num_kv_heads"]
@@ -287,11 +275,7 @@ class Decoder:
         return self.shard(self.fields.kv_heads) * _cell_bytes(quantization, dtype, size, size)
 
     def state_dtype(self, *names: str, default: str | None = None) -> tuple[str, tuple[str, ...]]:
-        """Element type of a recurrent state: the options', else the first of these fields, else the default's.
-
-        Raises:
-          ConfigError: the config names an unknown element type.
-        """
+        """Element type of a recurrent state: the options', else the first of these fields, else the default's."""
         if self.options.state_dtype is not None:
             return self.options.state_dtype, ()
         for name in names:

@@ -38,11 +38,7 @@ class Field:
         return Field(self.value + other.value, (*self.names, *other.names))
 
     def over(self, other: Field) -> Field:
-        """The quotient, rounded down.
-
-        Raises:
-          ConfigError: it is 0.
-        """
+        """The quotient, rounded down."""
         if self.value < other.value:
             raise ConfigError(" / ".join((*self.names, *other.names)), self.value, f"at least {other.value}")
         return Field(self.value // other.value, (*self.names, *other.names))
@@ -50,7 +46,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """The fields that describe a decoder.
+    """The fields that describe a decoder. A value of another type than is asked for is a ConfigError that names it.
 
     Attributes:
       values: the decoder's own fields.
@@ -81,11 +77,7 @@ class Fields:
         return any(self.values.get(one) is not None for one in names)
 
     def raw(self, name: str) -> Any:
-        """The value of a deciding field; the family's default where the file lacks it, which is noted.
-
-        Raises:
-          ConfigError: the file lacks it and there is no default.
-        """
+        """The value of a deciding field; the family's default where the file lacks it, which is noted."""
         for other in (name, *(other for other, meant in self.family.spellings.items() if meant == name)):
             if other in self.values:
                 return self.values[other]
@@ -101,22 +93,14 @@ class Fields:
         return name in self.family.fields and self.raw(name) is not None
 
     def integer(self, name: str) -> Field:
-        """A positive integer.
-
-        Raises:
-          ConfigError: it is not, or is beyond `MAX_TOKENS`.
-        """
+        """A positive integer."""
         field = self.optional(name)
         if field is None:
             raise ConfigError(self.place(name), None, "a positive integer: the layers' bytes depend on it")
         return field
 
     def optional(self, name: str) -> Field | None:
-        """A positive integer, or None where it is null.
-
-        Raises:
-          ConfigError: it is neither.
-        """
+        """A positive integer, or None where it is null."""
         value = self.raw(name)
         if value is None:
             return None
@@ -124,11 +108,7 @@ class Fields:
         return Field(value, (self.place(name),))
 
     def count(self, name: str) -> int:
-        """An integer that may be 0; null is 0.
-
-        Raises:
-          ConfigError: it is not.
-        """
+        """An integer that may be 0; null is 0."""
         value = self.raw(name)
         if value is None:
             return 0
@@ -136,11 +116,7 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool:
-        """A truth value; null is false.
-
-        Raises:
-          ConfigError: it is neither true nor false.
-        """
+        """A truth value; null is false."""
         value = self.raw(name)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(self.place(name), value, "true or false")
@@ -151,13 +127,7 @@ class Fields:
     ) -> list[tuple[str, str]] | None:
         """`(type, field)` of each layer from a list in the file, or None where it is null or missing.
 
-        Args:
-          name: the list.
-          known: names of layer types, and what each is; None for any.
-          lengths: numbers of entries that are right; left out, `num_hidden_layers`.
-
-        Raises:
-          ConfigError: not a list of strings; a wrong number of them; an unknown type.
+        `known` says what each name of a type is; beside `num_hidden_layers`, `lengths` are right numbers of entries.
         """
         value = self.raw(name)
         if value is None:
@@ -175,11 +145,7 @@ class Fields:
         return [(known[kind], place) for kind, place in found]
 
     def flags(self, name: str) -> list[tuple[bool, str]] | None:
-        """`(flag, field)` of each layer from a list of 0 and 1, or None where it is null or missing.
-
-        Raises:
-          ConfigError: not such a list, or not one for each of `num_hidden_layers`.
-        """
+        """`(flag, field)` of each layer from a list of 0 and 1, or None where it is null or missing."""
         value = self.raw(name)
         if value is None:
             return None
@@ -191,11 +157,7 @@ class Fields:
         return [(bool(flag), f"{self.place(name)}[{i}]") for i, flag in enumerate(value)]
 
     def integers(self, name: str, least: int = 0) -> list[Field] | None:
-        """A list of integers, or None where it is null or missing.
-
-        Raises:
-          ConfigError: not such a list.
-        """
+        """A list of integers, or None where it is null or missing."""
         value = self.raw(name)
         if value is None:
             return None
@@ -206,11 +168,7 @@ class Fields:
         return [Field(entry, (f"{self.place(name)}[{i}]",)) for i, entry in enumerate(value)]
 
     def nested(self, name: str) -> Mapping[str, Any]:
-        """An object inside the config, empty where it is null.
-
-        Raises:
-          ConfigError: it is no object.
-        """
+        """An object inside the config, empty where it is null."""
         value = self.raw(name)
         if value is None:
             return {}
@@ -219,11 +177,7 @@ class Fields:
         return value
 
     def inside(self, name: str, part: str) -> Field | None:
-        """A positive integer inside such an object, or None where it is missing.
-
-        Raises:
-          ConfigError: it is no positive integer.
-        """
+        """A positive integer inside such an object, or None where it is missing."""
         value = self.nested(name).get(part)
         if value is None:
             return None
@@ -250,23 +204,14 @@ class Fields:
         return self.integer("num_attention_heads")
 
     def derived(self, name: str, field: Field) -> Field:
-        """A number that other fields give where the file lacks one of its own, which is then noted.
-
-        Args:
-          name: the file's own field for it.
-          field: the number.
-        """
+        """A number that other fields give where the file lacks one of its own, which is then noted."""
         if self.family.fields.get(name, REQUIRED) is None and not self.given(name):
             self.notes[name] = f"{name} = {field.value}, from {', '.join(field.names)}: the file has none"
         return field
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers.
-
-        Raises:
-          ConfigError: no such number, or one beyond `MOST_LAYERS`.
-        """
+        """Decoder layers."""
         count = self.integer("num_hidden_layers").value
         if count > MOST_LAYERS:
             raise ConfigError(self.place("num_hidden_layers"), count, f"at most {MOST_LAYERS}")

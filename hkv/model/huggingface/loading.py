@@ -105,11 +105,7 @@ def _in_folder(folder: pathlib.Path) -> ConfigFile:
 
 
 def _snapshot(repository: pathlib.Path) -> pathlib.Path:
-    """The snapshot of the main revision, else the only one.
-
-    Raises:
-      FileError: there is no config in it, or nothing says which of several is meant.
-    """
+    """The snapshot of the main revision, else the only one."""
     main = repository / "refs" / "main"
     snapshots = {path.parent.name: path.parent for path in repository.glob("snapshots/*/config.json")}
     if main.is_file() and (revision := main.read_text(encoding="utf-8").strip()) in snapshots:
@@ -121,11 +117,7 @@ def _snapshot(repository: pathlib.Path) -> pathlib.Path:
 
 
 def _object(path: pathlib.Path) -> dict[str, Any]:
-    """A file's JSON object.
-
-    Raises:
-      FileError: it cannot be read, or is none.
-    """
+    """A file's JSON object."""
     try:
         text = path.read_text(encoding="utf-8")
         if text.startswith("\ufeff"):
@@ -144,11 +136,7 @@ def _object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _without_duplicates(path: pathlib.Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of fields, each named once.
-
-    Raises:
-      FileError: one is named twice, with different values: libraries take the last, people may mean the first.
-    """
+    """An object of fields, each named once: of two values libraries take the last, and people may mean the first."""
     found = dict(pairs)
     if len(found) < len(pairs):
         for name, value in pairs:

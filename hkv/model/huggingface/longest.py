@@ -34,11 +34,7 @@ UNSCALED = frozenset(["su", "longrope", "llama3", "yarn", "deepseek_yarn", "deep
 
 
 def longest_request(fields: Fields) -> int:
-    """Tokens of the longest request.
-
-    Raises:
-      ConfigError: an impossible length or factor.
-    """
+    """Tokens of the longest request."""
     length, place = _stated(fields)
     scalings = list(scalings_of(fields))
     if any(kind == "longrope" for kind, _, _ in scalings):

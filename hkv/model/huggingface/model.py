@@ -112,11 +112,7 @@ class Model:
         return sum(layer.resident_bytes() for layer in self.layers)
 
     def stage_specs(self, stages: int) -> list[dict[str, LayerSpec]]:
-        """Each pipeline stage's layers; those left over go to the middle stages.
-
-        Raises:
-          PlanError: there are fewer layers than stages.
-        """
+        """Each pipeline stage's layers; those left over go to the middle stages."""
         result = []
         for first, end in stage_bounds(self.num_layers, stages):
             owned = {layer.name: layer.spec for layer in self.layers if first <= layer.index < end}
@@ -125,11 +121,7 @@ class Model:
 
 
 def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
-    """Each pipeline stage's first layer, and the one after its last (vLLM 0.33 `get_pp_indices`).
-
-    Raises:
-      PlanError: there are fewer layers than stages.
-    """
+    """Each pipeline stage's first layer, and the one after its last (vLLM 0.33 `get_pp_indices`)."""
     if not 1 <= stages <= layers:
         raise PlanError("pipeline_parallel", stages, f"1 to {layers}, the number of layers")
     counts = [layers // stages] * stages

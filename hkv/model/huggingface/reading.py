@@ -39,16 +39,7 @@ BORROWING = words("gemma4_assistant gemma4_unified_assistant")
 
 @naming_file
 def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) -> Model:
-    """Reads from a model's config what each of its layers caches.
-
-    Args:
-      config: the `config.json`, or the `text_config` in it.
-      options: settings with which the model is served.
-
-    Raises:
-      ConfigError: an unknown `model_type`, a field that its family does not know, or an impossible value.
-      SpecError: an impossible size.
-    """
+    """Reads from a model's config what each of its layers caches."""
     options = options or ReadOptions()
     fields = decoder_fields(config)
     if QUANTIZATION in options.ignore_fields:
@@ -64,11 +55,7 @@ def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) ->
 
 
 def _check_ranks(fields: Fields, ranks: int) -> None:
-    """Makes sure that ranks, and key/value heads, share the query heads alike (vLLM 0.33 `Attention`, `ModelConfig`).
-
-    Raises:
-      ConfigError: they do not.
-    """
+    """Makes sure that ranks and key/value heads share the query heads alike (vLLM 0.33 `Attention`, `ModelConfig`)."""
     name = "num_attention_heads"
     heads = fields.integer(name).value if name in fields.family.fields else fields.values.get(name)
     if type(heads) is int and heads % ranks:
@@ -81,11 +68,7 @@ def _check_ranks(fields: Fields, ranks: int) -> None:
 
 @naming_file
 def decoder_fields(config: Mapping[str, Any]) -> Fields:
-    """The decoder's fields of a whole config, with the family they belong to.
-
-    Raises:
-      ConfigError: the config is not an object, or is of no known type.
-    """
+    """The decoder's fields of a whole config, with the family they belong to."""
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a JSON object")
     model_type = type_of(config)
@@ -107,15 +90,7 @@ def decoder_fields(config: Mapping[str, Any]) -> Fields:
 
 
 def check_layer_list(path: str, config: Mapping[str, Any]) -> None:
-    """Makes sure that a file lists layers by hand, whose `model_type` may be left out.
-
-    Args:
-      path: the file.
-      config: its content.
-
-    Raises:
-      ConfigError: it does not.
-    """
+    """Makes sure that a file lists layers by hand, whose `model_type` may be left out."""
     if config.get("model_type", LAYER_LIST) != LAYER_LIST:
         raise ConfigError(f"{path}: model_type", config["model_type"], f"{LAYER_LIST}, or none, in a list of layers")
     if not isinstance(config.get("layers"), list):

@@ -18,11 +18,7 @@ WITHOUT_FLOAT16 = frozenset(["gemma2", "gemma3", "gemma3_text", "glm4"])
 
 
 def served_dtype(fields: Fields) -> tuple[str, tuple[str, ...]]:
-    """Element type by name, and the field it came from; the whole model's goes before its decoder's.
-
-    Raises:
-      ConfigError: the file names an element type that no cache has.
-    """
+    """Element type by name, and the field it came from; the whole model's goes before its decoder's."""
     for values, path in ((fields.outer, ""), (fields.values, fields.path)):
         for name in ("dtype", "torch_dtype"):
             value = values.get(name)
@@ -50,11 +46,7 @@ QUANTIZATIONS = words(
 
 
 def check_quantization(fields: Fields) -> None:
-    """Makes sure that a checkpoint is in a format that vLLM loads: any other may ask for a cache of its own.
-
-    Raises:
-      ConfigError: it is in another.
-    """
+    """Makes sure that a checkpoint is in a format that vLLM loads: any other may ask for a cache of its own."""
     for values, path in ((fields.outer, ""), (fields.values, fields.path)):
         found = values.get("quantization_config")
         found = found if isinstance(found, Mapping) else {}
@@ -76,13 +68,6 @@ def quantized_cache(fields: Fields, latent: bool = False) -> tuple[str, tuple[st
     ModelOpt's do so outside of a multimodal model's decoder, and what vLLM 0.33 does not know of theirs it passes over
     (`get_kv_cache_quant_algo_string`); compressed-tensors' by a scheme, which layers of keys and values alone look at
     (`Attention`). No other format's are read.
-
-    Args:
-      fields: the config.
-      latent: its layers are latent.
-
-    Raises:
-      ConfigError: a scheme that vLLM refuses.
     """
     found = _quantization(fields)
     if found is None:

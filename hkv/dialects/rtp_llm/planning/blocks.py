@@ -21,18 +21,7 @@ def block_of(
     latent_sizes: tuple[int, int] | None = None,
     indexer_size: int | None = None,
 ) -> BlockBytes:
-    """One block of one layer on one rank.
-
-    Args:
-      spec: the layer, with the heads of all ranks together.
-      options: settings of the server.
-      latent_sizes: elements of a latent and of its rotary key.
-      indexer_size: elements of the key that a sparse indexer keeps beside a latent, or None.
-
-    Raises:
-      PlanError: RTP-LLM has no size for such a layer, or not for so many ranks.
-      SpecError: an impossible size.
-    """
+    """One block, on one rank, of a layer that has the heads of all; latents come with their rotary key's elements."""
     if (region := region_of(spec)) is not None:
         return _opaque(region, options)
     if spec.snapshot:
@@ -84,12 +73,7 @@ def _opaque(spec: OpaqueRegion, options: RtpOptions) -> BlockBytes:
 
 
 def _linear(spec: LayerSpec, options: RtpOptions) -> BlockBytes:
-    """A gated delta net: a matrix a value head, and the convolution's last inputs (keys, queries, values).
-
-    Raises:
-      PlanError: states of other shapes, which RTP-LLM's `LinearKVCacheSpec` has no fields for.
-      SpecError: ranks that do not divide the heads.
-    """
+    """A gated delta net: a matrix a value head, and the convolution's last inputs (keys, queries, values)."""
     shapes = sorted(spec.state_tensors, key=lambda state: -len(state[0]))
     if [len(shape) for shape, _ in shapes] != [3, 2]:
         raise _unsized(spec)
@@ -145,14 +129,7 @@ def blocks_for_budget(total: int, *, reserve: int = 0, paged: int, swa: int = 0,
 
 
 def runtime_reserve(total: int, *, configured: int = 0, used_in_warm_up: int = 0, large: bool = False) -> int:
-    """Bytes kept for running the model.
-
-    Args:
-      total: bytes of the device.
-      configured: bytes that the operator asked for, raised to 2 GiB or a twentieth of the device, whichever is more.
-      used_in_warm_up: bytes that the warm-up run used.
-      large: a multimodal or speculative model, which keeps 2 GiB at least.
-    """
+    """Bytes kept for running: what was asked for, 2 GiB or a twentieth of the device, and what the warm-up run used."""
     configured = max(configured, 2048 * MIB, total // 20)
     return max(configured, used_in_warm_up, 2048 * MIB if large else 0)
 

@@ -54,12 +54,6 @@ def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) ->
 
     Each comes alone, with all but its last blocks (`DECODED`) as its prompt, finds its blocks beside the reserve, and
     decodes to its end; windows and states are pruned as it does (RTP-LLM `removeSkippedBlocks`).
-
-    Args:
-      plan: the plan.
-      options: settings of the server; drafts of a cycle are held beside a request's tokens.
-      tokens: of the longest request.
-      ratio: percent of the blocks that a first allocation leaves free.
     """
     held = [_held(plan, group, tokens, options.drafts + 1 if options.drafts else 0) for group in plan.groups]
     every = range(len(plan.groups))

@@ -43,14 +43,6 @@ def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) ->
 
     Layers of attention alone have the tag `default`; beside states, `full` and `linear0`, `linear1`, ...; with a pool
     a group, each type's name, numbered where blocks or windows' tails differ; DeepSeek-V4's, its seven.
-
-    Args:
-      model: the model, read for one tensor-parallel rank.
-      options: settings of the server.
-      draft: the model is a draft module, whose attention alone has the tag `default` whatever the pools.
-
-    Raises:
-      PlanError: a layer of several caches that RTP-LLM has no description for, or a model read for several ranks.
     """
     if model.tensor_parallel != 1:
         expected = "1 where RTP-LLM splits the heads by its own rule: give its ranks to RtpOptions"
@@ -161,16 +153,6 @@ def draft_module(
     A draft group joins the target's group of its tag. A sole one of full attention, tagged `default`, joins the one
     target group that is like it in everything. A target group that no draft group joins stays, without layers. Layers
     are numbered on after the target's, module by module.
-
-    Args:
-      target: the target's groups.
-      draft: the draft's groups, planned like a model of their own.
-      module: number of the module, from 0.
-      num_layers: layers of the target.
-
-    Raises:
-      PlanError: a draft group that no target group takes, or several could; one that lists not all of the module's
-        layers; or a target group shorter than the pool, so that places in it would not be places in the pool.
     """
     count = 1 + max(layer for group in draft for layer in group.layers)
     depth = max(len(group.layers) for group in target)

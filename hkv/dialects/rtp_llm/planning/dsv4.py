@@ -30,15 +30,7 @@ def tag_order(ratios: Sequence[int]) -> tuple[str, ...]:
 def descriptions(
     *, head_dim: int, indexer_dim: int, float8: bool, block_size: int = 256, pinned: bool = False
 ) -> dict[str, CacheDescription]:
-    """The description of each group.
-
-    Args:
-      head_dim: elements of a vector.
-      indexer_dim: elements of an indexer's key.
-      float8: packed vectors of one byte an element, else bfloat16.
-      block_size: tokens per block.
-      pinned: fixed pools lie in pinned host memory and cost no device memory.
-    """
+    """The description of each group: packed vectors of one byte an element, else bfloat16; pools may be pinned."""
     vector = PACKED if float8 else 2 * head_dim
     key = PACKED_INDEXER if float8 else 2 * indexer_dim
     alignment = PACKED_ALIGNMENT if float8 else 0

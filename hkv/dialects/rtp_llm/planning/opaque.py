@@ -110,13 +110,6 @@ def opaque(desc: OpaqueRegion, context: OpaqueContext) -> BlockBytes:
     """One opaque block (RTP-LLM `OpaqueKVCacheSpec`, `OpaqueStateCacheSpec`).
 
     A compressed block is sized for one kernel block, though `seq_size` is the whole block's.
-
-    Args:
-      desc: the region, blocks of as many tokens as the server's.
-      context: settings of the server.
-
-    Raises:
-      SpecError: the ratio does not divide the kernel block, or the stride cannot hold the entries.
     """
     sliced = desc.cp_scale_seq or desc.cp_align_payload or desc.cp_slice != "none"
     ranks = context.ranks if sliced else 1

@@ -25,18 +25,7 @@ from hkv.model.layer_description import CacheDescription, LayerDescription
 
 
 def plan_rtp_llm(model: Model, memory: int, options: RtpOptions, draft: Model | None = None) -> PoolPlan:
-    """RTP-LLM's plan for a model read from its config.
-
-    Args:
-      model: the model, read for one tensor-parallel rank.
-      memory: bytes for the cache.
-      options: pools, ranks, kernel blocks, step, draft modules.
-      draft: one draft module's own model, read alike, or None.
-
-    Raises:
-      PlanError: RTP-LLM has no group for a layer, no group takes the draft's, or not one block fits.
-      SpecError: an impossible size.
-    """
+    """RTP-LLM's plan for a model read from its config."""
     if draft is not None and not draft.specs:
         raise PlanError("draft", draft.model_type, "a draft that caches something")
     described = describe_model(model, options)
@@ -49,17 +38,6 @@ def served_options(model: Model, options: RtpOptions, given: Collection[str]) ->
 
     Pools are a pool a group for models whose groups one pool cannot hold; blocks of the default size become as many
     times longer as full attention needs to have the bytes of a state in one pool.
-
-    Args:
-      model: the model.
-      options: settings of the server.
-      given: names of those that somebody chose.
-
-    Returns:
-      The options, and a note for each that was changed.
-
-    Raises:
-      PlanError: as `plan_rtp_llm`, of what cannot be mended so.
     """
     notes: list[str] = []
     kinds = {group_type_of(layer.spec) for layer in model.layers if layer.spec is not None}

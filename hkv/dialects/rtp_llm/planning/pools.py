@@ -113,11 +113,7 @@ class PoolPlan:
 
 
 def kernel_blocks(block_size: int, kernel_block_size: int) -> int:
-    """Kernel blocks in one block; 1 when no kernel size is set.
-
-    Raises:
-      PlanError: the kernel's size does not divide the block.
-    """
+    """Kernel blocks in one block; 1 when no kernel size is set."""
     if kernel_block_size == 0:
         return 1
     if kernel_block_size > block_size or block_size % kernel_block_size:
@@ -133,11 +129,7 @@ def group_layer_count(linear: int, full: int) -> int:
 
 
 def hybrid_tags(kinds: Sequence[GroupType]) -> tuple[str, ...]:
-    """The tag of each layer in a shared pool: `full`, and `linear0`, `linear1`, ... for as many linear layers each.
-
-    Raises:
-      PlanError: a layer that is neither.
-    """
+    """The tag of each layer in a shared pool: `full`, and `linear0`, `linear1`, ... for as many linear layers each."""
     linear = sum(kind is GroupType.LINEAR for kind in kinds)
     full = sum(kind is GroupType.FULL for kind in kinds)
     if linear + full != len(kinds):
@@ -155,17 +147,7 @@ def hybrid_tags(kinds: Sequence[GroupType]) -> tuple[str, ...]:
 def shared_pool(
     tags: Sequence[str], blocks: Mapping[str, BlockBytes], policies: Mapping[str, GroupPolicy], *, kernel: int = 0
 ) -> tuple[PoolGroup, ...]:
-    """The groups of one shared pool, full ones first, all with the stride of the largest block.
-
-    Args:
-      tags: the tag of each layer.
-      blocks: each group's block.
-      policies: each group's policy.
-      kernel: tokens per kernel block, 0 for the block's own.
-
-    Raises:
-      PlanError: not exactly one full group, linear groups that differ, or a full block smaller than a state.
-    """
+    """The groups of one shared pool, full ones first, all with the stride of the largest block."""
     order = sorted(dict.fromkeys(tags), key=lambda tag: policies[tag].group_type is not GroupType.FULL)
     full = [tag for tag in order if policies[tag].group_type is GroupType.FULL]
     states = [tag for tag in order if policies[tag].group_type is GroupType.LINEAR]
@@ -188,17 +170,7 @@ def independent_pools(
     *,
     kernel: int = 0,
 ) -> tuple[PoolGroup, ...]:
-    """One group a pool, in the order in which layers first name them. A block's bytes count for each kernel block.
-
-    Args:
-      layer_tags: the tags of each layer.
-      blocks: each group's block; compressed ones sized for one kernel block.
-      policies: each group's policy.
-      kernel: tokens per kernel block, 0 for the block's own.
-
-    Raises:
-      PlanError: a layer names a group twice, or keys and values would be counted once for each kernel block.
-    """
+    """One group a pool, in the order in which layers first name them. A block's bytes count for each kernel block."""
     for index, tags in enumerate(layer_tags):
         if len(set(tags)) != len(tags):
             raise PlanError(f"tags of layer {index}", tuple(tags), "each group once")
@@ -223,14 +195,7 @@ def _group(
 
 
 def finalize(groups: Sequence[PoolGroup], num_blocks: int, *, shared: bool, step: int = 1) -> tuple[PoolGroup, ...]:
-    """The groups with their number of blocks (RTP-LLM `finalizeBlockNums`).
-
-    Args:
-      groups: the groups.
-      num_blocks: blocks of the paged pools.
-      shared: all groups draw from one pool.
-      step: blocks between two kept states; SWA pools shrink by it.
-    """
+    """The groups with their number of blocks (RTP-LLM `finalizeBlockNums`); SWA pools shrink by `step`."""
 
     def count(group: PoolGroup) -> int:
         if shared:

@@ -57,11 +57,7 @@ class BlockBytes:
 
 
 def mha(*, heads: int, head_dim: int, block_size: int, dtype: str, tensor_parallel: int = 1) -> BlockBytes:
-    """Keys and values (RTP-LLM `MHAKVCacheSpec`). Ranks that do not divide the heads leave `heads / gcd` on each.
-
-    Raises:
-      SpecError: no heads, or empty ones.
-    """
+    """Keys and values (RTP-LLM `MHAKVCacheSpec`). Ranks that do not divide the heads leave `heads / gcd` on each."""
     _positive(heads=heads, head_dim=head_dim, block_size=block_size)
     ranks = max(1, tensor_parallel)
     local = heads // ranks if heads % ranks == 0 else heads // math.gcd(heads, ranks)
@@ -121,19 +117,7 @@ def linear(
 ) -> BlockBytes:
     """One state and one convolution state, whatever the block's tokens (RTP-LLM `LinearKVCacheSpec`).
 
-    Args:
-      key_heads: heads of keys on all ranks; `value_heads`: of values, a multiple.
-      value_heads: see `key_heads`.
-      head_dim: elements of a head of either.
-      conv_kernel: tokens that the convolution reads, the newest included.
-      block_size: tokens that a block stands for.
-      tensor_parallel: ranks that split the heads.
-      state_dtype: element type of the state; `conv_dtype`: of the convolution's.
-      conv_dtype: see `state_dtype`.
-      dtype: element type of the pool.
-
-    Raises:
-      SpecError: ranks do not divide the heads, value heads are no multiple of key heads, or no convolution.
+    The convolution's kernel counts the newest token; `dtype` is that of the pool.
     """
     _positive(key_heads=key_heads, value_heads=value_heads, head_dim=head_dim, block_size=block_size)
     if conv_kernel <= 1:
@@ -188,14 +172,7 @@ LATENT_FLOAT8 = "fp8_ds_mla"
 
 
 def element_of(spec: AttentionSpec) -> str:
-    """The element type that RTP-LLM caches a layer with; scales follow from it, see `sizes`.
-
-    Args:
-      spec: the layer, with another engine's packing or none.
-
-    Raises:
-      PlanError: a packing or an element type that RTP-LLM does not have.
-    """
+    """The element type that RTP-LLM caches a layer with; scales follow from it, see `sizes`."""
     name = packing(spec)
     if spec.latent and name == LATENT_FLOAT8:
         return "float8_e4m3fn"
@@ -205,15 +182,7 @@ def element_of(spec: AttentionSpec) -> str:
 
 
 def check_kv_dtype(kv_dtype: str, computed: str) -> None:
-    """Makes sure that RTP-LLM can be asked for a type of cache.
-
-    Args:
-      kv_dtype: value of `--kv-dtype`.
-      computed: element type that the model computes with.
-
-    Raises:
-      ConfigError: it has no such type, or caches no such elements of this model.
-    """
+    """Makes sure that RTP-LLM can be asked for a type of cache."""
     if kv_dtype not in KV_DTYPES:
         raise ConfigError("kv_dtype", kv_dtype, f"one of RTP-LLM's: {', '.join(KV_DTYPES)}")
     if kv_dtype in ELEMENTS and kv_dtype != computed:

@@ -77,18 +77,7 @@ class AttentionLayer:
 
 
 def choose(device: Device, layer: AttentionLayer, dtype: str, block_size: int | None, implied: bool = False) -> Kernel:
-    """The kernel that vLLM takes for a layer.
-
-    Args:
-      device: the GPU.
-      layer: the layer.
-      dtype: value of `--kv-cache-dtype`.
-      block_size: tokens per block where they were asked for, or None.
-      implied: the type is what `auto` means for the model, so that `auto` is no way out.
-
-    Raises:
-      ConfigError: no kernel takes it, or the one that does then refuses.
-    """
+    """The kernel that vLLM takes for a layer; if `implied`, the type is what `auto` means, which is no way out."""
     if (kernel := _first(device, layer, dtype, block_size)) is not None:
         return kernel
     if block_size is not None and _first(device, layer, dtype, None) is not None:
@@ -150,9 +139,6 @@ def common_block(chosen: Sequence[Kernel]) -> int:
     """Tokens of the smallest block that all kernels take, 16 where they do (vLLM 0.33).
 
     `Platform._preferred_block_size_for_backends`.
-
-    Raises:
-      ConfigError: they have none in common.
     """
     if all(kernel.takes(DEFAULT_BLOCK) for kernel in chosen):
         return DEFAULT_BLOCK
@@ -165,11 +151,7 @@ def common_block(chosen: Sequence[Kernel]) -> int:
 
 
 def common_layouts(device: Device, chosen: Iterable[Kernel], dtype: str) -> tuple[str, ...] | None:
-    """Orders of memory that all kernels take, or None for any (vLLM 0.33 `get_supported_kv_cache_layouts`).
-
-    Raises:
-      ConfigError: they have none in common.
-    """
+    """Orders of memory that all kernels take, or None for any (vLLM 0.33 `get_supported_kv_cache_layouts`)."""
     table = _table()["layouts"].get(_capability(device), {})
     declared = [table[kernel.name] for kernel in chosen if kernel.name in table]
     if not declared:

@@ -153,14 +153,7 @@ class CachePlan:
         }
 
     def config(self, *, caching: bool | None = None) -> VllmConfig:
-        """The cache that manages the plan's blocks, for `hkv.init`.
-
-        Args:
-          caching: whether prefixes are reused; None for what the plan was made for.
-
-        Raises:
-          PlanError: the model caches nothing.
-        """
+        """The cache that manages the plan's blocks, for `hkv.init`."""
         chosen = self.settings.enable_prefix_caching if caching is None else caching
         return cache_config(self.served.plan, self.served.limits, caching=chosen)
 
@@ -178,15 +171,6 @@ def cache_config(plan: Plan, limits: RequestLimits, *, caching: bool = True) -> 
     """The configuration under which vLLM 0.33's scheduler manages the plan's blocks.
 
     A mixed group is managed by its first layer (vLLM 0.33 `generate_scheduler_kv_cache_config`).
-
-    Args:
-      plan: the plan.
-      limits: limits that it was made for, `max_model_len` as planned.
-      caching: whether prefix caching is on.
-
-    Raises:
-      PlanError: the plan has no groups.
-      ConfigError: the rules forbid such a cache.
     """
     if not plan.groups:
         raise PlanError("plan", plan.groups, "at least one group to manage")

@@ -90,11 +90,7 @@ DEFAULT_DEVICE = "h100"
 
 
 def device_of(name: str) -> Device:
-    """The device of that name, in any case.
-
-    Raises:
-      ConfigError: none is called so.
-    """
+    """The device of that name, in any case."""
     found = DEVICES.get(name.lower())
     if found is None:
         raise ConfigError("device", name, f"one of {', '.join(sorted(DEVICES))}")
@@ -102,11 +98,7 @@ def device_of(name: str) -> Device:
 
 
 def reported_memory(name: str) -> int | None:
-    """Bytes that such devices report as their memory; None where no report of it is known.
-
-    Raises:
-      ConfigError: none is called so.
-    """
+    """Bytes that such devices report as their memory; None where no report of it is known."""
     reported = device_of(name).reported
     return None if reported is None else int(reported * 1024) << 20
 

@@ -35,17 +35,7 @@ def plan_config(
 ) -> CachePlan:
     """The plan of the model that a `config.json` describes, as `hkv plan CONFIG` makes it.
 
-    Args:
-      config: the file, the folder it is in, or its content.
-      options: options of the engine.
-      draft: a draft's own config, file or folder; without one, that of `options.speculation`, if it has any.
-      bugs: names of upstream defects to reproduce.
-
-    Raises:
-      FileError: a file cannot be read.
-      ConfigError: an unknown architecture, an impossible value, or options that contradict each other.
-      SpecError: an impossible size.
-      PlanError: the model does not fit, or cannot be laid out so.
+    Without a draft, that of `options.speculation` is taken.
     """
     model, drafted = read_models(config, options, draft)
     return plan_model(model, options, draft=drafted, bugs=bugs, config=_content(config))
@@ -59,18 +49,9 @@ def plan_model(
     bugs: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | None = None,
 ) -> CachePlan:
-    """The plan of a model that was read.
+    """The plan of a model that was read on one of `options.tensor_parallel_size` ranks, and its draft's.
 
-    Args:
-      model: on one of `options.tensor_parallel_size` ranks.
-      options: options of the engine; those that decide how a config is read are not looked at.
-      draft: a draft's own model, read as a draft.
-      bugs: names of upstream defects to reproduce.
-      config: the content of the model's `config.json`, from which weights are computed where they are not given.
-
-    Raises:
-      ConfigError: options that contradict each other, or weights that are wanted and not known.
-      PlanError: the model does not fit, or cannot be laid out so.
+    Weights that are not given are computed from the content of its `config.json`.
     """
     settings = resolve(model, options, draft, config)
     speculation = options.speculation
@@ -104,18 +85,7 @@ def read_models(
     options: EngineOptions,
     draft: Mapping[str, Any] | str | os.PathLike[str] | None = None,
 ) -> tuple[Model, Model | None]:
-    """The model on one tensor-parallel rank, and its draft's, if it has layers of its own.
-
-    Args:
-      config: the model's `config.json`, the folder it is in, or its content.
-      options: options of the engine.
-      draft: the draft's own config; None for that of `options.speculation`, if it names any.
-
-    Raises:
-      FileError: a file cannot be read.
-      ConfigError: an unknown architecture, or an impossible value.
-      SpecError: an impossible size.
-    """
+    """The model on one tensor-parallel rank, and its draft's, if it has layers of its own."""
     reading = {
         "dtype": options.dtype,
         "kv_dtype": options.kv_cache_dtype,

@@ -66,11 +66,7 @@ class EngineSettings:
 
 
 def batch_defaults(options: EngineOptions) -> tuple[int, int]:
-    """Tokens and requests of a step on a device (vLLM 0.33 `EngineArgs.get_batch_defaults`).
-
-    Args:
-      options: names the device, its memory if it is known, and the usage context.
-    """
+    """Tokens and requests of a step on a device (vLLM 0.33 `EngineArgs.get_batch_defaults`)."""
     device = device_of(options.device)
     memory = device.memory_gib * GIB if options.gpu_memory is None else options.gpu_memory
     if options.usage_context not in ("OPENAI_API_SERVER", "LLM_CLASS"):
@@ -86,18 +82,7 @@ def batch_defaults(options: EngineOptions) -> tuple[int, int]:
 def resolve(
     model: Model, options: EngineOptions, draft: Model | None = None, config: Mapping[str, Any] | None = None
 ) -> EngineSettings:
-    """The settings that vLLM 0.33 starts with (`EngineArgs.create_engine_config`, `VllmConfig.__post_init__`).
-
-    Args:
-      model: the model on one tensor-parallel rank.
-      options: as given.
-      draft: a draft's own model.
-      config: the content of the model's `config.json`, from which weights are computed where they are not given.
-
-    Raises:
-      ConfigError: the options contradict each other, or the model; or weights are wanted and not known.
-      PlanError: the memory is not known.
-    """
+    """The settings that vLLM 0.33 starts with (`EngineArgs.create_engine_config`, `VllmConfig.__post_init__`)."""
     _check_ranks(model, options)
     chunked, why_chunked = _chunked_prefill(model, options)
     tokens, requests, sizes = _batch(model, options, chunked)

@@ -16,16 +16,7 @@ from hkv.spec import LayerSpec, MergeError, is_uniform_type
 
 
 def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOptions) -> list[PlannedGroup]:
-    """The groups of a whole model (vLLM 0.33 `get_global_kv_cache_groups` with the default builder).
-
-    Args:
-      layers: every layer that caches something, by name, in model order; empty for a model without a cache.
-      order: physical order of the axes.
-      options: options that the plan is made with.
-
-    Raises:
-      PlanError: the layers cannot be grouped.
-    """
+    """The groups of a whole model (vLLM 0.33 `get_global_kv_cache_groups` with the default builder)."""
     if not layers:
         return []
     extra = max(0, options.prefill_lookahead - 1)
@@ -89,10 +80,6 @@ def common_block_size(model: Model, block_size: int | None) -> int:
 
     vLLM 0.33 `_align_heterogeneous_kv_block_size`. It asks the first layer's kernels for the packed bytes of a token,
     and those know only one byte an element.
-
-    Args:
-      model: the model, read in its own element type.
-      block_size: tokens that were asked for, or None.
     """
     unit = max(KERNEL_BLOCK, block_size or KERNEL_BLOCK)
     first = model.attention_specs[0]
@@ -102,12 +89,7 @@ def common_block_size(model: Model, block_size: int | None) -> int:
 
 
 def with_kept_layers(packed: Model, own: Model) -> Model:
-    """The packed model with its first and last layers as in `own`.
-
-    Args:
-      packed: read under the packing.
-      own: read in the model's own element type, with blocks of the same size.
-    """
+    """The packed model with its first and last layers as in `own`."""
     kept = min(KEPT, packed.num_layers // 2)
     middle = range(kept, packed.num_layers - kept)
     pairs = zip(packed.layers, own.layers, strict=True)
@@ -125,11 +107,6 @@ def add_hidden_states(
     A hidden-state layer takes as many tokens a block as fit the common page and divide every group's block (vLLM 0.33,
     `get_kv_cache_groups` and `_ensure_min_page_size`). Where the page has to grow, the distance between recurrent
     states grows with the attention blocks, so that the ratio of the groups' blocks stays what it was.
-
-    Args:
-      groups: groups whose pages are all of one size.
-      hidden: the hidden-state layers by name.
-      bugs: names of upstream defects to reproduce.
     """
     if not hidden:
         return list(groups)
@@ -167,11 +144,7 @@ def largest_divisor(value: int, limit: int) -> int:
 
 
 def merge_all(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> LayerSpec | None:
-    """The one spec of all layers, or None if they do not merge (vLLM 0.33 `is_kv_cache_spec_uniform`).
-
-    Raises:
-      PlanError: only under the defect `window-sizes-abort-grouping`.
-    """
+    """The one spec of all layers, or None if they do not merge (vLLM 0.33 `is_kv_cache_spec_uniform`)."""
     specs = list(layers.values())
     try:
         return type(specs[0]).merge(specs, bugs)
@@ -185,9 +158,6 @@ def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, 
     """Window and chunked layers turned into full attention (vLLM 0.33 `_promote_local_kv_cache_specs`).
 
     Nothing is done to layers that are of one type already, or where no layer caches everything.
-
-    Raises:
-      PlanError: the result is still not of one type.
     """
     promoted = dict(layers)
     if _one_type(promoted, bugs):
@@ -211,11 +181,7 @@ def _one_type(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> bool:
 
 
 def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, LayerSpec]:
-    """All local layers promoted, those that context parallelism replicates apart (vLLM 0.33, hybrid manager off).
-
-    Raises:
-      PlanError: the layers of one part cannot all be cached like full attention.
-    """
+    """All local layers promoted, those that context parallelism replicates apart (vLLM 0.33, hybrid manager off)."""
     changed = dict(layers)
     for replicated in (False, True):
         part = {name: spec for name, spec in layers.items() if _is_replicated(spec) == replicated}

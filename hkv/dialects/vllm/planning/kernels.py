@@ -63,17 +63,7 @@ class Kernels:
 
 
 def model_kernels(config: Mapping[str, Any], model: Model, device: Device, options: EngineOptions) -> Kernels:
-    """The kernels that vLLM 0.33 takes for a model's layers (`Platform.update_block_size_for_backend`).
-
-    Args:
-      config: the model's `config.json`.
-      model: the model, as read from it in its own element type.
-      device: the GPU.
-      options: options of the engine.
-
-    Raises:
-      ConfigError: some layer has none, or they have no block or order in common.
-    """
+    """The kernels that vLLM 0.33 takes for a model's layers (`Platform.update_block_size_for_backend`)."""
     asked = options.kv_cache_dtype
     if asked not in (*cache_types(), "float32"):
         raise ConfigError("kv_cache_dtype", asked, f"one of {', '.join(cache_types())}")
@@ -110,11 +100,7 @@ def asked_type(config: Mapping[str, Any], model: Model, option: str) -> str:
 
 
 def _types(config: Mapping[str, Any], model: Model, device: Device, asked: str) -> tuple[str, str]:
-    """The type that a model is read with, and the one that vLLM asks its kernels about.
-
-    Raises:
-      ConfigError: a packing that vLLM 0.33 refuses for the model on whatever device.
-    """
+    """The type that a model is read with, and the one that vLLM asks its kernels about."""
     read, asked = asked, asked_type(config, model, asked)
     if asked == "auto" and model.model_type == "glm_moe_dsa" and device.capability[0] == 10:
         return "fp8_e4m3", "fp8_e4m3"  # vLLM 0.33 `GlmMoeDsaForCausalLM`
@@ -188,11 +174,6 @@ def gdn_prefill(config: Mapping[str, Any], device: Device, backend: str | None) 
 
     FlashInfer's on Hopper, and on Blackwell for keys of 128 elements; where it cannot be had, and for any other than
     it, one that leaves no state inside a chunk.
-
-    Args:
-      config: the model's `config.json`.
-      device: the GPU.
-      backend: the kernel that was asked for, or None.
     """
     major, minor = device.capability
     keys = decoder_fields(config).values.get("linear_key_head_dim", FLASHINFER_KEYS)
@@ -201,15 +182,7 @@ def gdn_prefill(config: Mapping[str, Any], device: Device, backend: str | None) 
 
 
 def kda_prefill(device: Device, backend: str) -> str:
-    """Kernel for prompts of Kimi delta attention with bounded gates on a device (vLLM 0.33 `is_flashkda_supported`).
-
-    Args:
-      device: the GPU.
-      backend: the kernel that was asked for, or `auto`.
-
-    Raises:
-      ConfigError: FlashKDA was asked for, and the device has none.
-    """
+    """Kernel for prompts of Kimi delta attention with bounded gates on a device (vLLM 0.33 `is_flashkda_supported`)."""
     able = device.capability[0] in (9, 10, 12)
     if backend == "flashkda" and not able:
         raise ConfigError("kda_prefill_backend", backend, f"auto or triton on {device.name}")

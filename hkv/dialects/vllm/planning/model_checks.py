@@ -41,14 +41,6 @@ def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions
 
     Rotary positions that are scaled for long requests only (`longrope`) begin with short ones by default, and may be
     asked for all.
-
-    Args:
-      config: the model's `config.json`.
-      model: the model, as read from it.
-      options: options of the engine.
-
-    Raises:
-      ConfigError: it does not.
     """
     asked = options.max_model_len
     if asked is None or 0 <= asked <= model.max_model_len:
@@ -69,15 +61,7 @@ def check_length(config: Mapping[str, Any], model: Model, options: EngineOptions
 
 
 def check_float_cache(config: Mapping[str, Any], options: EngineOptions) -> None:
-    """Makes sure that a cache of floats has the model's own (vLLM 0.33 `_reject_mismatched_float_kv_cache`).
-
-    Args:
-      config: the model's `config.json`.
-      options: options of the engine.
-
-    Raises:
-      ConfigError: it has others.
-    """
+    """Makes sure that a cache of floats has the model's own (vLLM 0.33 `_reject_mismatched_float_kv_cache`)."""
     asked = options.kv_cache_dtype
     if asked not in ("float32", "float16", "bfloat16"):
         return
@@ -88,12 +72,7 @@ def check_float_cache(config: Mapping[str, Any], options: EngineOptions) -> None
 
 
 def shares_positions(config: Mapping[str, Any], speculation: Speculation | None) -> bool:
-    """True if a draft's rotary positions reach as far as the target's (vLLM 0.33 `draft_shares_target_positions`).
-
-    Args:
-      config: the draft's own.
-      speculation: the drafting of tokens; None for a module that reads hidden states.
-    """
+    """True if a draft's rotary positions reach as far as the target's (vLLM 0.33 `draft_shares_target_positions`)."""
     if speculation is not None and speculation.method == "draft_model":
         return False
     values = decoder_fields(config).values
@@ -103,16 +82,7 @@ def shares_positions(config: Mapping[str, Any], speculation: Speculation | None)
 
 
 def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptions) -> None:
-    """Makes sure that vLLM serves a model on these ranks.
-
-    Args:
-      config: the model's `config.json`.
-      model: the model, as read from it.
-      options: options of the engine.
-
-    Raises:
-      ConfigError: it does not.
-    """
+    """Makes sure that vLLM serves a model on these ranks."""
     if options.pipeline_parallel_size > 1 and model.model_type in WITHOUT_STAGES:
         raise ConfigError("pipeline_parallel_size", options.pipeline_parallel_size, "1: its model class has no stages")
     if options.enable_expert_parallel and not _has_experts(config):
@@ -162,11 +132,7 @@ WITH_SCALES = ("fp8", "modelopt", "modelopt_fp4", "modelopt_mixed")
 
 
 def least_step_tokens(config: Mapping[str, Any]) -> int:
-    """Tokens that a step has by default at least, so that the largest image or video is in one (vLLM 0.33).
-
-    Args:
-      config: the model's `config.json`.
-    """
+    """Tokens that a step has by default at least, so that the largest image or video is in one (vLLM 0.33)."""
     return VIDEO if config.get("model_type") == "gemma4" and reads_ahead(config) else 0
 
 
@@ -178,15 +144,7 @@ def reads_ahead(config: Mapping[str, Any]) -> bool:
 
 
 def check_scales(config: Mapping[str, Any], kv_cache_dtype: str) -> None:
-    """Makes sure that a checkpoint goes with eight-bit floats of five exponent bits: its scales are for four.
-
-    Args:
-      config: the model's `config.json`.
-      kv_cache_dtype: the cache's element type or packing.
-
-    Raises:
-      ConfigError: it does not (vLLM 0.33 `_init_kv_cache_quant`).
-    """
+    """Makes sure that a checkpoint goes with eight-bit floats of five exponent bits: its scales are for four."""
     if kv_cache_dtype != "fp8_e5m2":
         return
     quantization = config.get("quantization_config") or {}

@@ -22,13 +22,6 @@ def unify_pages(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[s
 
     The largest page stands. A recurrent state is padded to it, whatever its block size; a page that divides it gets
     that many times the tokens; any other attention page but a latent one is padded.
-
-    Args:
-      layers: the layers by name.
-      bugs: names of upstream defects to reproduce.
-
-    Raises:
-      PagesDiffer: a latent page neither divides the largest page nor may be padded to it.
     """
     largest = max(spec.page_size_bytes for spec in layers.values())
     if all(spec.page_size_bytes == largest for spec in layers.values()):
@@ -123,15 +116,7 @@ def _smallest_page(specs: Sequence[LayerSpec], block_size: int) -> int:
 
 
 def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) -> tuple[int, int]:
-    """`(scheduler_block_size, hash_block_size)` in tokens (vLLM 0.33 `resolve_kv_cache_block_sizes`).
-
-    Args:
-      groups: the model's groups, at least one.
-      options: context parallelism, Mamba mode, caching and the unit of prefix matching.
-
-    Raises:
-      PlanError: the unit does not divide the groups' blocks, or cuts through a compressed state.
-    """
+    """`(scheduler_block_size, hash_block_size)` in tokens (vLLM 0.33 `resolve_kv_cache_block_sizes`)."""
     ranks = options.limits.context_parallel
     sizes = [block_tokens(group.spec, ranks) for group in groups]
     if len(groups) == 1:
@@ -213,9 +198,6 @@ def packed_groups(layers: Mapping[str, LayerSpec], order: Order, bugs: frozenset
 
     vLLM 0.33 `_get_packed_kv_cache_groups`: layers of one type share a bucket; buckets that repeat a pattern
     are cut into groups of about the same number of repeats; states are cut so that they fit a block others need anyway.
-
-    Raises:
-      PlanError: only under the defect `packed-split-loses-layers`.
     """
     if not order.block_outermost or len({spec.page_size_bytes for spec in layers.values()}) <= 1:
         return None
@@ -255,12 +237,7 @@ def _repeats_per_group(buckets: Sequence[Bucket]) -> int | None:
 
 
 def approximate_gcd(values: Sequence[int], at_least: int = 1) -> int:
-    """The number that divides `values` with the least rounding up in all; the larger one on a tie.
-
-    Args:
-      values: positive integers, at least one.
-      at_least: smallest answer; returned itself when all values are smaller.
-    """
+    """The number that divides `values` with the least rounding up in all; the larger one on a tie."""
     candidates = range(max(1, at_least), max(values) + 1)
     return min(candidates, key=lambda d: (sum(-value % d for value in values), -d), default=max(1, at_least))
 

@@ -124,11 +124,7 @@ class WorkerPlan:
         return self.bytes_per_block - max((group.payload_bytes for group in self.groups), default=0)
 
     def spec_of(self, layer: str) -> LayerSpec:
-        """The spec under which a layer of this worker is laid out.
-
-        Raises:
-          KeyError: the worker does not own it.
-        """
+        """The spec under which a layer of this worker is laid out."""
         for group in self.groups:
             if layer in group.names:
                 return group.specs[group.names.index(layer)]

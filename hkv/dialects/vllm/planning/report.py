@@ -19,16 +19,7 @@ from hkv.model.huggingface import Model
 
 
 def tensor_layout(tensor: CacheTensor, plan: Plan, kernel_block_size: int = 0) -> Layout:
-    """The layout of a tensor, its blocks cut into kernel blocks where its kind has any.
-
-    Args:
-      tensor: one of the plan's.
-      plan: the plan.
-      kernel_block_size: tokens of a kernel block, 0 for the whole block.
-
-    Raises:
-      LayoutError: the blocks cannot be cut so.
-    """
+    """The layout of a tensor, its blocks cut into kernel blocks where its kind has any."""
     spec = tensor.spec
     split = None
     if kernel_block_size and not spec.snapshot and spec.prefix_cacheable:
@@ -50,14 +41,7 @@ def tensor_layout(tensor: CacheTensor, plan: Plan, kernel_block_size: int = 0) -
 def served_report(
     model: Model, served: ServedPlan, settings: EngineSettings, kernel_block_size: int = 0
 ) -> dict[str, Any]:
-    """Everything that `hkv plan` knows, as plain values. Sizes in bytes; shapes and strides in the order L, B, H, N, C.
-
-    Args:
-      model: the model.
-      served: its plan.
-      settings: settings that the engine starts with.
-      kernel_block_size: tokens of a kernel block, 0 for the whole block.
-    """
+    """Everything that `hkv plan` knows. Sizes are in bytes, shapes and strides in the order L, B, H, N, C."""
     plan, residency = served.plan, served.residency
     report = plan_record(plan)
     report["model"] = model_record(model, plan.max_model_len)

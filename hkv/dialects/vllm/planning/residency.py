@@ -46,17 +46,8 @@ def simulate(
     the end of one prompt and the beginning of the next. A request gives back what its window or chunk no longer reads
     when its own turn comes in the step after, as vLLM 0.33 `KVCacheManager.allocate_slots` does: those after it still
     hold theirs. What a step still running computes counts as not yet computed then. A request whose prompt is done
-    stays, at its last token. Nothing is shared or swapped out.
-
-    Args:
-      groups: the model's groups.
-      usable_blocks: blocks that requests can hold: the pool without the null block.
-      limits: longest request and tokens in flight.
-      step_tokens: tokens of one step; None for all tokens in flight.
-      batches: steps in flight at the same time, the one that is scheduled among them.
-
-    Raises:
-      PlanError: so many requests in so many chunks that the simulation would not end (`hkv.limits.MAX_CHUNKS`).
+    stays, at its last token. Nothing is shared or swapped out. `batches` counts the steps in flight at the same
+    time, the one that is scheduled among them.
     """
     budget, prompt = step_tokens or limits.max_in_flight_tokens, max(limits.max_model_len - 1, 1)
 
@@ -102,9 +93,7 @@ class _Request(NamedTuple):
     def span(self, longest: int, tokens: int) -> tuple[int, int]:
         """Tokens whose computation is over at its next turn, and those for which it then has blocks.
 
-        Args:
-          longest: tokens of the whole request.
-          tokens: prompt tokens scheduled in that turn; where none are left, the last token is.
+        Where no more prompt tokens are scheduled in that turn, the last token is.
         """
         done = min(self.done, longest - 1)
         return max(done - sum(self.running), 0), self.done + tokens if tokens else longest
@@ -176,22 +165,12 @@ def request_blocks(groups: Sequence[PlannedGroup], limits: RequestLimits) -> int
 
     Each group draws its own blocks from the shared pool; the neediest layer of a mixed group decides (vLLM 0.33
     `_max_memory_usage_bytes_from_groups`). An empty group still takes blocks: its table exists on every stage.
-
-    Args:
-      groups: the groups.
-      limits: longest request and tokens in flight.
     """
     return sum(max(spec.max_request_blocks(limits) for spec in group.specs or (group.spec,)) for group in groups)
 
 
 def longest_request(groups: Sequence[PlannedGroup], limits: RequestLimits, blocks: int) -> int:
-    """Tokens of the longest request, up to `limits.max_model_len`, that `blocks` blocks can hold; 0 if none can.
-
-    Args:
-      groups: the groups.
-      limits: the length to search up to, and tokens in flight.
-      blocks: blocks that requests may use.
-    """
+    """Tokens of the longest request, up to `limits.max_model_len`, that `blocks` blocks can hold; 0 if none can."""
     low, high = 0, limits.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
@@ -205,16 +184,7 @@ def longest_request(groups: Sequence[PlannedGroup], limits: RequestLimits, block
 def fit_length(
     workers: Sequence[Sequence[PlannedGroup]], blocks: Sequence[int], limits: RequestLimits
 ) -> RequestLimits:
-    """The limits with the longest request that fits on every worker (vLLM 0.33 `_auto_fit_max_model_len`).
-
-    Args:
-      workers: each worker's groups.
-      blocks: blocks that requests may use on each.
-      limits: the length to search up to.
-
-    Raises:
-      PlanError: not even one token fits.
-    """
+    """The limits with the longest request that fits on every worker (vLLM 0.33 `_auto_fit_max_model_len`)."""
     longest = min(longest_request(groups, limits, count) for groups, count in zip(workers, blocks, strict=True))
     if longest < 1:
         raise PlanError("memory", list(blocks), "blocks for a request of one token")
@@ -222,15 +192,7 @@ def fit_length(
 
 
 def check_fits(groups: Sequence[PlannedGroup], usable: int, block: int, memory: int, limits: RequestLimits) -> None:
-    """Raise PlanError unless one longest request fits beside the null block (vLLM `_check_enough_kv_cache_memory`).
-
-    Args:
-      groups: one worker's groups.
-      usable: blocks that requests may use.
-      block: bytes of a block.
-      memory: bytes that the worker has.
-      limits: longest request.
-    """
+    """Raise PlanError unless one longest request fits beside the null block (vLLM `_check_enough_kv_cache_memory`)."""
     needed = request_blocks(groups, limits)
     if needed <= usable:
         return

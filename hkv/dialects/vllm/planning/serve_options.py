@@ -180,16 +180,7 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
 
 
 def size_of_weights(text: str | None, ranks: int) -> int | None:
-    """Bytes of weights on each GPU.
-
-    Args:
-      text: a size on each GPU, or an index file, whose `metadata.total_size` is dealt out evenly; or None.
-      ranks: GPUs of one engine.
-
-    Raises:
-      ConfigError: no size.
-      FileError: the index cannot be read, or says no total.
-    """
+    """Bytes of weights on each GPU: a size, or an index file whose `metadata.total_size` is dealt out evenly."""
     if text is None:
         return None
     if not text.endswith(INDEX_SUFFIX):
@@ -208,11 +199,7 @@ def size_of_weights(text: str | None, ranks: int) -> int | None:
 
 
 def speculation_of_options(options: dict[str, Any]) -> Speculation | None:
-    """Speculation that `--speculative-config`, or `--draft` and `--speculative-tokens` in its place, ask for.
-
-    Raises:
-      ConfigError: both forms at once, or no such value.
-    """
+    """Speculation that `--speculative-config`, or `--draft` and `--speculative-tokens` in its place, ask for."""
     text, draft, tokens = options["speculative_config"], options["draft_path"], options["speculative_tokens"]
     if text is not None:
         for name, value in (("--draft", draft), ("--speculative-tokens", tokens or None)):

@@ -115,13 +115,7 @@ class ServedPlan:
 def serve(model: Model, serving: Serving, draft: Model | None = None) -> ServedPlan:
     """The plan of vLLM 0.33 for a model, and how many of its longest requests fit at once.
 
-    Args:
-      model: the model on one tensor-parallel rank.
-      serving: memory, parallel shape and switches.
-      draft: a draft module's own model, read as a draft; its layers join the last stage.
-
-    Raises:
-      PlanError: the model does not fit, or cannot be laid out so.
+    The layers of a draft module, a model that was read as a draft, join the last stage.
     """
     length = model.max_model_len if serving.max_model_len in (None, 0) else serving.max_model_len
     mode = "align" if serving.caching else "none"

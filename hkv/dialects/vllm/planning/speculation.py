@@ -89,11 +89,7 @@ class Speculation:
         return self.method in WITH_HIDDEN_STATES and not self.disable_eagle_block_drop
 
     def prefill_lookahead(self, modules: int) -> int:
-        """Prompt tokens past the computed ones that the draft reads (vLLM 0.33 `num_prefill_lookahead_tokens`).
-
-        Args:
-          modules: MTP modules that the model has.
-        """
+        """Prompt tokens past the computed ones that the draft reads (vLLM 0.33 `num_prefill_lookahead_tokens`)."""
         if self.method not in WITH_HIDDEN_STATES:
             return 0
         chained = self.method == "mtp" and min(modules, self.num_speculative_tokens) > 1
@@ -101,11 +97,7 @@ class Speculation:
 
 
 def parse_speculation(text: str) -> Speculation:
-    """The speculation that a `--speculative-config` asks for: a JSON object with vLLM's field names.
-
-    Raises:
-      ConfigError: it is none, a field is unknown or has no such value.
-    """
+    """The speculation that a `--speculative-config` asks for: a JSON object with vLLM's field names."""
     try:
         fields = json.loads(text)
     except ValueError:
@@ -117,11 +109,7 @@ def parse_speculation(text: str) -> Speculation:
 
 
 def speculation_of(fields: Mapping[str, Any]) -> Speculation:
-    """The speculation of a `SpeculativeConfig`'s fields.
-
-    Raises:
-      ConfigError: a field is unknown or has no such value.
-    """
+    """The speculation of a `SpeculativeConfig`'s fields."""
     known = [field.name for field in dataclasses.fields(Speculation)]
     for name, value in fields.items():
         if name not in known and name not in INERT:
@@ -147,14 +135,7 @@ def _method_of(model: object) -> str:
 
 
 def mtp_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of the target's MTP layers alone: each of them is a decoder layer of a kind that its family has.
-
-    Args:
-      config: the target's `config.json`.
-
-    Raises:
-      ConfigError: the family has no such layers that HKV knows.
-    """
+    """A config of the target's MTP layers alone: each of them is a decoder layer of a kind that its family has."""
     fields = decoder_fields(config)
     family = FAMILIES.get(fields.model_type)
     if family is None:
@@ -166,11 +147,7 @@ def mtp_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _modules(fields: Fields) -> int:
-    """Number of MTP modules; one where the file does not say.
-
-    Raises:
-      ConfigError: it is no positive integer.
-    """
+    """Number of MTP modules; one where the file does not say."""
     count = fields.values.get("num_nextn_predict_layers")
     if count is None:
         return 1

@@ -17,10 +17,6 @@ def bytes_per_block(groups: Sequence[PlannedGroup], order: Order) -> int:
     """Bytes of the buffer that one more block costs (vLLM 0.33 `_get_kv_cache_bytes_per_block`).
 
     The widest group decides. Layer-outer orders align each layer's page, block-outer ones the whole block.
-
-    Args:
-      groups: groups of one worker, at least one with a layer.
-      order: physical order of the axes.
     """
     if not order.block_outermost:
         return max(sum(map(aligned_page, group.specs)) for group in groups)
@@ -41,17 +37,6 @@ def cache_tensors(
     """Tensors of all layers in a buffer of `num_blocks` blocks (vLLM 0.33 `get_kv_cache_config_from_groups`).
 
     Every group starts at byte 0: a block belongs to one group at a time, so the groups' tensors overlap on purpose.
-
-    Args:
-      groups: groups of one worker.
-      order: physical order of the axes.
-      num_blocks: blocks in the pool, the null block included.
-      block: bytes of one block, see `bytes_per_block`.
-      bugs: names of upstream defects to reproduce.
-
-    Raises:
-      PlanError: the order cannot pad a page, or lays its heads' blocks at distances that are not aligned.
-      LayoutError: the order cannot pad a page of several heads.
     """
     tensors = []
     for group in groups:
@@ -96,10 +81,6 @@ def group_by_spec(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> list
     Layers whose specs merge share a bucket. Groups are as large as the smallest bucket, or as the largest where that is
     less than one and a half times the smallest. Layers are dealt out in turn, so that every pipeline stage gets its
     share of every group.
-
-    Args:
-      layers: the layers by name, in model order; at least one.
-      bugs: names of upstream defects to reproduce.
     """
     buckets = _buckets(layers, bugs)
     sizes = [len(names) for names, _ in buckets]

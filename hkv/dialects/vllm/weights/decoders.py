@@ -41,11 +41,7 @@ class Weights:
     encoders: int = 0
 
     def stages(self, bounds: list[tuple[int, int]]) -> tuple[int, ...]:
-        """Bytes of each stage.
-
-        Args:
-          bounds: each stage's first layer, and the one after its last.
-        """
+        """Bytes of each stage, by its first layer and the one after its last."""
         found = []
         for stage, (first, end) in enumerate(bounds):
             closes = stage == len(bounds) - 1
@@ -67,17 +63,9 @@ def decoder(
     vocabulary: int | None = None,
     count: int | None = None,
 ) -> Weights:
-    """A decoder: embedding, layers, a norm and a head.
+    """A decoder: embedding, layers of so many bytes each, a norm (2 vectors with a bias) and a head.
 
-    Args:
-      rank: the rank.
-      layer: bytes of a layer, by its number.
-      tied: the head is the embedding where the file does not say.
-      spread: which of `embedding`, `norm` and `head` every pipeline stage holds.
-      norms: vectors of the last norm: 2 with a bias.
-      head_bias: the head has a bias.
-      vocabulary: its tokens where published files leave the class's default out.
-      count: layers, where it is not the family's field that says it.
+    It is the embedding if it is `tied`, where the file does not say. `spread` names parts that every stage holds.
     """
     rows, size = rank.number("vocab_size", default=vocabulary), rank.hidden
     shared = bool(rank.value("tie_word_embeddings", tied))
@@ -179,16 +167,7 @@ def routed(
     route: Callable[[str], int],
     **rest: Any,
 ) -> Weights:
-    """A decoder in which some layers have experts and all others an MLP.
-
-    Args:
-      rank: the rank.
-      prefix: of names.
-      attend: bytes of a layer's attention, by its name and number.
-      sparse: whether a layer has experts.
-      route: bytes of a layer's experts, by its name.
-      rest: for `decoder`.
-    """
+    """A decoder in which layers that are `sparse` have experts, of `route` bytes, and all others an MLP."""
 
     def layer(index: int) -> int:
         name = f"{prefix}layers.{index}"

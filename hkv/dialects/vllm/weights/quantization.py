@@ -194,16 +194,7 @@ def is_skipped(name: str, skipped: Sequence[str]) -> bool:
 
 
 def quantization_of(fields: Fields, ranks: int, capability: tuple[int, int]) -> Quantization:
-    """Packing of the weights, as a config says it.
-
-    Args:
-      fields: of the config.
-      ranks: tensor-parallel ranks.
-      capability: of the GPU, which decides what kernels want padded.
-
-    Raises:
-      ConfigError: a way that HKV does not know.
-    """
+    """Packing of the weights, as a config says it."""
     found = fields.outer.get("quantization_config") or fields.values.get("quantization_config")
     if not found:
         return Plain()

@@ -33,11 +33,7 @@ class Rank:
     quantization: Quantization
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """The first of some fields that the file has, else the default.
-
-        Raises:
-          ConfigError: it has none of them and there is no default, or one is no such number.
-        """
+        """The first of some fields that the file has, else the default."""
         for name in names:
             found = self.fields.values.get(name)
             if found is not None:
@@ -59,11 +55,7 @@ class Rank:
         return default
 
     def inside(self, name: str) -> Rank:
-        """The same rank of a part of the config around the decoder, such as `vision_config`.
-
-        Raises:
-          ConfigError: the file has no such part.
-        """
+        """The same rank of a part of the config around the decoder, such as `vision_config`."""
         part = self.value(name)
         if not isinstance(part, Mapping):
             raise ConfigError(name, part, UNKNOWN)
@@ -80,21 +72,13 @@ class Rank:
         return self.number("hidden_size")
 
     def share(self, size: int, what: str) -> int:
-        """An equal part of a size.
-
-        Raises:
-          PlanError: ranks do not divide it.
-        """
+        """An equal part of a size."""
         if size % self.ranks:
             raise PlanError("tensor_parallel_size", self.ranks, f"a divisor of the {size} {what}")
         return size // self.ranks
 
     def heads(self, count: int) -> int:
-        """Key/value heads on a rank: an equal part, or one that several ranks hold.
-
-        Raises:
-          PlanError: ranks and heads do not divide each other.
-        """
+        """Key/value heads on a rank: an equal part, or one that several ranks hold."""
         if count % self.ranks and self.ranks % count:
             expected = f"a divisor or a multiple of the {count} key/value heads"
             raise PlanError("tensor_parallel_size", self.ranks, expected)

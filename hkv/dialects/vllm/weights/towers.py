@@ -63,15 +63,7 @@ def blocks(
 
 
 def encoder(rank: Rank, name: str, inner: int, *, depth: str = "num_hidden_layers", **shape: Any) -> int:
-    """All layers of a vision transformer.
-
-    Args:
-      rank: of the vision config.
-      name: of the list of layers, before a layer's index.
-      inner: elements inside each MLP.
-      depth: field of the number of layers.
-      shape: how a layer is made, as `blocks` takes it.
-    """
+    """All layers of a vision transformer."""
     return sum(blocks(rank, f"{name}.{index}", inner, **shape) for index in range(rank.number(depth)))
 
 

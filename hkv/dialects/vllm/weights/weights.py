@@ -80,10 +80,6 @@ def rotary_tables(config: Mapping[str, Any], *, dtype: str | None = None) -> int
 
     There is one row a position that the config allows, whatever `--max-model-len` is: a scaled rotation has its factor
     times as many (vLLM 0.33 `RotaryEmbeddingBase`, `get_rope`). Other buffers are small.
-
-    Args:
-      config: the content of a `config.json`.
-      dtype: the model's element type; None for its config's.
     """
     fields = decoder_fields(config)
     if fields.model_type not in ROTATED:
