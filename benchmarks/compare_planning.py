@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
 from hkv.dialects.vllm.planning import plan_vllm
-from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.tensors import options_record, plan_record
 from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError
@@ -66,9 +66,9 @@ def model_cases(folder: pathlib.Path) -> Iterator[tuple[str, LayerSet]]:
         for tensor, stages, hybrid in ((1, 1, True), (2, 1, True), (1, 2, True), (1, 1, False)):
             model = read_model(load_config(path), ReadOptions(tensor_parallel=tensor))
             try:
-                served = serve(model, Serving(memory=80 << 30, pipeline_parallel=stages, hybrid=hybrid))
+                served = serve(model, 80 << 30, pipeline_parallel=stages, hybrid=hybrid)
             except HKVError:
-                served = serve(model, Serving(memory=80 << 30))
+                served = serve(model, 80 << 30)
             for order in Order:
                 options = dataclasses.replace(served.options, layout=order.value, supported_layouts=None, hybrid=hybrid)
                 memory = (80 << 30,) * len(served.stages)

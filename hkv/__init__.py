@@ -15,7 +15,7 @@ from hkv.version import __version__ as __version__
 if TYPE_CHECKING:
     from hkv import testing
     from hkv.cache.cache import Cache, allocate, arrive, cache_config, finish, free, init, longest_hit, step
-    from hkv.dialects.vllm.planning.verb import plan
+    from hkv.dialects.vllm.planning.engine_plan import plan
     from hkv.errors import HKVError
     from hkv.layout.block_layout import Layout
     from hkv.model.huggingface.verb import read_model
@@ -65,7 +65,7 @@ __all__ = [
 
 _MODULES = {
     "hkv.cache.cache": "Cache allocate arrive cache_config finish free init longest_hit step",
-    "hkv.dialects.vllm.planning.verb": "plan",
+    "hkv.dialects.vllm.planning.engine_plan": "plan",
     "hkv.errors": "HKVError",
     "hkv.layout.block_layout": "Layout",
     "hkv.model.huggingface.verb": "read_model",

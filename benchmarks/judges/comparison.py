@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.judges.records import plain, split_name, unpack
+from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.engine_settings import ATTENTION_FREE
-from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
 from hkv.spec import AttentionSpec, ChunkedLocal, LayerSpec, Mamba, MLAAttention, SlidingWindow
@@ -114,15 +114,15 @@ def plan_differences(model: Model, answer: Mapping[str, Any]) -> list[Difference
         return []  # nothing is cached
     if model.max_model_len != answer["max_model_len"]:
         return [Difference("max_model_len", model.max_model_len, answer["max_model_len"])]
-    serving = Serving(
-        memory=KV_MEMORY,
-        max_in_flight_tokens=answer["max_in_flight_tokens"],
-        max_num_encoder_input_tokens=answer["max_num_batched_tokens"],
-        caching=model.model_type not in ATTENTION_FREE
-        and not model.encoder_tokens,  # vLLM's default, as `hkv plan` takes it
-    )
+    caching = model.model_type not in ATTENTION_FREE and not model.encoder_tokens  # as vLLM's default is
     try:
-        served = serve(model, serving)
+        served = serve(
+            model,
+            KV_MEMORY,
+            max_in_flight_tokens=answer["max_in_flight_tokens"],
+            max_num_encoder_input_tokens=answer["max_num_batched_tokens"],
+            caching=caching,
+        )
     except HKVError as error:
         return [] if "refused" in plan else [Difference("plan", str(error), plan["line"])]
     if "refused" in plan:

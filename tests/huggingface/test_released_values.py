@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hkv.dialects.vllm.planning.served import Serving, serve
+from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.errors import ConfigError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.spec import FullAttention, Mamba, SlidingWindow
@@ -92,7 +92,7 @@ def test_triton_s_delta_nets_keep_no_state_inside_a_chunk() -> None:
     ("name", "concurrency"), [("granitemoehybrid", 210.67), ("nemotron_h", 2880.57), ("qwen3_next", 91.94)]
 )
 def test_states_inside_chunks_count_in_the_concurrency(name: str, concurrency: float) -> None:
-    plan = serve(read_model(load_config(FOLDER / f"{name}.json")), Serving(memory=80 << 30)).plan
+    plan = serve(read_model(load_config(FOLDER / f"{name}.json")), 80 << 30).plan
     assert plan.reserved_concurrency == pytest.approx(concurrency, abs=0.005)
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
-from hkv.dialects.vllm.planning.cache_plan import cache_config
+from hkv.dialects.vllm.planning.cache_plan import cache_config, serve
 from hkv.dialects.vllm.planning.residency import simulate
-from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.errors import ConfigError, PlanError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.topology import Topology
@@ -70,7 +69,7 @@ def test_as_many_fit_as_the_manager_admits(kinds: list[LayerSpec], length: int, 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
 def test_every_model_s_plan_can_be_managed(name: str) -> None:
-    served = serve(read_model(load_config(MODELS / f"{name}.json")), Serving(memory=80 << 30))
+    served = serve(read_model(load_config(MODELS / f"{name}.json")), 80 << 30)
     config = cache_config(served.plan, served.limits)
     assert config.num_blocks == served.plan.num_blocks
     assert len(config.topology.groups) == len(served.plan.groups)
@@ -82,7 +81,7 @@ def test_every_model_s_plan_can_be_managed(name: str) -> None:
 
 def test_context_parallel_blocks_count_for_all_ranks() -> None:
     model = read_model(load_config(MODELS / "gpt_oss.json"), ReadOptions(context_parallel=2))
-    served = serve(model, Serving(memory=80 << 30, context_parallel=2))
+    served = serve(model, 80 << 30, context_parallel=2)
     assert sorted(set(cache_config(served.plan, served.limits).block_sizes)) == [16, 32]
 
 
@@ -95,7 +94,7 @@ def test_a_model_without_a_cache_has_nothing_to_manage() -> None:
 
 def test_the_manager_takes_one_pool() -> None:
     model = read_model(load_config(MODELS / "gpt_oss.json"), ReadOptions())
-    served = serve(model, Serving(memory=80 << 30))
+    served = serve(model, 80 << 30)
     config = cache_config(served.plan, served.limits)
     apart = Topology(config.topology.groups, pools="independent")
     with pytest.raises(ConfigError, match=r"topology.pools = 'independent': expected shared"):

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 import hkv
 from benchmarks.startup_records import difference, records_by_model
 from hkv.cli import cli
+from hkv.dialects.vllm.plan_command import size_of_weights
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
-from hkv.dialects.vllm.planning.serve_options import size_of_weights
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.errors import ConfigError, HKVError, PlanError
 

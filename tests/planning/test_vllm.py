@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
+from hkv.dialects.vllm.planning.cache_plan import tensor_layout
 from hkv.dialects.vllm.planning.pages import align_states, approximate_gcd, unify_pages
-from hkv.dialects.vllm.planning.report import tensor_layout
 from hkv.dialects.vllm.planning.residency import request_blocks
 from hkv.dialects.vllm.planning.tensors import options_of, options_record, plan_record
 from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +13,17 @@ import click
 from hkv.byte_size import parse_bytes
 from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
-from hkv.dialects.vllm.planning.capacity import capacity_of
-from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_memory
+from hkv.dialects.vllm.planning.engine_options import EngineOptions, command_options, reported_memory
 from hkv.dialects.vllm.planning.engine_plan import plan_config
-from hkv.dialects.vllm.planning.serve_options import (
-    batch_options,
-    cache_options,
-    memory_options,
-    parallel_options,
-    size_of_weights,
-    speculation_of_options,
-)
-from hkv.dialects.vllm.planning.tables import print_served
-from hkv.errors import PlanError
+from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
+from hkv.dialects.vllm.planning.tables import capacity_of, print_served
+from hkv.errors import ConfigError, FileError, PlanError
+from hkv.limits import MAX_MEMORY
 from hkv.model.released import find
 from hkv.request_length import parse_length
+
+INDEX_SUFFIX = ".json"
+"""Files that list a checkpoint's shards and say how large all of its tensors are."""
 
 
 class VllmPlanCommand(PlanCommand):
@@ -33,7 +32,7 @@ class VllmPlanCommand(PlanCommand):
     replays_workloads = True
 
     def options(self) -> Sequence[click.Option]:
-        return (*memory_options(), *batch_options(), *cache_options(), *parallel_options())
+        return command_options()
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         planned = _planned(memory, options)
@@ -61,7 +60,7 @@ def _planned(memory: int | None, options: dict[str, Any]) -> CachePlan:
 
 
 def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions:
-    """The engine's options that those of `hkv plan` mean."""
+    """The engine's options that those of `hkv plan` mean: alike in name, or in another form."""
     gpu_memory = _size(options, "gpu_memory")
     if gpu_memory is None and "device" in options["given"]:
         gpu_memory = reported_memory(options["device"])
@@ -71,49 +70,57 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
             )
             raise PlanError("--gpu-memory", None, expected)
     length = 0 if options["max_model_len"] == "-1" else parse_length(options["max_model_len"])
-    same = (
-        "device",
-        "usage_context",
-        "gpu_memory_utilization",
-        "num_gpu_blocks_override",
-        "data_parallel_size",
-        "enable_expert_parallel",
-        "all2all_backend",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "enable_chunked_prefill",
-        "async_scheduling",
-        "performance_mode",
-        "enable_prefix_caching",
-        "disable_hybrid_kv_cache_manager",
-        "block_size",
-        "prefix_match_unit",
-        "gdn_prefill_backend",
-        "kda_prefill_backend",
-        "dtype",
-        "state_dtype",
-        "kernel_block_size",
-        "ignore_fields",
-        "strict",
-    )
-    return EngineOptions(
-        **{name: options[name] for name in same},
-        gpu_memory=gpu_memory,
-        gpu_memory_reported=options["gpu_memory"] is None,
-        activations=_size(options, "activations"),
-        weights=size_of_weights(options["weights"], options["tp"] * options["pp"]),
-        kv_cache_memory_bytes=memory,
-        tensor_parallel_size=options["tp"],
-        pipeline_parallel_size=options["pp"],
-        decode_context_parallel_size=options["dcp"],
-        max_model_len=-1 if length == 0 else length,
-        max_in_flight_tokens=options["max_in_flight"],
-        kv_cache_layout=options["layout"],
-        kv_cache_dtype=options["kv_dtype"],
-        speculation=speculation_of_options(options),
-    )
+    alike = {field.name for field in dataclasses.fields(EngineOptions)} & options.keys()
+    in_another_form = {
+        "gpu_memory": gpu_memory,
+        "gpu_memory_reported": options["gpu_memory"] is None,
+        "activations": _size(options, "activations"),
+        "weights": size_of_weights(options["weights"], options["tp"] * options["pp"]),
+        "kv_cache_memory_bytes": memory,
+        "tensor_parallel_size": options["tp"],
+        "pipeline_parallel_size": options["pp"],
+        "decode_context_parallel_size": options["dcp"],
+        "max_model_len": -1 if length == 0 else length,
+        "max_in_flight_tokens": options["max_in_flight"],
+        "kv_cache_layout": options["layout"],
+        "kv_cache_dtype": options["kv_dtype"],
+        "speculation": speculation_of_options(options),
+    }
+    return EngineOptions(**{**{name: options[name] for name in alike}, **in_another_form})
 
 
 def _size(options: dict[str, Any], name: str) -> int | None:
     text = options[name]
     return None if text is None else parse_bytes(text, f"--{name.replace('_', '-')}")
+
+
+def size_of_weights(text: str | None, ranks: int) -> int | None:
+    """Bytes of weights on each GPU: a size, or an index file whose `metadata.total_size` is dealt out evenly."""
+    if text is None:
+        return None
+    if not text.endswith(INDEX_SUFFIX):
+        return parse_bytes(text, "--weights")
+    try:
+        total = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))["metadata"]["total_size"]
+    except OSError as error:
+        raise FileError(text, None, "", error.strerror, "a file that can be read, as --weights names it") from None
+    except (ValueError, KeyError, TypeError):
+        total = None
+    if not isinstance(total, int | float) or not 1 <= total <= MAX_MEMORY * ranks:
+        raise FileError(
+            text, None, "metadata.total_size", total, "bytes of all tensors, as an index of safetensors has"
+        )
+    return -(-int(total) // ranks)
+
+
+def speculation_of_options(options: dict[str, Any]) -> Speculation | None:
+    """Speculation that `--speculative-config`, or `--draft` and `--speculative-tokens` in its place, ask for."""
+    text, draft, tokens = options["speculative_config"], options["draft_path"], options["speculative_tokens"]
+    if text is not None:
+        for name, value in (("--draft", draft), ("--speculative-tokens", tokens or None)):
+            if value is not None:
+                raise ConfigError(name, value, "none beside --speculative-config, which says it")
+        return parse_speculation(text)
+    if draft is not None:
+        return Speculation(method="eagle", num_speculative_tokens=tokens or 1, model=draft)
+    return Speculation(method="ngram", num_speculative_tokens=tokens) if tokens else None

@@ -1,25 +1,141 @@
-"""The plan of a model's cache as a typed value: what vLLM says at start-up, groups, blocks and tensors."""
+"""The plan of a model's cache as a typed value: groups, blocks and tensors, what fits, what vLLM says at start-up."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hkv.contract.plan_command import sequence_bytes
+from hkv.contract.plan_command import model_record, sequence_bytes
 from hkv.dialects.vllm.config import VllmConfig, default_partial_hits
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
-from hkv.dialects.vllm.planning.plan import Plan
-from hkv.dialects.vllm.planning.report import Startup, served_report, startup, tensor_layout, waste
-from hkv.dialects.vllm.planning.served import ServedPlan
-from hkv.errors import PlanError
+from hkv.dialects.vllm.planning.pages import align_states
+from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup, PlanOptions
+from hkv.dialects.vllm.planning.residency import Residency, simulate
+from hkv.dialects.vllm.planning.tensors import group_record, plan_record, tensor_record
+from hkv.dialects.vllm.planning.vllm import plan_vllm
+from hkv.errors import LayoutError, PlanError
 from hkv.layout.block_layout import Layout
 from hkv.model.huggingface import Model
 from hkv.model.topology import Topology
-from hkv.spec import RequestLimits
+from hkv.spec import LayerSpec, RequestLimits
 
 if TYPE_CHECKING:
     from hkv.columns import Columns
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedPlan:
+    """Plan for a model with given settings, and what a simulation says of it.
+
+    Attributes:
+      plan: groups, blocks and tensors.
+      limits: the longest request that the plan is for.
+      stages: each pipeline stage's layers.
+      options: options that the plan was made with.
+      concurrent_batches: steps that run at the same time.
+    """
+
+    plan: Plan
+    limits: RequestLimits
+    stages: tuple[dict[str, LayerSpec], ...]
+    options: PlanOptions
+    concurrent_batches: int = 1
+
+    @functools.cached_property
+    def residency(self) -> Residency:
+        """Result of a simulation of requests of the longest length."""
+        batches = self.concurrent_batches
+        step_tokens = max(self.limits.max_in_flight_tokens // batches, 1)
+        plan = self.plan
+        return simulate(plan.groups, plan.usable_blocks, self.limits, step_tokens=step_tokens, batches=batches)
+
+    @property
+    def limited_by(self) -> str:
+        """Limit that keeps the next request out, in words."""
+        plan = self.plan
+        if not plan.groups:
+            return "nothing: the model caches nothing"
+        shares = self.residency.full_length_blocks
+        widest = max(range(len(shares)), key=lambda index: shares[index])
+        spec, share = plan.groups[widest].spec, shares[widest]
+        where = f"memory of stage {plan.limited_by}" if len(plan.workers) > 1 else "memory"
+        total = sum(shares)
+        return (
+            f"{where}: a request of {self.limits.max_model_len} tokens holds {total} blocks, "
+            f"{share} of them in g{widest} ({spec.kind})"
+        )
+
+
+def serve(
+    model: Model,
+    memory: int | tuple[int, ...],
+    *,
+    draft: Model | None = None,
+    pipeline_parallel: int = 1,
+    context_parallel: int = 1,
+    kernel_block_size: int = 0,
+    max_model_len: int | None = None,
+    max_in_flight_tokens: int = 8192,
+    max_num_encoder_input_tokens: int = 8192,
+    concurrent_batches: int = 1,
+    caching: bool = True,
+    **options: Any,
+) -> ServedPlan:
+    """The plan of vLLM 0.33 for a model on one tensor-parallel rank, and how many of its longest requests fit at once.
+
+    Args:
+      model: the model.
+      memory: bytes for the cache on each GPU, or one number for the GPUs of each stage.
+      draft: a draft module's own model, read as a draft; its layers join the last stage.
+      pipeline_parallel: stages.
+      context_parallel: ranks that split the tokens of full-attention layers.
+      kernel_block_size: tokens of which attention blocks are multiples next to recurrent states, 0 for 16.
+      max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
+      max_in_flight_tokens: tokens scheduled and not yet settled, over all requests and steps.
+      max_num_encoder_input_tokens: tokens of encoders' inputs in one step.
+      concurrent_batches: steps that run at the same time, with an equal share of the tokens in flight each.
+      caching: prefix caching is on; recurrent states are then kept at block boundaries.
+      options: further fields of `PlanOptions`.
+    """
+    limits = RequestLimits(
+        max_model_len=max_model_len or model.max_model_len,
+        max_in_flight_tokens=max_in_flight_tokens,
+        max_num_encoder_input_tokens=max_num_encoder_input_tokens,
+        context_parallel=context_parallel,
+        mamba_mode="align" if caching else "none",
+    )
+    asked = PlanOptions(
+        limits=limits,
+        supported_layouts=model.layouts,
+        tensor_parallel=model.tensor_parallel,
+        auto_fit=max_model_len == 0,
+        caching=caching,
+        **{"eagle": draft is not None, **options},
+    )
+    stages = _stages(model, draft, pipeline_parallel, kernel_block_size or 16, limits)
+    plan = plan_vllm(stages, memory if isinstance(memory, tuple) else (memory,) * pipeline_parallel, asked)
+    return ServedPlan(plan, limits.with_max_model_len(plan.max_model_len), tuple(stages), asked, concurrent_batches)
+
+
+def _stages(
+    model: Model, draft: Model | None, count: int, kernel_block_size: int, limits: RequestLimits
+) -> list[dict[str, LayerSpec]]:
+    """Each stage's layers, attention blocks made long enough for recurrent states."""
+    stages = model.stage_specs(count)
+    if draft is not None:
+        if draft.model_type and any(spec.snapshot for spec in draft.specs.values()):
+            raise PlanError("draft", draft.model_type, "a draft without recurrent states")
+        stages[-1] |= {f"draft.{name}": spec for name, spec in draft.specs.items()}
+    whole = {name: spec for stage in stages for name, spec in stage.items()}
+    aligned = align_states(
+        whole,
+        kernel_block_size=kernel_block_size,
+        mamba_mode=limits.mamba_mode,
+        max_model_len=limits.max_model_len,
+    )
+    return [{name: aligned[name] for name in stage} for stage in stages]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +274,75 @@ class CachePlan:
         return cache_config(self.served.plan, self.served.limits, caching=chosen)
 
     def report(self) -> dict[str, Any]:
-        """Everything as plain values: what `hkv plan --json` writes."""
-        report = served_report(self.model, self.served, self.settings, self.kernel_block_size)
-        report["fits"]["most_requests"] = self.most_requests
-        return report
+        """Everything as plain values: what `hkv plan --json` writes.
+
+        Sizes are in bytes; shapes and strides are in the order L, B, H, N, C.
+        """
+        plan, residency, said = self.served.plan, self.served.residency, self.startup
+        return plan_record(plan) | {
+            "model": model_record(self.model, plan.max_model_len),
+            "startup": {
+                "gpu_kv_cache_size_tokens": said.tokens,
+                "max_concurrency": said.concurrency if said.line else None,
+                "line": said.line,
+                "why_simulation_differs": why_counts_differ(plan, residency),
+            },
+            "settings": dataclasses.asdict(self.settings) | {"memory": min(self.settings.memory.stages)},
+            "memory": self.settings.memory.record(),
+            "bytes_per_block": self.bytes_per_block,
+            "groups": [self._group_record(index) for index in range(len(plan.groups))],
+            "tensors": [[self._tensor_record(tensor) for tensor in worker.tensors] for worker in plan.workers],
+            "fits": {
+                "requests": residency.requests,
+                "tokens": residency.requests * plan.max_model_len,
+                "peak_usage_blocks": residency.peak_usage,
+                "reserved_concurrency": plan.reserved_concurrency if plan.request_blocks else None,
+                "limited_by": self.limited_by,
+                "most_requests": self.most_requests,
+            },
+        }
+
+    def _group_record(self, index: int) -> dict[str, Any]:
+        group = self.served.plan.groups[index]
+        return group_record(group) | {
+            "kind": group.spec.kind,
+            "class": type(group.spec).__name__,
+            "bytes_per_block": group.page_bytes,
+            "padding_bytes": group.page_bytes - group.payload_bytes,
+            "unused_bytes": self.bytes_per_block - group.page_bytes,
+            "full_length_blocks": self.served.residency.full_length_blocks[index],
+            "peak_blocks": self.served.residency.peak_blocks[index],
+        }
+
+    def _tensor_record(self, tensor: CacheTensor) -> dict[str, Any]:
+        layout = tensor_layout(tensor, self.served.plan, self.kernel_block_size)
+        shaped = {"shape": list(layout.shape), "strides": list(layout.strides), "dtype": layout.dtype}
+        return tensor_record(tensor) | shaped
 
 
-# The block manager's configuration that a plan leads to, for those who go on to run requests through it.
+def tensor_layout(tensor: CacheTensor, plan: Plan, kernel_block_size: int = 0) -> Layout:
+    """The layout of a tensor, its blocks cut into kernel blocks where its kind has any."""
+    spec = tensor.spec
+    split = None
+    if kernel_block_size and not spec.snapshot and spec.prefix_cacheable:
+        if spec.block_size % kernel_block_size and kernel_block_size % spec.block_size:
+            raise LayoutError("kernel_block_size", kernel_block_size, f"a divisor of the {spec.block_size}-token block")
+        split = min(kernel_block_size, spec.block_size)
+    return Layout.of_spec(
+        spec,
+        plan.layout,
+        num_blocks=plan.num_blocks,
+        num_layers=len(tensor.layers),
+        layer_stride=tensor.layer_stride,
+        block_stride=tensor.block_stride,
+        offset=tensor.offset,
+        kernel_block_size=split,
+    )
+
+
+def waste(group: PlannedGroup, bytes_per_block: int) -> float:
+    """Share of a block's bytes that the group leaves unused: padding of pages, and the room up to the widest group."""
+    return 1 - group.payload_bytes / bytes_per_block if bytes_per_block else 0.0
 
 
 def cache_config(plan: Plan, limits: RequestLimits, *, caching: bool = True) -> VllmConfig:
@@ -188,4 +366,74 @@ def cache_config(plan: Plan, limits: RequestLimits, *, caching: bool = True) -> 
         max_model_len=limits.max_model_len,
         max_in_flight_tokens=limits.max_in_flight_tokens,
         context_parallel=ranks,
+    )
+
+
+# The two numbers that vLLM 0.33 logs at start-up, to the digit, and how HKV's own count differs from them.
+
+
+@dataclasses.dataclass(frozen=True)
+class Startup:
+    """Numbers that vLLM 0.33 logs of its cache (`update_kv_cache_capacity`).
+
+    Attributes:
+      tokens: `GPU KV cache size`.
+      concurrency: `Maximum concurrency for ... tokens per request`; infinite for a model that caches nothing, of which
+        vLLM says nothing.
+      max_model_len: tokens of the longest request.
+    """
+
+    tokens: int
+    concurrency: float
+    max_model_len: int
+
+    @property
+    def line(self) -> str:
+        """The line of the log; empty for a model that caches nothing."""
+        if self.concurrency == float("inf"):
+            return ""
+        return (
+            f"GPU KV cache size: {self.tokens:,} tokens, Maximum concurrency for {self.max_model_len:,} tokens per "
+            f"request: {self.concurrency:.2f}x"
+        )
+
+
+def startup(plan: Plan) -> Startup:
+    """The numbers for a plan (vLLM 0.33 `get_kv_cache_capacity`, `get_max_concurrency_for_kv_cache_config`).
+
+    Blocks are all of the pool's, the null block among them; a request takes what is reserved for its longest length.
+    """
+    length = plan.max_model_len
+    if not plan.request_blocks:
+        return Startup(0, float("inf"), length)
+    concurrency = plan.num_blocks / plan.request_blocks
+    return Startup(int(concurrency * length), concurrency, length)
+
+
+def why_counts_differ(plan: Plan, residency: Residency) -> str:
+    """One sentence that says why the simulated number of requests is not vLLM's; empty if both are the same.
+
+    The first of these that holds is said: fewer blocks are held at the end of a request than are reserved for its
+    course, or the pool's null block and the part of a request that is left over count in vLLM's number only.
+    """
+    if not plan.request_blocks:
+        return ""
+    concurrency = plan.num_blocks / plan.request_blocks
+    if f"{concurrency:.2f}" == f"{residency.requests:.2f}":
+        return ""
+    held = sum(residency.full_length_blocks)
+    encoded = max((group.spec.encoder_tokens for group in plan.groups), default=0)
+    if held < plan.request_blocks and encoded:
+        return (
+            f"vLLM reserves {plan.request_blocks} blocks for each request, as if its encoder's output were as long as "
+            f"a step; with {encoded} tokens of it, as the model makes at most, a request holds {held}."
+        )
+    if held < plan.request_blocks:
+        return (
+            f"vLLM reserves {plan.request_blocks} blocks for each request, as if each were computing its prompt with "
+            f"all tokens in flight; HKV lets them run, and those that have come to their last token hold {held}."
+        )
+    return (
+        f"vLLM divides all {plan.num_blocks} blocks by the {plan.request_blocks} of a request; HKV counts whole "
+        "requests in the blocks that are not the null block."
     )

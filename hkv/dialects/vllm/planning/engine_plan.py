@@ -1,14 +1,16 @@
-"""From a model and the options of an engine to its plan."""
+"""From a model and the options of an engine to its plan: for programs `plan`, for the command line `plan_config`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.planning.cache_plan import CachePlan
+from hkv.bugs import bugs_of_part
+from hkv.byte_size import parse_bytes
+from hkv.dialects.vllm.planning.cache_plan import CachePlan, serve
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.grouping import common_block_size, keeps_layers, with_kept_layers
@@ -21,17 +23,83 @@ from hkv.dialects.vllm.planning.model_checks import (
     least_step_tokens,
     shares_positions,
 )
-from hkv.dialects.vllm.planning.served import Serving, serve
 from hkv.dialects.vllm.planning.speculation import mtp_config
+from hkv.errors import ConfigError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+
+Config = Mapping[str, Any] | str | os.PathLike[str]
+"""A `config.json`, the folder it is in, a released model's name, or its content."""
+
+
+def plan(
+    model: Model | Config,
+    memory: int | str | None = None,
+    *,
+    draft: Model | Config | None = None,
+    pipeline_parallel: int = 1,
+    context_parallel: int = 1,
+    kernel_block_size: int = 0,
+    layout: str | None = None,
+    max_model_len: int | None = None,
+    max_in_flight_tokens: int | None = None,
+    caching: bool | None = None,
+    hybrid: bool | None = None,
+    bugs: Sequence[str] = (),
+    options: EngineOptions | None = None,
+) -> CachePlan:
+    """Groups, pages, block counts and tensors of a model, and vLLM 0.33's own numbers for it (`hkv plan`).
+
+    Args:
+      model: the model, from `read_model`; or its `config.json`, the folder it is in, a released model's name
+        (`gpt-oss-20b`), or its content, which is read as vLLM serves it with these options.
+      memory: for the cache on each GPU, in bytes or as text such as `80GiB`; None for that of `options`.
+      draft: a draft module, read with `draft=True`; or its config, where the model is given so.
+      pipeline_parallel: stages.
+      context_parallel: of the tensor-parallel ranks, how many split the tokens of full-attention layers.
+      kernel_block_size: tokens of a kernel block, 0 for the whole block.
+      layout: name of the physical order, or None for the first that can express the model.
+      max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
+      max_in_flight_tokens: tokens scheduled and not yet settled; None for those of all steps that vLLM runs at once.
+      caching: True to reuse prefixes; None for vLLM's default.
+      hybrid: False caches every layer like full attention; None for vLLM's default.
+      bugs: names of upstream defects to reproduce.
+      options: everything else that `vllm serve` is given; what is given above goes before it.
+
+    Raises:
+      PlanError: the model does not fit, or cannot be laid out so.
+      ConfigError: no such size or defect, options that contradict each other, or a config that cannot be read.
+      FileError: there is neither a file nor a released model of that name.
+    """
+    given = options or EngineOptions()
+    above = {
+        "kv_cache_memory_bytes": parse_bytes(memory) if isinstance(memory, str) else memory,
+        "pipeline_parallel_size": None if pipeline_parallel == 1 else pipeline_parallel,
+        "decode_context_parallel_size": None if context_parallel == 1 else context_parallel,
+        "kernel_block_size": kernel_block_size or None,
+        "kv_cache_layout": layout,
+        "max_model_len": -1 if max_model_len == 0 else max_model_len,
+        "max_in_flight_tokens": max_in_flight_tokens,
+        "enable_prefix_caching": caching,
+        "disable_hybrid_kv_cache_manager": None if hybrid is None else not hybrid,
+    }
+    changed = {name: value for name, value in above.items() if value is not None}
+    if isinstance(model, Model):
+        if given.tensor_parallel_size not in (1, model.tensor_parallel):
+            expected = f"the model's, {model.tensor_parallel}"
+            raise ConfigError("tensor_parallel_size", given.tensor_parallel_size, expected)
+        changed["tensor_parallel_size"] = model.tensor_parallel
+    asked, defects = dataclasses.replace(given, **changed), frozenset(bugs_of_part(bugs, "planning"))
+    if not isinstance(model, Model):
+        if isinstance(draft, Model):
+            raise ConfigError("draft", draft.model_type, "a config, as the model's is: it is read for the same options")
+        return plan_config(model, asked, draft=draft, bugs=defects)
+    if draft is not None and not isinstance(draft, Model):
+        raise ConfigError("draft", draft, "a model, from `read_model` with `draft=True`")
+    return plan_model(model, asked, draft=draft, bugs=defects)
 
 
 def plan_config(
-    config: Mapping[str, Any] | str | os.PathLike[str],
-    options: EngineOptions,
-    *,
-    draft: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    bugs: frozenset[str] = frozenset(),
+    config: Config, options: EngineOptions, *, draft: Config | None = None, bugs: frozenset[str] = frozenset()
 ) -> CachePlan:
     """The plan of the model that a `config.json` describes, as `hkv plan CONFIG` makes it.
 
@@ -55,38 +123,35 @@ def plan_model(
     """
     settings = resolve(model, options, draft, config)
     speculation = options.speculation
-    modules = draft.num_layers if draft is not None else 1
-    serving = Serving(
-        memory=settings.memory.stages,
+    fitted = options.max_model_len == -1
+    asked = functools.partial(
+        serve,
+        model if not fitted else dataclasses.replace(model, max_model_len=settings.max_model_len),
+        draft=draft,
         pipeline_parallel=options.pipeline_parallel_size,
         context_parallel=options.decode_context_parallel_size,
         kernel_block_size=options.kernel_block_size,
-        layout=options.kv_cache_layout,
-        max_model_len=0 if options.max_model_len == -1 else settings.max_model_len,
+        max_model_len=0 if fitted else settings.max_model_len,
         max_in_flight_tokens=settings.max_in_flight_tokens,
         max_num_encoder_input_tokens=settings.max_num_batched_tokens,
         concurrent_batches=1 if options.max_in_flight_tokens else settings.max_concurrent_batches,
-        num_gpu_blocks_override=options.num_gpu_blocks_override,
-        prefix_match_unit=options.prefix_match_unit,
-        prefill_lookahead=0 if speculation is None else speculation.prefill_lookahead(modules),
-        drops_block=None if speculation is None else speculation.drops_block and draft is not None,
         caching=settings.enable_prefix_caching,
+        layout=options.kv_cache_layout,
+        num_blocks=options.num_gpu_blocks_override,
+        prefix_match_unit=options.prefix_match_unit,
+        prefill_lookahead=0 if speculation is None else speculation.prefill_lookahead(draft.num_layers if draft else 1),
+        eagle=draft is not None and (speculation is None or speculation.drops_block),
         hybrid=not settings.disable_hybrid_kv_cache_manager,
         bugs=bugs,
     )
-    limited = model if options.max_model_len != -1 else dataclasses.replace(model, max_model_len=settings.max_model_len)
-    most = dataclasses.replace(serving, memory=settings.memory.most)
-    at_most = None if most == serving else functools.cache(lambda: serve(limited, most, draft))
-    return CachePlan(model, serve(limited, serving, draft), settings, options.kernel_block_size, at_most)
+    memory = settings.memory
+    at_most = None if memory.most == memory.stages else functools.cache(lambda: asked(memory.most))
+    return CachePlan(model, asked(memory.stages), settings, options.kernel_block_size, at_most)
 
 
-def read_models(
-    config: Mapping[str, Any] | str | os.PathLike[str],
-    options: EngineOptions,
-    draft: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-) -> tuple[Model, Model | None]:
+def read_models(config: Config, options: EngineOptions, draft: Config | None = None) -> tuple[Model, Model | None]:
     """The model on one tensor-parallel rank, and its draft's, if it has layers of its own."""
-    reading = {
+    reading: dict[str, Any] = {
         "dtype": options.dtype,
         "kv_dtype": options.kv_cache_dtype,
         "tensor_parallel": options.tensor_parallel_size,
@@ -94,13 +159,14 @@ def read_models(
         "ignore_fields": options.ignore_fields,
         "strict": options.strict,
     }
-    speculation = options.speculation
-    tokens = 0 if speculation is None else speculation.num_speculative_tokens
-    device = device_of(options.device)
-    of_model = {"state_dtype": options.state_dtype, "speculative_tokens": tokens, **reading}
-    content = _content(config)
-    of_model["gdn_prefill"] = gdn_prefill(content, device, options.gdn_prefill_backend)
-    of_model["kda_prefill"] = kda_prefill(device, options.kda_prefill_backend)
+    content, device, speculation = _content(config), device_of(options.device), options.speculation
+    of_model: dict[str, Any] = {
+        **reading,
+        "state_dtype": options.state_dtype,
+        "speculative_tokens": 0 if speculation is None else speculation.num_speculative_tokens,
+        "gdn_prefill": gdn_prefill(content, device, options.gdn_prefill_backend),
+        "kda_prefill": kda_prefill(device, options.kda_prefill_backend),
+    }
     own = {**of_model, "kv_dtype": "auto"}
     model = read_model(content, ReadOptions(block_size=options.block_size, **own))
     kernels = model_kernels(content, model, device, options)
@@ -133,5 +199,5 @@ def read_models(
     return model, drafted
 
 
-def _content(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+def _content(config: Config) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else load_config(os.fspath(config))

@@ -66,6 +66,15 @@ class CacheMemory:
         origins = {part.origin for parts in self.parts.values() for part in parts}
         return next((each for each in ("estimated", "computed") if each in origins), "computed" if origins else "given")
 
+    def record(self) -> dict[str, Any]:
+        """Plain values, each part with its origin."""
+        return {
+            "cache": {"stages": list(self.stages), "most": list(self.most), "origin": self.origin},
+            "taken": self.taken or None,
+            "unpacked": self.unpacked or None,
+            **{name: [dataclasses.asdict(part) for part in parts] for name, parts in self.parts.items()},
+        }
+
 
 def cache_memory(options: EngineOptions, config: Mapping[str, Any] | None, tokens: int, requests: int) -> CacheMemory:
     """Bytes for the cache (vLLM 0.33 `request_memory`, `Worker.determine_available_memory`).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.byte_size import show_bytes
-from hkv.contract.plan_command import plan_table, print_facts
+from hkv.contract.plan_command import Capacity, plan_table, print_facts
+from hkv.dialects.vllm.planning.cache_plan import CachePlan, ServedPlan, waste
 from hkv.dialects.vllm.planning.plan import PlannedGroup
-from hkv.dialects.vllm.planning.report import runs, waste
-from hkv.dialects.vllm.planning.served import ServedPlan
 
 
 def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -> None:
@@ -132,3 +132,39 @@ def _tensors(title: str, tensors: list[dict[str, Any]]) -> Table:
         cells = (f"{n}\n{stride}" for n, stride in zip(tensor["shape"], tensor["strides"], strict=True))
         table.add_row(runs(tensor["layers"]), str(tensor["offset"]), *cells)
     return table
+
+
+def runs(names: tuple[str, ...] | list[str]) -> str:
+    """Names of layers, shortened: `0,4..44 (12)` for evenly spaced numbers, `3.state and 19 more` for anything else."""
+    short = [name.removeprefix("layers.") for name in names]
+    if len(names) < 3:
+        return ",".join(short)
+    numbers = [name.partition(".")[0] for name in short]
+    suffixes = [name.partition(".")[2] for name in short]
+    if len(set(suffixes)) > 1 or not all(number.isdigit() for number in numbers):
+        return f"{short[0]} and {len(names) - 1} more"
+    steps = {int(after) - int(before) for before, after in itertools.pairwise(numbers)}
+    middle = ".." if steps == {1} else f",{numbers[1]}.." if len(steps) == 1 else f",{numbers[1]},..,"
+    suffix = f" {suffixes[0]}" if suffixes[0] else ""
+    return f"{numbers[0]}{middle}{numbers[-1]}{suffix} ({len(names)})"
+
+
+def capacity_of(plan: CachePlan) -> Capacity:
+    """The row of a plan in a capacity table. Tokens and concurrency are those that vLLM logs at start-up."""
+    held = plan.served.residency.full_length_blocks
+    widest = max(range(len(held)), key=lambda index: held[index], default=None)
+    return Capacity(
+        max_model_len=plan.max_model_len,
+        token_bytes=plan.token_bytes,
+        sequence_bytes=plan.sequence_bytes,
+        num_blocks=plan.num_blocks,
+        tokens=plan.tokens,
+        concurrency=plan.concurrency if plan.request_blocks else None,
+        requests=plan.requests,
+        limiting="" if widest is None else kind_text(plan.served.plan.groups[widest]),
+        limiting_share=0.0 if widest is None else held[widest] / sum(held),
+        limited_by=plan.limited_by,
+        waste=plan.waste,
+        weights=max((part.most for part in plan.settings.memory.parts.get("weights", ())), default=None),
+        memory=min(plan.settings.memory.stages),
+    )

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.planning.cache_plan import cache_config
-from hkv.dialects.vllm.planning.served import ServedPlan, Serving, serve
+from hkv.dialects.vllm.planning.cache_plan import ServedPlan, cache_config, serve
 from hkv.errors import PlanError
 from hkv.model.huggingface import Model
 from hkv.model.topology import Topology
@@ -43,13 +42,10 @@ def planned_cache(
       HKVError: the dialect forbids such a cache.
     """
     longest = max_model_len or model.max_model_len
-    serving = Serving(
-        memory=memory,
-        max_model_len=max_model_len,
-        max_in_flight_tokens=min(step_tokens, longest),
-        caching=caching,
+    in_flight = min(step_tokens, longest)
+    served = serve(
+        model, memory, draft=draft, max_model_len=max_model_len, max_in_flight_tokens=in_flight, caching=caching
     )
-    served = serve(model, serving, draft)
     if not served.plan.groups:
         raise PlanError("model", model.model_type, "a model that caches something")
     config = cache_config(served.plan, served.limits, caching=caching)
