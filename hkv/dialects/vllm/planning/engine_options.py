@@ -112,7 +112,7 @@ class EngineOptions:
       block_size: tokens per block, or None for what the kernels want.
       kernel_block_size: tokens of a kernel block, of which attention blocks are multiples next to states; 0 for 16.
       dtype, kv_cache_dtype, state_dtype: element types of the model, of the cache (or its packing) and of states.
-      ignore_fields, strict: of the config, as in `ReadOptions`; vLLM has no such options, nor those for kernel blocks and
+      ignore_fields, strict: of the config, as in `ReadOptions`. vLLM has no such options, nor any for kernel blocks or
         tokens in flight.
     """
 
@@ -187,7 +187,7 @@ class EngineOptions:
         type=click.IntRange(1, MAX_TOKENS),
         help="Tokens scheduled and not settled; left out, those of all steps that run at once.",
     )
-    speculation: Speculation | None = option(
+    speculation: Speculation | None = option(  # noqa: RUF009
         None,
         "--speculative-config",
         metavar="JSON",
