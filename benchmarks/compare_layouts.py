@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hkv.dialects.vllm.engines.installed_layouts import InstalledLayouts, random_cases, spec_of
+from benchmarks.installed_layouts import InstalledLayouts, random_cases, spec_of
 from hkv.errors import HKVError
 from hkv.layout.block_layout import Layout
 

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
+from benchmarks.installed_planning import InstalledPlanner
 from hkv.dialects.vllm.planning import plan_vllm
 from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.tensors import options_record, plan_record

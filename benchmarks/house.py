@@ -1,4 +1,4 @@
-"""Figures of the house: lines, files, comments, the members of a layer's spec, and how modules import one another.
+"""Figures of the house: lines, files, comments, members of a layer's spec, and how modules import one another.
 
     python -m benchmarks.house [--arrows]
 
@@ -29,14 +29,22 @@ FLOORS = (
     ("contract", "paged"),
     ("dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
     tuple(f"dialects.*.{room}" for room in ("planning", "weights", "planned_cache", "planned", "pages", "addresses")),
-    ("cache", "chunks", "mesh", "cluster"),
+    ("cache", "chunks", "mesh", "cluster", "views"),
     ("serving", "oracle"),
     ("replay", "testing"),
     ("dialects",),
-    ("cli", "", "__main__"),
+    ("cli", "", "__main__", "rtp_llm"),
 )
 """Rooms of `hkv`, from the bottom up; modules that stand in none are the ground below them. A dialect's rules, kinds
 and plans serve a cache and stand below it; the rest of it serves the oracle, which loads it by name."""
+
+ENTRANCES = (
+    *("hkv", "hkv.__main__", "hkv.cli.", "hkv.serving.", "hkv.testing.", "hkv.views", "hkv.mesh", "hkv.chunks"),
+    *("hkv.rtp_llm", "hkv.contract.", "hkv.tier.", "hkv.spec.", "hkv.replay.plain", "hkv.oracle.log_schema"),
+    *("hkv.dialects.vllm.attach.plugin", "hkv.dialects.vllm.kinds.", "hkv.model.huggingface.families."),
+)
+"""Modules at which a reader comes in, and packages of such modules, with a dot: commands, public names, entry points of
+packages and programs, and what is found by listing a folder."""
 
 Imports = Mapping[str, Mapping[str, int]]
 """Of each module, the modules of the same package that it imports, with the first line that does."""
@@ -95,6 +103,22 @@ def circles(imports: Imports) -> list[list[str]]:
     return sorted((circle for circle in found if len(circle) > 1), key=len, reverse=True)
 
 
+def islands(imports: Imports, modules: Mapping[str, pathlib.Path]) -> list[str]:
+    """Modules that nobody reaches from an entrance, by imports or by names in strings, `module:name` included."""
+    ways = {name: set(others) for name, others in imports.items()}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                ways[name] |= {node.value.partition(":")[0]} & ways.keys()
+    left = [name for name in ways if name in ENTRANCES or name.startswith(tuple(e for e in ENTRANCES if e[-1] == "."))]
+    reached: set[str] = set()
+    while left:
+        if (name := left.pop()) not in reached:
+            reached.add(name)
+            left += ways[name] | {name.rpartition(".")[0]} & ways.keys()
+    return sorted(ways.keys() - reached)
+
+
 def floor(module: str) -> int:
     """Floor of a module of `hkv`, the ground being 0; the longest name of a room that fits counts."""
     parts = module.split(".")[1:]
@@ -138,9 +162,11 @@ def main() -> None:
         print(
             f"{package:16}{count['files']:6} files{count['lines']:8} lines{count['code']:8} code{share:7.2f} % comments"
         )
-    imports = imports_of(modules_of("hkv"))
+    modules = modules_of("hkv")
+    imports = imports_of(modules)
     found, arrows = circles(imports), arrows_up(imports)
     print(f"LayerSpec: {sum(not name.startswith('_') for name in dir(LayerSpec))} members")
+    print(f"islands: {' '.join(islands(imports, modules)) or 'none'}")
     print(f"circles: {len(found)}, of {sum(map(len, found))} modules; arrows that run back up: {len(arrows)}")
     print(*(f"  circle of {len(circle)}: {' '.join(circle)}" for circle in found), sep="\n")
     print(*(f"  {arrow}" for arrow in arrows if "--arrows" in sys.argv), sep="\n")

@@ -128,7 +128,7 @@ _ALL = (
         package=("--no-build-isolation", "--no-cache-dir", "--no-binary=lmcache", "lmcache==0.5.6"),
         build={"NO_GPU_EXT": "1", "MAX_JOBS": "2"},
         variables={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"},
-        trial="from hkv.oracle.engines import installed_lmcache as lmcache; "
+        trial="from tests.chunks import installed_lmcache as lmcache; "
         "print('LMCache found', lmcache.longest_prefix([({0, 1}, -1)], 3))",
     ),
     Peer(

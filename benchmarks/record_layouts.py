@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 
-from hkv.dialects.vllm.engines.installed_layouts import InstalledLayouts, random_cases
+from benchmarks.installed_layouts import InstalledLayouts, random_cases
 
 TARGET = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data" / "layouts" / "vllm-0.33.json"
 

@@ -3,7 +3,7 @@
 `python benchmarks/resharding.py` forces eight CPU devices and needs no other. For each pair of shapes it moves one
 request in two ways and prints the least of several times:
 
-* plan: `hkv.mesh.resharding.transfer.execute`, a packet for each pair of ranks; planning is timed apart;
+* plan: `hkv.mesh.transfer.execute`, a packet for each pair of ranks; planning is timed apart;
 * arrays: tokens assembled over the context ranks, heads left where they are, one `device_put` to the target's mesh with
   heads as that mesh splits them, and written there.
 
@@ -31,9 +31,9 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from hkv.layout.block_layout import Layout  # noqa: E402
 from hkv.mesh import sharding  # noqa: E402
 from hkv.mesh.parallel_shape import ParallelShape  # noqa: E402
-from hkv.mesh.resharding.plan import Plan, Side, plan_resharding  # noqa: E402
-from hkv.mesh.resharding.transfer import execute  # noqa: E402
+from hkv.mesh.resharding import Plan, Side, plan_resharding  # noqa: E402
 from hkv.mesh.sharding import ShardedLayout, make_mesh  # noqa: E402
+from hkv.mesh.transfer import execute  # noqa: E402
 from hkv.spec import FullAttention  # noqa: E402
 
 BLOCK = 16

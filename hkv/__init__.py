@@ -1,15 +1,16 @@
 """HKV: the executable reference for hybrid KV caches.
 
 Say what you cache, and what happened; HKV says what every block id, hit length, eviction, address and byte must be.
-`docs/library.md` describes what stands here, and `hkv.testing`; everything else is internal. Importing this package
-imports neither JAX nor NumPy: each name is loaded when it is first used.
+`docs/library.md` describes what stands here, and the parts beside it: `hkv.views`, `hkv.mesh`, `hkv.chunks`,
+`hkv.rtp_llm`, `hkv.serving` and `hkv.testing`; everything else is internal. Importing this package imports neither JAX
+nor NumPy: each name is loaded when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from hkv._lazy import loader
 from hkv.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -76,16 +77,10 @@ _MODULES = {
     "hkv.replay.sweep_verb": "compare sweep",
     "hkv.replay.verb": "replay_trace",
     "hkv.spec": "ChunkedLocal FullAttention MLAAttention Mamba OpaqueState SlidingWindow",
+    "hkv.testing": "testing",
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-
-def __getattr__(name: str) -> object:
-    if name == "testing":
-        return importlib.import_module("hkv.testing")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = loader(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from hkv.mesh.resharding.plan import Plan, Side
+from hkv.mesh.resharding import Plan, Side
 from reference.sharding import RankIndex, homes
 
 Identity = tuple[str, int, int, int]

@@ -23,52 +23,21 @@ NAMES = re.compile(r"vllm|rtp", re.IGNORECASE)
 ROOMS = ("oracle", "replay", "testing", "cli")
 """Folders that know the contract only."""
 
-UNUSED = {
-    "hkv.dialects.vllm.attach.plugin": "entry point of vLLM's plugins",
-    "hkv.cache.arrivals": "serving",
-    "hkv.cache.checkpoint": "serving",
+ISLANDS = {
     "hkv.cache.conversion": "serving",
-    "hkv.cache.token_hashing": "serving",
     "hkv.cache.single_thread": "serving",
     "hkv.cache.slots": "serving",
-    "hkv.cache.step": "serving",
-    "hkv.chunks.plans": "serving",
-    "hkv.chunks.status": "held against an installed LMCache by tests",
-    "hkv.chunks.transfer": "serving",
-    "hkv.dialects.rtp_llm.monitoring": "the dual index",
-    "hkv.dialects.rtp_llm.transfers": "the dual index",
-    "hkv.dialects.rtp_llm.data_plane": "serving",
-    "hkv.dialects.rtp_llm.disaggregation": "serving",
     "hkv.dialects.rtp_llm.rules.legacy_cache": "the dual index",
-    "hkv.dialects.vllm.engines.installed_layouts": "held against an installed vLLM by tests",
     "hkv.dialects.vllm.log.wire_events": "held against routers' events by tests",
-    "hkv.keys.blake3": "LMCache's keys, held against an installed LMCache by tests",
-    "hkv.layout.resolution": "held against an installed vLLM by tests",
-    "hkv.layout.views.jax": "serving",
-    "hkv.layout.views.torch": "serving",
-    "hkv.mesh.resharding.transfer": "serving",
-    "hkv.oracle.engines.installed_lmcache": "held against an installed LMCache by tests",
-    "hkv.contract.log": "for dialects of other packages",
-    "hkv.oracle.log_schema": "python -m hkv.oracle.log_schema",
-    "hkv.replay.plain": "for dialects of other packages",
     "hkv.state.rows": "the dual index",
-    "hkv.testing.mutation.judge.sitecustomize": "run by Python at the start of judges",
-    "hkv.testing.plugin": "loaded by pytest",
-    "hkv.testing.state_machine": "for test suites",
-    "hkv.tier.disk": "serving",
-    "hkv.tier.tier": "serving",
 }
-"""Modules that nothing in `hkv` uses, and what does or will."""
+"""Modules that no command, no public name and no entry point reaches, and what does or will."""
 
 QUESTION = re.compile(r"(What|Who|Whose|Which|Where|Whether|How|Why|When)\b")
 """Words with which a docstring does not start: it says what a thing is or does, with a noun phrase or a verb."""
 
 WRITTEN = ("hkv", "reference", "pallas_kernels", "tests", "examples", "benchmarks", "docs")
 """Folders of the repository with Python in them."""
-
-FOUND_BY_FOLDER = ("hkv.cli.", "hkv.model.huggingface.families.", "hkv.dialects.vllm.kinds.", "hkv.spec.")
-"""Packages whose modules are found by listing them."""
-
 
 Nodes = tuple[ast.AST, ...]
 """All nodes of a file."""
@@ -125,17 +94,9 @@ def test_names_are_found_where_they_are() -> None:
     assert sum(bool(NAMES.search(str(value))) for value in found) > 4
 
 
-def test_every_module_is_used() -> None:
-    used = {str(node.value).partition(":")[0] for _, nodes in code_of("") for node in strings(nodes)}
-    for _, nodes in code_of(""):
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom):
-                used |= {str(node.module), *(f"{node.module}.{name.name}" for name in node.names)}
-            elif isinstance(node, ast.Import):
-                used |= {name.name for name in node.names}
-    modules = {".".join(("hkv", *path.relative_to(ROOT).with_suffix("").parts)) for path in ROOT.rglob("*.py")}
-    unused = {name for name in modules - used if not name.endswith("__init__") and not name.startswith(FOUND_BY_FOLDER)}
-    assert unused - {"hkv.__main__"} <= set(UNUSED)
+def test_every_module_is_reached() -> None:
+    modules = house.modules_of("hkv")
+    assert house.islands(house.imports_of(modules), modules) == sorted(ISLANDS)
 
 
 def test_imports_run_one_way() -> None:
@@ -143,6 +104,11 @@ def test_imports_run_one_way() -> None:
     imports = house.imports_of(house.modules_of("hkv"))
     assert house.circles(imports) == []
     assert house.arrows_up(imports) == []
+
+
+def test_an_island_is_found() -> None:
+    modules = dict.fromkeys(("hkv.cli.a", "hkv.b", "hkv.c"), HOUSE / "hkv" / "limits.py")
+    assert house.islands({"hkv.cli.a": {"hkv.b": 1}, "hkv.b": {}, "hkv.c": {"hkv.b": 1}}, modules) == ["hkv.c"]
 
 
 def test_circles_and_arrows_are_found() -> None:

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from hkv.layout.block_layout import Layout
 from hkv.mesh.parallel_shape import ParallelShape, Rank
-from hkv.mesh.resharding.plan import Move, Plan, Side, plan_resharding
+from hkv.mesh.resharding import Move, Plan, Side, plan_resharding
 from hkv.spec import FullAttention
 
 matplotlib.use("Agg")

@@ -10,8 +10,9 @@ Each is imported when it is first used. `docs/library.md` shows them; the other 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from hkv._lazy import loader
 
 if TYPE_CHECKING:
     from hkv.testing import strategies
@@ -20,15 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch", "engine_machine", "run_watched", "strategies"]
 
-_MODULES = {"Watch": "watched", "run_watched": "watched", "engine_machine": "state_machine"}
-
-
-def __getattr__(name: str) -> object:
-    if name == "strategies":
-        return importlib.import_module("hkv.testing.strategies")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"hkv.testing.{_MODULES[name]}"), name)
+__getattr__ = loader(
+    __name__,
+    {
+        "hkv.testing.state_machine": "engine_machine",
+        "hkv.testing.strategies": "strategies",
+        "hkv.testing.watched": "Watch run_watched",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from hkv.chunks.objects import object_groups, object_layout
 from hkv.chunks.status import hidden_dim_sizes, status_report
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
-from hkv.oracle.engines import installed_lmcache as lmcache
+from tests.chunks import installed_lmcache as lmcache
 
 INSTALLED = importlib.util.find_spec("lmcache") is not None
 KNOWN = frozenset({"lmcache-group-key", "lmcache-two-blocks"})

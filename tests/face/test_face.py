@@ -59,7 +59,8 @@ def test_types_and_places_agree() -> None:
     """The imports for type checkers name what is loaded."""
     imported = re.findall(r"^    from (\S+) import (.+)$", (ROOT / "hkv" / "__init__.py").read_text(), re.MULTILINE)
     homes = {name: module for module, names in imported for name in names.split(", ") if name != "testing"}
-    assert homes == hkv._HOMES
+    loaded = {name: module for module, names in hkv._MODULES.items() for name in names.split() if name != "testing"}
+    assert homes == loaded
     assert sorted(homes) == sorted(set(hkv.__all__) - {"testing"})
 
 

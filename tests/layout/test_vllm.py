@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.compare_layouts import OUTCOMES, outcome
-from hkv.dialects.vllm.engines.installed_layouts import InstalledLayouts, random_cases
+from benchmarks.installed_layouts import InstalledLayouts, random_cases
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import quantize
 from hkv.spec import FullAttention

@@ -82,7 +82,7 @@ def test_plans_equal_those_recorded_from_vllm(name: str) -> None:
 
 @pytest.mark.vllm
 def test_plans_equal_those_of_an_installed_vllm() -> None:
-    from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
+    from benchmarks.installed_planning import InstalledPlanner
 
     planner = InstalledPlanner()
     for seed in range(150):

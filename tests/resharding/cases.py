@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hkv.layout.block_layout import Layout, Order
 from hkv.layout.content import quantize
 from hkv.mesh.parallel_shape import ParallelShape
-from hkv.mesh.resharding.plan import Side
+from hkv.mesh.resharding import Side
 from hkv.spec import AttentionSpec, FullAttention, LayerSpec, Mamba, MLAAttention
 
 BLOCKS = 6

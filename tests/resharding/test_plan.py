@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hkv.dialects.rtp_llm.transfers import Peer, tensor_parallel_peers
 from hkv.errors import PlanError
 from hkv.mesh.parallel_shape import ParallelShape, Rank
-from hkv.mesh.resharding.plan import Plan, Side, plan_resharding
+from hkv.mesh.resharding import Plan, Side, plan_resharding
 from hkv.spec import FullAttention, MLAAttention
 from reference.resharding import execute, faults, fill, holdings
 from tests.resharding.cases import Case, cases, content, side

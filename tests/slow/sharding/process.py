@@ -17,9 +17,9 @@ from hkv.errors import ConfigError
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.mesh import sharding
 from hkv.mesh.parallel_shape import ParallelShape
-from hkv.mesh.resharding.plan import Side, plan_resharding
-from hkv.mesh.resharding.transfer import execute
+from hkv.mesh.resharding import Side, plan_resharding
 from hkv.mesh.sharding import ShardedLayout, make_mesh
+from hkv.mesh.transfer import execute
 from tests.slow.sharding.cases import Case, make_case
 
 NO_COLLECTIVES = "this build of JAX has no collectives between CPU processes"

@@ -13,10 +13,9 @@ import pytest
 
 from hkv.errors import ConfigError, LayoutError
 from hkv.mesh.parallel_shape import ParallelShape
-from hkv.mesh.resharding.packets import Grain
-from hkv.mesh.resharding.plan import Side, plan_resharding
-from hkv.mesh.resharding.transfer import _unpack, execute
+from hkv.mesh.resharding import Side, plan_resharding
 from hkv.mesh.sharding import ShardedLayout, make_mesh
+from hkv.mesh.transfer import Grain, _unpack, execute
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from reference.resharding import fill, holdings
 from tests.cache.hlo import large_copies

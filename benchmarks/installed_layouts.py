@@ -7,7 +7,7 @@ import random
 from fractions import Fraction
 from typing import Any
 
-from hkv.dialects.vllm.engines.installed_planning import InstalledPlanner
+from benchmarks.installed_planning import InstalledPlanner
 from hkv.layout.block_layout import Order
 from hkv.spec import KINDS
 

@@ -1,1 +1,0 @@
-"""Moving a request's cache between parallel shapes: `plan.py` says what goes where, `transfer.py` does it."""
