@@ -13,7 +13,7 @@ from hkv.dialects.rtp_llm.monitoring import cache_info, pool_snapshots, recent_h
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.dialects.rtp_llm.transfers import store_plan, tensor_parallel_peers
-from hkv.model.layer_description import CacheDescription, LayerDescription
+from hkv.model.group_policy import CacheDescription, LayerDescription
 
 __all__ = [
     "CacheDescription",

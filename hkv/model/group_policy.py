@@ -145,3 +145,65 @@ def check_policy(policy: GroupPolicy, spec: LayerSpec) -> None:
         raise TopologyError("policy", policy, "a GroupPolicy")
     if spec.snapshot and policy.group_type is not GroupType.LINEAR:
         raise TopologyError("group_type", policy.group_type.name, f"LINEAR, as {spec.kind} keeps snapshots")
+
+
+# Descriptions of layers, one for each cache, from which the policies of their groups follow.
+
+DEFAULT_TAG = "default"
+"""The tag of a model whose layers all cache alike; a draft's group of this tag looks for one that fits."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheDescription:
+    """One cache of one layer: its tag, its bytes, and what differs from the default policy (RTP-LLM `KVCacheSpecDesc`).
+
+    Attributes:
+      tag: the group it joins.
+      spec: description of what the layer caches in it.
+      group_type: overrides the type that follows from the spec.
+      state_cache: a state of which single blocks can be reused and evicted: prefix reuse on, eviction INDEPENDENT.
+      enable_prefix_reuse, evict_policy, reservable, explicit_block_num, charge_to_paged_budget, memory_placement,
+        active_tail_blocks, validate_tail_blocks, cp_mapping, cp_slice: override that field of the policy; None keeps
+        the default.
+    """
+
+    tag: str
+    spec: LayerSpec
+    group_type: GroupType | None = None
+    state_cache: bool = False
+    enable_prefix_reuse: bool | None = None
+    evict_policy: EvictPolicy | None = None
+    reservable: bool | None = None
+    explicit_block_num: int | None = None
+    charge_to_paged_budget: bool | None = None
+    memory_placement: MemoryPlacement | None = None
+    active_tail_blocks: int | None = None
+    validate_tail_blocks: bool | None = None
+    cp_mapping: CpMapping | None = None
+    cp_slice: CpSlice | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tag, str) or not self.tag:
+            raise TopologyError("tag", self.tag, "a non-empty string")
+        if not isinstance(self.spec, LayerSpec):
+            raise TopologyError("spec", self.spec, "a LayerSpec")
+        if not isinstance(self.group_type, GroupType | None):
+            raise TopologyError("group_type", self.group_type, f"one of {', '.join(GroupType.__members__)}, or None")
+        check_policy(self.policy, self.spec)
+
+    @property
+    def policy(self) -> GroupPolicy:
+        """The policy: the default of the type, then what a state cache changes, then the overrides (RTP-LLM)."""
+        policy = default_policy(group_type_of(self.spec) if self.group_type is None else self.group_type)
+        if self.state_cache:
+            policy = dataclasses.replace(policy, enable_prefix_reuse=True, evict_policy=EvictPolicy.INDEPENDENT)
+        names = [field.name for field in dataclasses.fields(policy) if field.name != "group_type"]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return dataclasses.replace(policy, **given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerDescription:
+    """One layer: its caches, one a group, in the order in which it uses them."""
+
+    caches: tuple[CacheDescription, ...] = ()

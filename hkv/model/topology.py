@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from hkv.errors import TopologyError
@@ -149,11 +149,6 @@ class Topology:
         """Pools of blocks."""
         return 1 if self.pools == "shared" else len(self.groups)
 
-    @property
-    def one_group_per_layer(self) -> bool:
-        """True if no layer belongs to several groups."""
-        return all(len(layer.tags) <= 1 for layer in self.layers)
-
     def pool_of(self, tag: str) -> int:
         """Index of the pool that the group of that tag draws from."""
         index = self.group_index(tag)
@@ -199,23 +194,6 @@ class Topology:
             if group.tag == tag:
                 return group
         raise TopologyError("tag", tag, f"one of layer {name}'s: {', '.join(group.tag for group in groups)}")
-
-    def restrict(self, names: Collection[str]) -> Topology:
-        """The share of a pipeline stage that runs only these layers: all groups in the same order, some maybe empty.
-
-        Raises:
-          TopologyError: an unknown or repeated layer, no layer, or one that reads a layer of another stage.
-        """
-        for name in names:
-            self.layer(name)
-        if len(set(names)) != len(names):
-            raise TopologyError("layers", tuple(names), "each layer once")
-        groups = (
-            dataclasses.replace(group, layers=tuple(name for name in group.layers if name in names))
-            for group in self.groups
-        )
-        layers = tuple(layer for layer in self.layers if layer.name in names)
-        return Topology(tuple(groups), layers=layers, pools=self.pools)
 
 
 def _check_groups(groups: Sequence[Group]) -> None:

@@ -18,9 +18,8 @@ from hkv.dialects.rtp_llm.planning import (
     plan_rtp_llm,
 )
 from hkv.errors import PlanError, SpecError
-from hkv.model.group_policy import MemoryPlacement
+from hkv.model.group_policy import CacheDescription, LayerDescription, MemoryPlacement
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
-from hkv.model.layer_description import CacheDescription, LayerDescription
 from hkv.spec import FullAttention, Mamba, MLAAttention
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
@@ -150,7 +149,7 @@ def test_descriptions_that_do_not_fit_together() -> None:
     latent = MLAAttention(block_size=8, head_size=20)
     cases: list[tuple[tuple[LayerDescription, ...], str]] = [
         ((), "at least one layer"),
-        ((LayerDescription(cache_of="layers.0"),), "a cache of its own"),
+        ((LayerDescription(),), "a cache of its own"),
         ((layer("a", full), layer("a", other)), "a tag for each size"),
         ((layer("a", full), layer("a", full, active_tail_blocks=1)), "a tag for each policy"),
         ((layer("a", latent),), "elements of a latent and of its rotary key, 20 together"),

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
-from hkv.model.draft_modules import DEFAULT_TAG
-from hkv.model.group_policy import CpSlice, GroupType
-from hkv.model.layer_description import CacheDescription, LayerDescription
+from hkv.model.group_policy import DEFAULT_TAG, CacheDescription, CpSlice, GroupType, LayerDescription
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 
 SIZE = 8

@@ -14,11 +14,9 @@ from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, dsv4, plan_rtp_l
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
 from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
-from hkv.errors import LayoutError, TopologyError
-from hkv.model.draft_modules import draft_layer_id
-from hkv.model.group_policy import GroupType, default_policy
+from hkv.errors import LayoutError
+from hkv.model.group_policy import CacheDescription, GroupType, default_policy
 from hkv.model.huggingface import ReadOptions, read_model
-from hkv.model.layer_description import CacheDescription
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 
@@ -178,10 +176,3 @@ def test_draft_layers_have_addresses_behind_the_targets(name: str, pools: str, b
     assert first.region.kv_offset >= addresses.homes(0)[0].region.kv_offset
     copied = {new.offset for _, new in addresses.copies(1, 2, first.group.tag)}
     assert addresses.address(count, 2)[0] in copied, "a fork copies the draft's block too"
-
-
-def test_global_ids_of_draft_layers() -> None:
-    assert [draft_layer_id(2, *rest) for rest in ((0, 3, 0), (0, 3, 2), (1, 3, 0), (1, 3, 2))] == [2, 4, 5, 7]
-    for module, count, layer in ((-1, 3, 0), (0, 0, 0), (0, 3, 3)):
-        with pytest.raises(TopologyError):
-            draft_layer_id(2, module, count, layer)

@@ -19,7 +19,7 @@ from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.errors import LayoutError
 from hkv.layout.views.numpy import numpy_dtype
-from hkv.model.layer_description import LayerDescription
+from hkv.model.group_policy import LayerDescription
 from hkv.spec import LayerSpec, MLAAttention
 from reference.dialects.rtp_llm import data_plane as reference
 from reference.dialects.rtp_llm.pool_walk import walk_pools

@@ -18,8 +18,7 @@ from hkv.dialects.rtp_llm.transfers import tensor_parallel_peers
 from hkv.errors import PlanError
 from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.resharding import Side, plan_resharding
-from hkv.model.group_policy import GroupType
-from hkv.model.layer_description import LayerDescription
+from hkv.model.group_policy import GroupType, LayerDescription
 from hkv.spec import MLAAttention
 from reference.dialects.rtp_llm.manager import Manager
 from reference.dialects.rtp_llm.shares import Whole

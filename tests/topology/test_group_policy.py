@@ -1,11 +1,13 @@
 """The eleven fields of a group's policy, their defaults and what they refuse."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
 from hkv.errors import TopologyError
 from hkv.model.group_policy import (
+    CacheDescription,
     CpMapping,
     CpSlice,
     EvictPolicy,
@@ -108,3 +110,53 @@ def test_equality_counts_every_field():
     assert len(others) == len(dataclasses.fields(GroupPolicy)) == 11
     for name, value in others.items():
         assert dataclasses.replace(GroupPolicy(), **{name: value}) != GroupPolicy()
+
+
+FULL = FullAttention(block_size=8, num_kv_heads=2, head_size=4)
+STATE = Mamba(block_size=8, shapes=((4,),))
+
+
+def test_policy_is_default_then_state_cache_then_overrides():
+    description = CacheDescription(tag="s", spec=OpaqueState(block_size=8), state_cache=True)
+    assert description.policy == dataclasses.replace(
+        default_policy(GroupType.SWA), enable_prefix_reuse=True, evict_policy=EvictPolicy.INDEPENDENT
+    )
+    overrides = {
+        "enable_prefix_reuse": False,
+        "evict_policy": EvictPolicy.NONE,
+        "reservable": False,
+        "explicit_block_num": 256,
+        "charge_to_paged_budget": True,
+        "memory_placement": MemoryPlacement.HOST_PINNED,
+        "active_tail_blocks": 1,
+        "validate_tail_blocks": False,
+        "cp_mapping": CpMapping.NONE,
+        "cp_slice": CpSlice.PAYLOAD_BYTES,
+    }
+    full = dataclasses.replace(description, group_type=GroupType.FULL, **overrides)
+    assert full.policy == GroupPolicy(group_type=GroupType.FULL, **overrides)
+    for name, value in overrides.items():
+        changed = dataclasses.replace(description, **{name: value}).policy
+        assert changed == dataclasses.replace(description.policy, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tag": "", "spec": FULL},
+        {"tag": "a", "spec": None},
+        {"tag": "a", "spec": FULL, "group_type": "FULL"},
+        {"tag": "a", "spec": STATE, "group_type": GroupType.FULL},
+        {"tag": "a", "spec": FULL, "active_tail_blocks": -1},
+        {"tag": "a", "spec": FULL, "memory_placement": MemoryPlacement.HOST, "charge_to_paged_budget": True},
+    ],
+)
+def test_a_description_is_checked_at_once(fields):
+    with pytest.raises(TopologyError):
+        CacheDescription(**fields)
+
+
+def test_the_documented_example(capsys):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "topology.md"
+    exec(page.read_text().split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "('full', 'linear') 2\n"

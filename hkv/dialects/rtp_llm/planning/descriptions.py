@@ -10,10 +10,8 @@ from hkv.dialects.rtp_llm.planning.blocks import block_of, tail_blocks
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, hybrid_tags
 from hkv.errors import PlanError
-from hkv.model.draft_modules import DEFAULT_TAG
-from hkv.model.group_policy import GroupType, group_type_of
+from hkv.model.group_policy import DEFAULT_TAG, CacheDescription, GroupType, LayerDescription, group_type_of
 from hkv.model.huggingface import Model
-from hkv.model.layer_description import CacheDescription, LayerDescription
 from hkv.spec import LayerSpec, attention_of
 
 ORDINARY_BLOCK, LONG_BLOCK = 64, 256

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
-from hkv.model.group_policy import CpSlice, MemoryPlacement
-from hkv.model.layer_description import CacheDescription
+from hkv.model.group_policy import CacheDescription, CpSlice, MemoryPlacement
 
 CSA_TAGS = ("csa_kv", "indexer_kv", "indexer_state", "csa_state", "swa_kv")
 HCA_TAGS = ("hca_kv", "hca_state", "swa_kv")

@@ -19,9 +19,15 @@ from hkv.dialects.rtp_llm.planning.pools import (
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, check_whole
-from hkv.model.group_policy import GroupPolicy, GroupType, MemoryPlacement, group_type_of
+from hkv.model.group_policy import (
+    CacheDescription,
+    GroupPolicy,
+    GroupType,
+    LayerDescription,
+    MemoryPlacement,
+    group_type_of,
+)
 from hkv.model.huggingface import Model
-from hkv.model.layer_description import CacheDescription, LayerDescription
 
 
 def plan_rtp_llm(model: Model, memory: int, options: RtpOptions, draft: Model | None = None) -> PoolPlan:
@@ -141,8 +147,8 @@ def _caches(layers: Sequence[LayerDescription], options: RtpOptions) -> dict[str
         raise PlanError("layers", layers, "at least one layer")
     found: dict[str, CacheDescription] = {}
     for index, layer in enumerate(layers):
-        if layer.cache_of is not None or not layer.caches:
-            raise PlanError(f"layers.{index}", layer.cache_of, "a layer with a cache of its own, under RTP-LLM")
+        if not layer.caches:
+            raise PlanError(f"layers.{index}", None, "a layer with a cache of its own, under RTP-LLM")
         if options.pools == "shared" and len(layer.caches) > 1:
             tags = [cache.tag for cache in layer.caches]
             raise PlanError(f"layers.{index}", tags, "one cache a layer in a shared pool")
