@@ -68,7 +68,7 @@ def command(given: tuple[str, ...], jobs: int | None, most: int, plot_path: str 
 
 def _saved(words: varied_options.Words) -> list[Side]:
     if words.fixed or words.axes:
-        option = next(iter((*words.fixed, *words.axes)))
+        option = next(iter((*(each[0] for each in words.fixed), *words.axes)))
         raise click.UsageError(f"{option} is for a TRACE; the replays {', '.join(words.files)} have been made")
     return [read_side(path) for path in words.files]
 
@@ -85,7 +85,8 @@ def _made(words: varied_options.Words, jobs: int) -> list[Side]:
     sides: dict[int, Side] = {}
     with progress_bar("compare", len(points)) as advance:
         for place, result in at_once(replayed, points, trace, jobs):
-            name = " ".join(f"{option} {points[place].labels[option]}" for option in varying)
+            labels = points[place].labels
+            name = " ".join(f"{option} {labels[option]}" for option in varying if option in labels)
             sides[place] = side_of(name, result)
             advance()
     return [sides[place] for place in range(len(points))]

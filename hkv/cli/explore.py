@@ -17,12 +17,13 @@ from hkv.contract import explore_command, registry
 from hkv.contract.log import describe
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT
+from hkv.oracle.exploration import explore_command_of, search_of
 from hkv.oracle.log_file import log_bytes
 
 BROKEN = 1
 """Exit status when an invariant is broken."""
 
-COMMANDS = commands(lambda dialect: dialect.explore_command())
+COMMANDS = commands(explore_command_of)
 
 
 @click.command("explore", epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
@@ -59,9 +60,9 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
 
     Exit status: 0 no invariant is broken (whether everything was explored is said), 1 one is, 2 unusable input.
     """
-    rules = registry.dialect_of(dialect).explore_command()
+    rules = explore_command_of(registry.dialect_of(dialect))
     refuse_others(rules, COMMANDS, dialect)
-    search = rules.search({**options, "dialect": dialect})
+    search = search_of(rules, {**options, "dialect": dialect})
     path = save or "counterexample.jsonl"
     _check_folder(path)
 

@@ -63,8 +63,8 @@ def command(
     """Replay a trace with every combination of some options.
 
     Every option of `hkv replay` may be given; these may have several values between commas: --model, --memory,
-    --block-size, --kv-dtype, --tp, --retention, --dialect, --draft, --lookahead, --step-tokens, --decode-tokens,
-    --max-running, --linear-step, --reserve-ratio, --closed-loop; and these between semicolons: --groups, --num-blocks,
+    --block-size, --kv-dtype, --tp, --dialect, --draft, --lookahead, --step-tokens, --decode-tokens,
+    --max-running, --closed-loop, and those that a dialect adds; and these between semicolons: --groups, --num-blocks,
     --eagle. --memory and --num-blocks also take LOW..HIGH:N, N sizes in equal ratios. Each point is what `hkv replay`
     finds with its options.
 

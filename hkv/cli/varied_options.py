@@ -10,7 +10,9 @@ import click
 from click.core import ParameterSource
 
 from hkv.cli import replay as single
+from hkv.contract import registry
 from hkv.replay import sweep
+from hkv.replay.command import ReplayCommand
 from hkv.replay.points import Point
 
 NOT_VARIED = ("--json", "--plot", "--check", "--ceilings")
@@ -24,12 +26,12 @@ class Words:
     Attributes:
       files: what is no option.
       axes: options that have a size or several values, with these.
-      fixed: all other options, with their values.
+      fixed: all other options, each with its value if it takes one.
     """
 
     files: Sequence[str]
     axes: Mapping[str, Sequence[str]]
-    fixed: Sequence[str]
+    fixed: Sequence[tuple[str, ...]]
 
 
 def parsed(words: Sequence[str]) -> Words:
@@ -39,8 +41,10 @@ def parsed(words: Sequence[str]) -> Words:
       click.UsageError: an option that `hkv replay` does not have, or that says nothing here.
     """
     known = {name: each for each in single.command.params for name in (*each.opts, *each.secondary_opts)}
+    varied = {*sweep.SPLIT, *_names(*single.COMMANDS)}
     axes: dict[str, list[str]] = {}
-    files, fixed = [], []
+    files: list[str] = []
+    fixed: list[tuple[str, ...]] = []
     left = iter(words)
     for word in left:
         option, equals, text = word.partition("=")
@@ -51,16 +55,16 @@ def parsed(words: Sequence[str]) -> Words:
         if found is None or option in NOT_VARIED:
             raise click.UsageError(f"{option}: no option of this command, or of hkv replay that it takes")
         if not isinstance(found, click.Option) or found.is_flag:
-            fixed.append(word)
+            fixed.append((word,))
             continue
         if not equals:
             text = next(left, "")
-        option = next((name for name in found.opts if name in sweep.SPLIT), option)
-        several = sweep.values(option, text) if option in sweep.SPLIT else [text]
+        option = next((name for name in found.opts if name in varied), option)
+        several = sweep.values(option, text) if option in varied else [text]
         if len(several) > 1 or option in (sweep.MEMORY, sweep.BLOCKS):
             axes[option] = several
         else:
-            fixed += [option, text]
+            fixed.append((option, text))
     return Words(files, axes, fixed)
 
 
@@ -75,7 +79,20 @@ def context_of(arguments: Sequence[str]) -> click.Context:
 
 def arguments_of(words: Words, labels: Mapping[str, str]) -> list[str]:
     """The arguments of one of the replays."""
-    return [*words.files[:1], *words.fixed, *(each for pair in labels.items() for each in pair)]
+    given = [*words.fixed, *labels.items()]
+    return [*words.files[:1], *(word for each in given if _concerns(each[0], words, labels) for word in each)]
+
+
+def _concerns(option: str, words: Words, labels: Mapping[str, str]) -> bool:
+    """False, where dialects are held against each other, for an option that only others than this replay's have."""
+    if len(words.axes.get("--dialect", ())) < 2 or option not in _names(*single.COMMANDS):
+        return True
+    return option in _names(registry.dialect_of(labels["--dialect"]).replay_command())
+
+
+def _names(*commands: ReplayCommand) -> set[str]:
+    """Options that dialects add to `hkv replay`."""
+    return {name for command in commands for option in command.options() for name in option.opts}
 
 
 def points_of(words: Words) -> list[Point]:
@@ -85,8 +102,12 @@ def points_of(words: Words) -> list[Point]:
       click.UsageError: one has options that do not go together.
       HKVError: one has no cache.
     """
-    points = []
-    for labels in sweep.points(words.axes):
+    asked = [
+        {option: text for option, text in labels.items() if _concerns(option, words, labels)}
+        for labels in sweep.points(words.axes)
+    ]
+    points: list[Point] = []
+    for labels in (each for place, each in enumerate(asked) if each not in asked[:place]):
         with context_of(arguments_of(words, labels)) as context:
             options: dict[str, Any] = context.params
             default = context.get_parameter_source("engine") is ParameterSource.DEFAULT

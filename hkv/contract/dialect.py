@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hkv.contract.answer import Mismatch, SameNames, compare
+from hkv.contract.log import PooledHeader
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hkv.contract.attach import Observed, Session
     from hkv.contract.case import Case, ShrinkRules
     from hkv.contract.explanation import Explanation, Resumption
-    from hkv.contract.explore_command import ExploreCommand
+    from hkv.contract.explore_command import ExploreCommand, Space
     from hkv.contract.invariant import Invariant
     from hkv.contract.log import Lifecycle, Log, LogFormat
     from hkv.contract.plan_command import PlanCommand
@@ -114,6 +115,23 @@ class Dialect(abc.ABC):
     def lifecycle(self, header: Any) -> Lifecycle:
         """Follows a log from its header on."""
 
+    def header_of(self, name: str, groups: Sequence[Mapping[str, Any]], num_blocks: Sequence[int]) -> Any:
+        """Header of a cache that is not drawn: its groups as logs have them, and the blocks of its pool or pools.
+
+        Raises:
+          ConfigError: the dialect has no such cache.
+        """
+        pooled = issubclass(self.log.header, PooledHeader)
+        if not pooled and len(num_blocks) != 1:
+            raise ConfigError("num_blocks", list(num_blocks), f"one number: {name} has one pool")
+        blocks = list(num_blocks) if pooled else num_blocks[0]
+        feature = self.features(name)[0]
+        header = self.log.header(
+            dialect=name, feature=feature, num_blocks=blocks, groups=[dict(each) for each in groups]
+        )
+        self.log.check(header)
+        return header
+
     # Engines
 
     def perform(self, engine: Any, operation: Any) -> Any:
@@ -162,7 +180,8 @@ class Dialect(abc.ABC):
     def summary(self, header: Any) -> str:
         """The cache of a header in a few words: blocks and groups."""
         groups = ", ".join(f"{kind}:{size}" for kind, size in self.groups(header))
-        return f"{header.num_blocks} blocks, groups {groups}"
+        pools: list[Any] = header.num_blocks if isinstance(header.num_blocks, list) else [header.num_blocks]
+        return f"{' and '.join(map(str, pools))} blocks, groups {groups}"
 
     # Random traffic
 
@@ -338,13 +357,30 @@ class Dialect(abc.ABC):
         """
         raise self.lacks("memory plans")
 
-    def explore_command(self) -> ExploreCommand:
-        """The dialect's part of `hkv explore`.
+    def explore_command(self) -> ExploreCommand | None:
+        """The dialect's part of `hkv explore`; None where `next_operations` and `canonical` of its engine say it."""
+        return None
+
+    def next_operations(self, engine: Any, space: Space) -> Iterator[Any]:
+        """The operations that a built-in engine may be asked next, within the traffic that a small cache may see.
 
         Raises:
           UnsupportedConfigError: the dialect's caches are not explored.
         """
         raise self.lacks("an explorer")
+
+    def canonical(self, engine: Any) -> Hashable:
+        """State of a built-in engine, equal for two that differ in nothing that a rule can read; clocks count as ranks.
+
+        Raises:
+          UnsupportedConfigError: the dialect's caches are not explored.
+        """
+        raise self.lacks("an explorer")
+
+    def refuses(self, answer: Any) -> bool:
+        """True if an answer refuses blocks; an exploration counts them."""
+        del answer
+        return False
 
     def replay_command(self) -> Any:
         """The dialect's part of `hkv replay`, a `hkv.replay.command.ReplayCommand`.

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol
 
 import click
+
+from hkv.errors import ConfigError
 
 Progress = Callable[[str, float], None]
 """Callback for the progress of a search: in words, and as the share of its present part that is done."""
 
 MOST = {"num_blocks": 32, "requests": 4, "max_model_len": 9}
 """The largest space that can be asked for; time and memory end long before."""
+
+TOKENS = (0, 1)
+"""The different tokens of prompts and of what is generated."""
 
 
 class Counterexample(Protocol):
@@ -119,6 +125,81 @@ class Report:
         return lines
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Space:
+    """Traffic that a small cache may see. Lengths are in tokens.
+
+    Attributes:
+      requests: most requests at the same time.
+      prompt: longest prompt.
+      max_model_len: longest request.
+
+    Raises:
+      ConfigError: something is too large.
+    """
+
+    requests: int = 2
+    prompt: int = 2
+    max_model_len: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "max_model_len"):
+            check_small(name, getattr(self, name))
+        if type(self.prompt) is not int or not 1 <= self.prompt <= self.max_model_len:
+            raise ConfigError("prompt", self.prompt, f"1 to max_model_len {self.max_model_len} tokens")
+
+    def names(self) -> Iterator[str]:
+        """Names of requests, the first free one being a new request's: names recur, and states with them."""
+        return (f"r{number}" for number in range(1, self.requests + 1))
+
+    def prompts(self) -> Iterator[list[int]]:
+        """Every prompt: all strings of `TOKENS` up to the longest."""
+        lengths = range(1, self.prompt + 1)
+        return (list(tokens) for length in lengths for tokens in itertools.product(TOKENS, repeat=length))
+
+
+def check_small(name: str, value: object) -> None:
+    """Raises ConfigError unless a size of a space is one of those that `MOST` allows."""
+    if type(value) is not int or not 1 <= value <= MOST[name]:
+        raise ConfigError(name, value, f"1 to {MOST[name]}, so that there is an end")
+
+
+class World(Protocol):
+    """A cache at one point of an exploration, with all that its invariants remember.
+
+    Attributes:
+      evictions: blocks that were evicted so far.
+    """
+
+    @property
+    def evictions(self) -> int: ...
+
+    def perform(self, operation: Any) -> Any:
+        """Performs one operation, asks every invariant, and returns the engine's answer.
+
+        Raises:
+          InvariantError: one does not hold after it.
+          Exception: whatever the engine raises.
+        """
+        ...
+
+    def refused(self, answer: Any) -> bool:
+        """True if an answer refuses blocks."""
+        ...
+
+    def operations(self) -> Iterator[Any]:
+        """The operations that may come next."""
+        ...
+
+    def name(self) -> Hashable:
+        """Canonical state: equal for two worlds that differ in nothing that a rule or an invariant can read."""
+        ...
+
+    def copies(self) -> Callable[[], World]:
+        """Makes, whenever it is called, a world like this one is now."""
+        ...
+
+
 class Search(abc.ABC):
     """A search through the states that a small cache can reach."""
 
@@ -131,20 +212,34 @@ class Search(abc.ABC):
         """Coverage and result so far."""
 
 
-class ExploreCommand(abc.ABC):
+class ExploreCommand:
     """`hkv explore` under one dialect's rules."""
 
     def options(self) -> Sequence[click.Option]:
         """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
         return ()
 
-    @abc.abstractmethod
-    def search(self, options: dict[str, Any]) -> Search:
-        """The search that the command's options ask for.
+    def search(self, options: dict[str, Any]) -> Search | None:
+        """The search that the command's options ask for; None for breadth first from `world`, in Python.
 
         Raises:
           HKVError: there is no such cache, or it is too large.
         """
+        return None
+
+    def world(self, options: dict[str, Any]) -> tuple[Any, World]:
+        """The header, and the empty cache, that the command's options ask for.
+
+        Raises:
+          HKVError: there is no such cache, or it is too large.
+        """
+        raise NotImplementedError
+
+
+def space_of(options: dict[str, Any]) -> Space:
+    """The traffic that `size_options` ask for."""
+    longest, prompt = options["max_model_len"], options["prompt"]
+    return Space(requests=options["requests"], prompt=longest if prompt is None else prompt, max_model_len=longest)
 
 
 def size_options() -> Sequence[click.Option]:

@@ -154,3 +154,47 @@ def describe_briefly(operation: object) -> str:
 def judged(invariants: Iterable[Invariant], lacks: frozenset[str]) -> list[Invariant]:
     """The invariants that can be asked of an engine with these lacks."""
     return [invariant for invariant in invariants if not lacks.intersection(invariant.needs)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainMoment:
+    """An operation, its answer, and the answers of a look at the state before and after it.
+
+    Attributes:
+      header: configuration of the engine.
+    """
+
+    header: Any
+    operation: Any
+    answer: Any
+    before: Any
+    after: Any
+
+
+class PlainWatch:
+    """An engine that performs operations, looked at after each of them, for dialects with no moment of their own.
+
+    Args:
+      engine: the engine, empty.
+      header: its configuration.
+      invariants: what is asked of each `PlainMoment`.
+      look: the operation that is answered with the whole state, and changes nothing.
+    """
+
+    def __init__(self, engine: Any, header: Any, invariants: Iterable[Invariant], look: Any) -> None:
+        self._engine, self._header, self._look = engine, header, look
+        self._invariants = [invariant.begin(header) for invariant in invariants]
+        self._state = engine.perform(look)
+
+    def perform(self, operation: Any) -> Any:
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
+        answer = self._engine.perform(operation)
+        moment = PlainMoment(self._header, operation, answer, self._state, self._engine.perform(self._look))
+        for invariant in self._invariants:
+            invariant(moment)
+        self._state = moment.after
+        return answer

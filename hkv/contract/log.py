@@ -85,6 +85,16 @@ class PlainHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     bugs: list[str] = []
 
 
+class PooledHeader(PlainHeader, kw_only=True):
+    """`PlainHeader` of a cache in which each group has a pool of its own.
+
+    Attributes:
+      num_blocks: blocks of each group's pool.
+    """
+
+    num_blocks: list[int]  # pyright: ignore[reportIncompatibleVariableOverride] - decoded, never assigned
+
+
 class PlainOperation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op"):
     """An operation that says itself what it is answered with. One that is answered has a field `want`, None by default.
 

@@ -105,7 +105,10 @@ def shorter_lists(operation: Any) -> Iterator[Any]:
 
 
 def fewer_blocks(header: Any) -> Iterator[Any]:
-    """The configuration with half as many blocks, and with one less."""
+    """The configuration with half as many blocks in a pool, and with one less."""
     blocks = header.num_blocks
-    for count in dict.fromkeys((blocks // 2, blocks - 1)) if isinstance(blocks, int) else ():
-        yield msgspec.structs.replace(header, num_blocks=count)
+    pools = blocks if isinstance(blocks, list) else [blocks]
+    for place, count in enumerate(pools):
+        for fewer in dict.fromkeys((count // 2, count - 1)):
+            changed = [*pools[:place], fewer, *pools[place + 1 :]]
+            yield msgspec.structs.replace(header, num_blocks=changed if isinstance(blocks, list) else fewer)

@@ -6,8 +6,10 @@ import abc
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
@@ -15,8 +17,10 @@ from hkv.contract.log import PlainHeader
 from hkv.errors import ConfigError
 from hkv.model.topology import Group, Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
+from hkv.replay.optimal import Pool
+from hkv.replay.reasons import HitReasons
 from hkv.replay.record import Recorder
-from hkv.replay.run import Outcome, Progress, ReplayedCache
+from hkv.replay.run import EVICTS_NOTHING, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec
 
@@ -33,7 +37,12 @@ class PlainLoop(StepLoop):
       schedule: the numbers.
       arrivals: the trace, `step` never falling.
       observer: is told what happens.
+
+    Attributes:
+      asks: whether the observer is told of lookups before blocks are asked for.
     """
+
+    asks: bool = False
 
     def __init__(
         self, engine: Any, key_tokens: int, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer
@@ -42,6 +51,10 @@ class PlainLoop(StepLoop):
         self._engine = engine
         self._key_tokens = key_tokens
         self._held: dict[str, int] = {}
+
+    def _found(self, live: LiveRequest, tokens: list[int]) -> int:
+        """Tokens that an admission would find now; nothing is changed. Asked where the dialect tells of misses."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _enter(self, live: LiveRequest, tokens: list[int]) -> int | None:
@@ -52,7 +65,10 @@ class PlainLoop(StepLoop):
         """Asks for blocks for more tokens; False when refused."""
 
     def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
-        hit = self._enter(live, self._named(live, 0))
+        tokens = self._named(live, 0)
+        if self.asks:
+            self._observer.looked_up(step, live, self._found(live, tokens))
+        hit = self._enter(live, tokens)
         if hit is None:
             return Refusal.PUT_OFF
         self._held[live.id] = live.tokens
@@ -71,19 +87,35 @@ class PlainLoop(StepLoop):
         return named + [-1] * (live.tokens - max(first, known))
 
 
+class PlainMisses(HitReasons, Protocol):
+    """Says of an engine what groups lack beyond a hit; `reasons` are all that it may name, as tables list them."""
+
+    reasons: ClassVar[tuple[str, ...]]
+
+    def __init__(self, engine: Any, key_tokens: int) -> None: ...
+
+
 class PlainCache(ReplayedCache):
     """A cache whose configuration is a log header, whose engines are the oracle's, and which has no compiled schedule.
 
     Args:
-      header: the header.
+      header: the header; of a `PooledHeader` each group has a pool.
       specs: one per group.
       loop: the schedule.
+      misses: makes what is asked why hits ended; None where nothing tells.
     """
 
-    def __init__(self, header: PlainHeader, specs: Sequence[LayerSpec], loop: Callable[..., StepLoop]) -> None:
+    def __init__(
+        self,
+        header: PlainHeader,
+        specs: Sequence[LayerSpec],
+        loop: Callable[..., PlainLoop],
+        misses: type[PlainMisses] | None = None,
+    ) -> None:
         self.config = header
-        self._groups = Topology.of_specs(specs).groups
-        self._loop = loop
+        self._specs, self._groups = specs, Topology.of_specs(specs).groups
+        self._loop, self._misses, self._tells = loop, misses, False
+        self.reasons = () if misses is None else misses.reasons
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -91,43 +123,66 @@ class PlainCache(ReplayedCache):
 
     @property
     def blocks(self) -> int:
-        return self.config.num_blocks
+        return sum(pool.blocks for pool in self.pools)
+
+    @property
+    def pools(self) -> Sequence[Pool]:
+        blocks = self.config.num_blocks
+        if isinstance(blocks, list):
+            return [Pool(count, [spec]) for count, spec in zip(blocks, self._specs, strict=True)]
+        return (Pool(blocks, self._specs),)
 
     @property
     def key_tokens(self) -> int:
         return math.gcd(*(group.spec.block_size for group in self._groups))
 
+    def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
+        """A cache of so many blocks that nothing is ever evicted: those of all requests, a last one each not full."""
+        most = [tokens // spec.block_size + 2 * requests + schedule.lookahead + 1 for spec in self._specs]
+        blocks = most if isinstance(self.config.num_blocks, list) else sum(most)
+        header = msgspec.structs.replace(self.config, num_blocks=blocks)
+        return {EVICTS_NOTHING: PlainCache(header, self._specs, self._loop, self._misses)}
+
     def engine(self, name: str, make: EngineFactory) -> Any:
+        self._tells = self._misses is not None and name in registry.dialect_of(self.config.dialect).engines
         return make(self.config)
 
     def plain(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
     ) -> Outcome:
-        recorder = Recorder(self.blocks + 1, None, progress)
+        misses = self._misses(driven, self.key_tokens) if self._misses is not None and self._tells else None
+        recorder = Recorder(self.blocks + 1, misses, progress)
         started = time.perf_counter()
-        steps = self._loop(driven, self.key_tokens, schedule, coming, recorder).run()
+        loop = self._loop(driven, self.key_tokens, schedule, coming, recorder)
+        loop.asks = misses is not None
+        steps = loop.run()
         seconds = time.perf_counter() - started
         return Outcome(self, recorder, steps, getattr(driven, "evictions", None), seconds, schedule.max_model_len)
 
 
 class PlainReplayCommand(ReplayCommand):
-    """Groups over one pool.
+    """Groups over one pool, or over one each where the dialect's logs begin with a `PooledHeader`.
 
     Args:
       loop: the schedule: a `PlainLoop` that was not made yet.
+      misses: what is asked why hits ended, of an engine and the tokens of a key; None where nothing tells.
     """
 
-    def __init__(self, loop: Callable[..., StepLoop]) -> None:
-        self._loop = loop
+    def __init__(self, loop: Callable[..., PlainLoop], misses: type[PlainMisses] | None = None) -> None:
+        self._loop, self._misses = loop, misses
+
+    def num_blocks(self, options: dict[str, Any]) -> Sequence[int]:
+        """Blocks of the pool, or of each pool; as `--num-blocks` has them unless the dialect divides them up."""
+        return options["num_blocks"]
 
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
-        name, blocks = options["dialect"], options["num_blocks"]
-        if len(blocks) != 1:
-            raise ConfigError("num_blocks", list(blocks), f"one number: {name} has one pool")
+        for name, default in (("caching", True), ("lookahead", 0)):
+            if options[name] != default:
+                raise ConfigError(name, options[name], f"{default}: {options['dialect']} has no other")
         groups = [spec.to_log() for spec in options["groups"]]
-        header = PlainHeader(dialect=name, feature="replay", num_blocks=blocks[0], groups=groups)
-        registry.dialect_of(name).log.check(header)
-        cache = PlainCache(header, options["groups"], self._loop)
+        dialect = registry.dialect_of(options["dialect"])
+        header = dialect.header_of(options["dialect"], groups, self.num_blocks(options))
+        cache = PlainCache(header, options["groups"], self._loop, self._misses)
         return StudiedCache(cache, schedule_for_groups(options), groups_text(options))
 
 

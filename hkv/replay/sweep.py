@@ -20,15 +20,15 @@ MEMORY, BLOCKS = "--memory", "--num-blocks"
 SPLIT = {
     **dict.fromkeys(
         (
-            *("--model", MEMORY, "--block-size", "--kv-dtype", "--tp", "--retention", "--dialect", "--draft"),
+            *("--model", MEMORY, "--block-size", "--kv-dtype", "--tp", "--dialect", "--draft"),
             *("--lookahead", "--step-tokens", "--decode-tokens", "--max-running", "--closed-loop"),
-            *("--linear-step", "--reserve-ratio"),
         ),
         ",",
     ),
     **dict.fromkeys(("--groups", BLOCKS, "--eagle"), ";"),
 }
-"""Options of `hkv replay` that may have several values, and what stands between them."""
+"""Options of `hkv replay` that may have several values, and what stands between them. Options that a dialect adds may
+have several between commas, unless they stand here."""
 
 COLUMNS = (
     "hit_rate",
@@ -58,7 +58,7 @@ def values(option: str, text: str) -> list[str]:
       ConfigError: a range that is none.
     """
     if option not in (MEMORY, BLOCKS) or ".." not in text:
-        return [part.strip() for part in text.split(SPLIT[option])]
+        return [part.strip() for part in text.split(SPLIT.get(option, ","))]
     ends, _, count = text.partition(":")
     low, _, high = ends.partition("..")
     number = whole_number(count)
@@ -74,10 +74,11 @@ def values(option: str, text: str) -> list[str]:
 def _size(option: str, text: str) -> int:
     if option == MEMORY:
         return parse_bytes(text)
-    blocks = whole_number(text.strip())
-    if blocks is None or not 2 <= blocks <= MAX_BLOCKS:
-        raise ConfigError(option, text, f"a number of blocks from 2 to {MAX_BLOCKS}")
-    return blocks
+    pools = [whole_number(part.strip()) for part in text.split(",")]
+    blocks = [each for each in pools if each is not None and 2 <= each <= MAX_BLOCKS]
+    if len(blocks) != len(pools):
+        raise ConfigError(option, text, f"a number of blocks from 2 to {MAX_BLOCKS}, or one for each pool")
+    return sum(blocks)
 
 
 def points(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
@@ -93,7 +94,7 @@ def points(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
 
 
 def size_of(options: Mapping[str, str]) -> float:
-    """The size of a point's pool: bytes of memory, or blocks."""
+    """The size of a point's pools: bytes of memory, or blocks of all of them."""
     return float(parse_bytes(options[MEMORY]) if MEMORY in options else _size(BLOCKS, options[BLOCKS]))
 
 

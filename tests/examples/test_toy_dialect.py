@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
-import tomllib
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.examples.package import ROOT, hkv, installed, run
+
 PACKAGE = ROOT / "examples" / "toy_dialect"
 MOST_LINES = 300
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder of installed packages, as pip leaves it: the package, and what its pyproject.toml registers."""
-    folder = tmp_path_factory.mktemp("site")
-    shutil.copytree(PACKAGE / "toy_dialect", folder / "toy_dialect", ignore=shutil.ignore_patterns("__pycache__"))
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    info = folder / f"toy_dialect-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    groups = [
-        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
-        for group, entries in project["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(groups))
-    return folder
-
-
-def run(site: pathlib.Path, *arguments: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-    """A command of HKV, in a process of its own that sees the package."""
-    path = os.pathsep.join([str(ROOT), str(site)])
-    command = [sys.executable, "-c", "from hkv.cli import main; main()", *map(os.fspath, arguments)]
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-
-
-def hkv(site: pathlib.Path, *arguments: str | os.PathLike[str], status: int = 0) -> str:
-    """Output of a command that ends with a status."""
-    done = run(site, *arguments)
-    assert done.returncode == status, done.stderr + done.stdout
-    return done.stdout
+    return installed(PACKAGE, tmp_path_factory.mktemp("site"))
 
 
 def test_a_whole_dialect_takes_at_most_300_lines():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from hkv.dialects.rtp_llm.explorer import RtpSpace
+from hkv.contract.explore_command import Space
+from hkv.dialects.rtp_llm.explorer import RtpWorld
 from hkv.dialects.rtp_llm.schedule.run import rtp_cache
+from hkv.oracle.exploration import BreadthFirst
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 
 FULL = FullAttention(block_size=1, num_kv_heads=1, head_size=1, dtype="bfloat16")
@@ -23,8 +25,16 @@ SPACES: dict[str, tuple[str, list[LayerSpec], int]] = {
 }
 
 
-def space(name: str, *, tree: bool = False, num_blocks: int = 0) -> RtpSpace:
-    """The space of that name; a single request of up to two tokens, blocks of one."""
+def world(name: str, *, tree: bool = False, num_blocks: int = 0) -> RtpWorld:
+    """The empty cache of that name; a single request of up to two tokens, blocks of one."""
     dialect, specs, count = SPACES[name]
     config = rtp_cache(dialect, specs, (num_blocks or count,), prefix_tree=tree)
-    return RtpSpace(config=config, requests=1, prompt=2, max_model_len=2)
+    return RtpWorld(config, Space(requests=1, prompt=2, max_model_len=2))
+
+
+def explored(name: str, *, tree: bool = False, limit_states: int | None = None) -> BreadthFirst:
+    """The search from there, to its end."""
+    small = world(name, tree=tree)
+    search = BreadthFirst(small.header, small, limit_states=limit_states)
+    search.run()
+    return search

@@ -13,15 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli import cli
+from hkv.contract.explore_command import Space
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.explorer import RtpExplorer, World
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import Patch, applied
 from tests.mutants.catalogue import MUTANTS
-from tests.rtp_llm.explored import SPACES, space
+from tests.rtp_llm.explored import SPACES, explored, world
 
 DEPTH = 5
 
@@ -72,14 +71,13 @@ def sequences(header: structs.RtpHeader, before: tuple[structs.RtpOp, ...], dept
 @pytest.mark.parametrize("name", ["single", "hybrid"])
 def test_it_reaches_what_all_sequences_of_operations_reach(name: str) -> None:
     """Without merging states, and from the empty cache each time."""
-    small = space(name, tree=True)
-    explorer = RtpExplorer(small)
-    report = explorer.run()
+    search = explored(name, tree=True)
+    report = search.report
     assert report.exhausted
     assert sum(report.by_operation.values()) == report.transitions > report.states
-    header, found = to_rtp_header(small.config, "core"), set()
+    header, found = world(name, tree=True).header, set()
     for state in range(report.states):
-        way = explorer.way(state)
+        way = search.way(state)
         if len(way) <= DEPTH:
             found.add(next(sequences(header, way, 0)))
     assert found == set(sequences(header, (), DEPTH))
@@ -89,7 +87,7 @@ def test_it_reaches_what_all_sequences_of_operations_reach(name: str) -> None:
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("tree", [False, True])
 def test_no_invariant_is_broken(name: str, tree: bool) -> None:
-    report = RtpExplorer(space(name, tree=tree), limit_states=120).run()
+    report = explored(name, tree=tree, limit_states=120).report
     assert report.counterexample is None
     assert report.transitions > report.states
 
@@ -110,7 +108,7 @@ def test_a_planted_defect_has_a_shortest_counterexample(
     edits: tuple[Patch, ...], invariant: str, operations: str
 ) -> None:
     with applied(*edits):
-        found = RtpExplorer(space("hybrid")).run().counterexample
+        found = explored("hybrid").report.counterexample
         assert found is not None
         performed, answers = found.with_answers()
     assert found.invariants == (invariant,)
@@ -119,10 +117,10 @@ def test_a_planted_defect_has_a_shortest_counterexample(
 
 
 def test_names_know_no_names_of_requests() -> None:
-    one, other = World(space("single")), World(space("single"))
-    for world, ids in ((one, "ab"), (other, "ba")):
+    one, other = world("single"), world("single")
+    for each, ids in ((one, "ab"), (other, "ba")):
         for id, tokens in zip(ids, ([0], [1, 0]), strict=True):
-            world.perform(structs.RequestOp(id=id, tokens=tokens))
+            each.perform(structs.RequestOp(id=id, tokens=tokens))
     assert one.name() == other.name()
     one.perform(structs.MallocOp(id="a"))
     other.perform(structs.MallocOp(id="a"))
@@ -173,4 +171,4 @@ def test_what_makes_no_sense_is_refused_by_name(more: list[str], named: str) -> 
 @pytest.mark.parametrize("field", ["requests", "prompt", "max_model_len"])
 def test_a_space_is_small(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
-        dataclasses.replace(space("single"), **{field: 99})
+        dataclasses.replace(Space(), **{field: 99})

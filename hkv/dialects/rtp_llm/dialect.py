@@ -146,7 +146,7 @@ class RtpLlmDialect(Dialect):
         return RtpPlanCommand()
 
     def explore_command(self) -> ExploreCommand:
-        from hkv.dialects.rtp_llm.explore_command import RtpExploreCommand
+        from hkv.dialects.rtp_llm.explorer import RtpExploreCommand
 
         return RtpExploreCommand()
 

@@ -1,0 +1,246 @@
+"""Breadth-first search through every state that a small cache can reach, in Python, for any dialect.
+
+Each state is expanded once and judged on every way to it, so the first broken invariant has a shortest sequence of
+operations. Two states are one where the dialect's canonical state says so (`hkv.contract.explore_command.World.name`).
+A dialect with compiled rules may bring a search of its own; one without anything but an engine says which operations
+may come next and what its canonical state is (`Dialect.next_operations`, `Dialect.canonical`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from hkv.contract import registry
+from hkv.contract.dialect import Dialect
+from hkv.contract.explore_command import (
+    Exploration,
+    ExploreCommand,
+    Progress,
+    Report,
+    Search,
+    Space,
+    World,
+    check_small,
+    size_options,
+    space_of,
+)
+from hkv.contract.invariant import InvariantError
+from hkv.contract.log import PooledHeader
+from hkv.errors import ConfigError, HKVError
+
+TOTALITY = "totality"
+"""Invariant that is broken where a legal operation is not performed: the engine raises an error."""
+
+
+def explore_command_of(dialect: Dialect) -> ExploreCommand:
+    """A dialect's part of `hkv explore`, its own or that of its engine alone.
+
+    Raises:
+      UnsupportedConfigError: the dialect's caches are not explored.
+    """
+    own = dialect.explore_command()
+    if own is not None:
+        return own
+    if type(dialect).next_operations is Dialect.next_operations:
+        raise dialect.lacks("an explorer")
+    return PlainExploreCommand(dialect)
+
+
+def search_of(command: ExploreCommand, options: dict[str, Any]) -> Search:
+    """The search that a command's options ask for.
+
+    Raises:
+      HKVError: there is no such cache, or it is too large.
+    """
+    own = command.search(options)
+    if own is not None:
+        return own
+    header, world = command.world(options)
+    return BreadthFirst(header, world, limit_states=options["limit_states"], seconds=options["seconds"])
+
+
+class PlainExploreCommand(ExploreCommand):
+    """The reference engine of a dialect that has no more, under its invariants if it has some."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def options(self) -> Sequence[click.Option]:
+        return size_options()
+
+    def world(self, options: dict[str, Any]) -> tuple[Any, World]:
+        if options["watermark"]:
+            raise ConfigError("--watermark", options["watermark"], f"0 under {options['dialect']}")
+        space, blocks = space_of(options), options["num_blocks"]
+        check_small("num_blocks", blocks)
+        groups = [spec.to_log() for spec in options["groups"]]
+        pools = len(groups) if issubclass(self._dialect.log.header, PooledHeader) else 1
+        header = self._dialect.header_of(options["dialect"], groups, (blocks,) * pools)
+        return header, PlainWorld(self._dialect, header, space)
+
+
+class PlainWorld:
+    """An engine, under watch if its dialect has invariants."""
+
+    def __init__(self, dialect: Dialect, header: Any, space: Space) -> None:
+        factory = dialect.engine(dialect.default_recorded)
+        assert factory is not None
+        self._dialect, self._space, self._engine = dialect, space, factory(header)
+        self._watch = dialect.watch(self._engine, header) if dialect.invariants else None
+
+    @property
+    def evictions(self) -> int:
+        return getattr(self._engine, "evictions", 0)
+
+    def perform(self, operation: Any) -> Any:
+        if self._watch is not None:
+            return self._watch.perform(operation)
+        return self._dialect.perform(self._engine, operation)
+
+    def refused(self, answer: Any) -> bool:
+        return self._dialect.refuses(answer)
+
+    def operations(self) -> Iterator[Any]:
+        return self._dialect.next_operations(self._engine, self._space)
+
+    def name(self) -> Hashable:
+        return self._dialect.canonical(self._engine)
+
+    def copies(self) -> Callable[[], World]:
+        constants = {id(each): each for each in (self._dialect, self._space)}
+        return lambda: copy.deepcopy(self, dict(constants))
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortestWay:
+    """The shortest way to a broken invariant: no shorter sequence of operations breaks any.
+
+    Attributes:
+      invariants: the one that the last operation breaks.
+      header: the configuration.
+      operations: the operations.
+    """
+
+    invariants: tuple[str, ...]
+    header: Any
+    operations: tuple[Any, ...]
+
+    def with_answers(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The operations, and a look at the state where there is one, with the reference's answers.
+
+        They end before an operation that the reference fails.
+        """
+        dialect = registry.dialect_of(self.header.dialect)
+        factory = dialect.engine(dialect.default_recorded)
+        assert factory is not None
+        engine, performed, answers = factory(self.header), [], []
+        for operation in self.operations:
+            try:
+                answers.append(dialect.perform(engine, operation))
+            except HKVError:
+                break
+            performed.append(operation)
+        if look := dialect.log.operations.get("state"):
+            performed.append(look())
+            answers.append(dialect.perform(engine, performed[-1]))
+        return tuple(performed), tuple(answers)
+
+
+class BreadthFirst(Search):
+    """One search.
+
+    Args:
+      header: the configuration.
+      world: the empty cache.
+      limit_states: most distinct states; None for no limit.
+      seconds: time after which no further state is expanded; None for no limit.
+
+    Attributes:
+      report: result so far.
+    """
+
+    def __init__(
+        self, header: Any, world: World, *, limit_states: int | None = None, seconds: float | None = None
+    ) -> None:
+        self._header, self._root, self._limit, self._allowed = header, world, limit_states, seconds
+        self._ways: list[tuple[int, Any]] = [(-1, None)]
+        self._began = 0.0
+        self.report = Report()
+
+    def run(self, progress: Progress = lambda text, share: None) -> None:
+        """Performs every operation in every state that can be reached, until one breaks an invariant."""
+        self._began, report = time.perf_counter(), self.report
+        visited, level, depth = {self._root.name()}, [(0, self._root.copies())], 0
+        while level:
+            depth += 1
+            deeper: list[tuple[int, Callable[[], World]]] = []
+            for place, (state, copies) in enumerate(level):
+                if self._ended() or not self._expand(state, copies, visited, deeper):
+                    return
+                report.depth = depth if deeper else report.depth
+                rate = f"{report.rate(report.states):,.0f} states/s"
+                said = f"depth {depth}: {report.states:,} states, {report.transitions:,} transitions, {rate}"
+                progress(said, (place + 1) / len(level))
+            level = deeper
+        report.exhausted = True
+
+    def found(self) -> Exploration:
+        return self.report.exploration()
+
+    def way(self, state: int) -> tuple[Any, ...]:
+        """The operations of a shortest way to a state; they are numbered as they were found, the empty cache 0."""
+        operations: list[Any] = []
+        while state > 0:
+            state, operation = self._ways[state]
+            operations.append(operation)
+        return tuple(reversed(operations))
+
+    def _ended(self) -> bool:
+        self.report.seconds = time.perf_counter() - self._began
+        late = self._allowed is not None and self.report.seconds >= self._allowed
+        return late or (self._limit is not None and self.report.states >= self._limit)
+
+    def _expand(
+        self,
+        state: int,
+        copies: Callable[[], World],
+        visited: set[Hashable],
+        deeper: list[tuple[int, Callable[[], World]]],
+    ) -> bool:
+        """Performs every operation in a state; False if an invariant is broken."""
+        for operation in list(copies().operations()):
+            world = copies()
+            evictions = world.evictions
+            try:
+                answer = world.perform(operation)
+            except InvariantError as error:
+                return self._fail(error.name, state, operation)
+            except Exception:
+                return self._fail(TOTALITY, state, operation)
+            self._count(operation, world.refused(answer), world.evictions > evictions)
+            name = world.name()
+            if name not in visited:
+                visited.add(name)
+                deeper.append((self.report.states, world.copies()))
+                self._ways.append((state, operation))
+                self.report.states += 1
+        return True
+
+    def _count(self, operation: Any, refused: bool, evicts: bool) -> None:
+        report, name = self.report, str(type(operation).__struct_config__.tag)
+        report.transitions += 1
+        report.evictions += evicts
+        report.refusals += refused
+        report.by_operation[name] = report.by_operation.get(name, 0) + 1
+
+    def _fail(self, invariant: str, state: int, operation: Any) -> bool:
+        operations = (*self.way(state), operation)
+        self.report.counterexample = ShortestWay((invariant,), self._header, operations)
+        self.report.seconds = time.perf_counter() - self._began
+        return False
