@@ -1,13 +1,17 @@
-"""Weights of decoders by family, as vLLM 0.33's classes hold them: transformers, dense and with experts."""
+"""Weights of decoders by family, as vLLM 0.33's classes hold them: transformers, dense and with experts.
+
+A family whose layers differ from others' in constants is a `Dense` or a `Routed`; the others are functions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from hkv.dialects.vllm.weights.blocks import attention, experts, latent_attention, mlp
-from hkv.dialects.vllm.weights.rank import Rank
+from hkv.dialects.vllm.weights.rank import Rank, attention, experts, latent_attention, mlp
+
+Family = Callable[[Rank, str], "Weights"]
+"""Weights of a decoder on a rank; names of its modules have the prefix."""
 
 FLOAT32 = 4
 """Bytes of an element of routers and correction biases that are kept in it."""
@@ -54,7 +58,8 @@ class Weights:
 
 def decoder(
     rank: Rank,
-    layer: Callable[[int], int],
+    prefix: str,
+    layer: Callable[[str, int], int],
     *,
     tied: bool = False,
     spread: str = "",
@@ -65,14 +70,21 @@ def decoder(
 ) -> Weights:
     """A decoder: embedding, layers of so many bytes each, a norm (2 vectors with a bias) and a head.
 
-    It is the embedding if it is `tied`, where the file does not say. `spread` names parts that every stage holds.
+    The head is the embedding if it is `tied`, where the file does not say. `spread` names parts that every stage holds,
+    `vocabulary` is the class's default of tokens, `count` the layers, where no field of the family counts them.
     """
     rows, size = rank.number("vocab_size", default=vocabulary), rank.hidden
     shared = bool(rank.value("tie_word_embeddings", tied))
     head = 0 if shared else rank.vocabulary(rows, size, head_bias)
-    layers = tuple(layer(index) for index in range(rank.fields.num_layers if count is None else count))
+    indices = range(rank.fields.num_layers if count is None else count)
+    layers = tuple(layer(f"{prefix}layers.{index}", index) for index in indices)
     norm = rank.vector(*[size] * norms)
     return Weights(rank.vocabulary(rows, size), layers, norm, head, shared, spread)
+
+
+def flag(rank: Rank, chosen: str | bool, default: bool = False) -> bool:
+    """A truth value, or that of a field."""
+    return bool(rank.value(chosen, default)) if isinstance(chosen, str) else chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +97,12 @@ class Dense:
       bias_field: the field, or none.
       out_bias: the projection out has a bias: a field's name, or whether.
       mlp_bias: likewise of the MLP.
-      norm: norms of queries and keys, as `attention` has them, or a field that asks for them.
+      norm: norms of queries and keys, as `attention` has them.
+      normed: there are any: a field's name, or whether.
       gated: MLPs have a gate.
       tied: the head is the embedding where the file does not say.
       spread: which of `embedding`, `norm` and `head` every pipeline stage holds.
       last: vectors of the last norm.
-      head_bias: the head has a bias.
       vocabulary: tokens where published files leave the class's default out.
     """
 
@@ -100,50 +112,117 @@ class Dense:
     out_bias: str | bool = False
     mlp_bias: str | bool = False
     norm: str = ""
+    normed: str | bool = True
     gated: bool = True
     tied: bool = False
     spread: str = ""
     last: int = 1
-    head_bias: bool = False
     vocabulary: int | None = None
 
     def __call__(self, rank: Rank, prefix: str) -> Weights:
-        def flag(chosen: str | bool) -> bool:
-            return bool(rank.value(chosen, False)) if isinstance(chosen, str) else chosen
-
-        bias = bool(rank.value(self.bias_field, self.bias)) if self.bias_field else self.bias
+        bias = flag(rank, self.bias_field, self.bias) if self.bias_field else self.bias
+        norm = self.norm if flag(rank, self.normed) else ""
         inner = rank.number("intermediate_size")
 
-        def layer(index: int) -> int:
-            name = f"{prefix}layers.{index}"
-            total = attention(rank, f"{name}.self_attn", bias=bias, out_bias=flag(self.out_bias), norm=self.norm)
-            total += mlp(rank, f"{name}.mlp", inner, gated=self.gated, bias=flag(self.mlp_bias))
+        def layer(name: str, index: int) -> int:
+            total = attention(rank, f"{name}.self_attn", bias=bias, out_bias=flag(rank, self.out_bias), norm=norm)
+            total += mlp(rank, f"{name}.mlp", inner, gated=self.gated, bias=flag(rank, self.mlp_bias))
             return total + rank.vector(*[rank.hidden] * self.norms)
 
-        return decoder(
-            rank,
-            layer,
-            tied=self.tied,
-            spread=self.spread,
-            norms=self.last,
-            head_bias=self.head_bias,
-            vocabulary=self.vocabulary,
-        )
+        rest = {"tied": self.tied, "spread": self.spread, "norms": self.last, "vocabulary": self.vocabulary}
+        return decoder(rank, prefix, layer, **rest)
 
 
-def cohere(rank: Rank, prefix: str) -> Weights:
-    """One norm a layer for attention and MLP side by side."""
-    norm = "rank" if rank.value("use_qk_norm", False) else ""
-    return Dense(
-        norms=1, bias_field="attention_bias", out_bias="attention_bias", norm=norm, tied=True, spread="embedding norm"
-    )(rank, prefix)
+Attend = Callable[[Rank, str, int], int]
+"""Bytes of a layer's attention, by its name and number."""
+
+
+def attend(norm: str = "", *, normed: str | bool = True, out_bias: str | bool = False) -> Attend:
+    """Attention with the bias that `attention_bias` says, and norms where the field `normed` does."""
+
+    def attended(rank: Rank, name: str, index: int) -> int:
+        own = norm if flag(rank, normed) else ""
+        return attention(rank, name, bias=flag(rank, "attention_bias"), out_bias=flag(rank, out_bias), norm=own)
+
+    return attended
+
+
+def latent(rank: Rank, name: str, index: int) -> int:
+    """Latent attention with the bias that `attention_bias` says."""
+    return latent_attention(rank, name, bias=flag(rank, "attention_bias"))
+
+
+def from_dense(rank: Rank) -> Callable[[int], bool]:
+    """Layers with experts where the first ones have none (`first_k_dense_replace`, `moe_layer_freq`)."""
+    first, every = rank.number("first_k_dense_replace", default=0), rank.number("moe_layer_freq", default=1)
+    return lambda index: index >= first and index % every == 0
+
+
+def everywhere(rank: Rank) -> Callable[[int], bool]:
+    """Experts in every layer."""
+    return lambda index: True
+
+
+def every_step(rank: Rank) -> Callable[[int], bool]:
+    """Experts in every so manyth layer (`decoder_sparse_step`), but in none of `mlp_only_layers`."""
+    every, without = rank.number("decoder_sparse_step", default=1), rank.value("mlp_only_layers") or ()
+    return lambda index: index not in without and (index + 1) % every == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """A family in which some layers have experts, and all others an MLP.
+
+    Attributes:
+      attend: bytes of a layer's attention.
+      sparse: which layers have experts.
+      count: field of the number of experts.
+      inner: field of the elements inside one.
+      shared: there are shared experts, which are one MLP (`n_shared_experts`).
+      correction: the router has a correction bias.
+      float32: the router is in float32, whatever the model is in.
+      gate_packed: the router is quantized as other layers are.
+      norms: vectors of a layer's norms.
+      spread: which of `embedding`, `norm` and `head` every pipeline stage holds.
+      last: vectors of the last norm.
+      head_bias: the head has a bias: a field's name, or whether.
+    """
+
+    attend: Attend
+    sparse: Callable[[Rank], Callable[[int], bool]] = from_dense
+    count: str = "n_routed_experts"
+    inner: str = "moe_intermediate_size"
+    shared: bool = False
+    correction: bool | Callable[[Rank], bool] = False
+    float32: bool = False
+    gate_packed: bool = False
+    norms: int = 2
+    spread: str = ""
+    last: int = 1
+    head_bias: str | bool = False
+
+    def __call__(self, rank: Rank, prefix: str) -> Weights:
+        count, inner = rank.number(self.count), rank.number(self.inner)
+        shared = rank.number("n_shared_experts", default=0) * rank.number("moe_intermediate_size") if self.shared else 0
+        corrected = self.correction(rank) if callable(self.correction) else self.correction
+        width = FLOAT32 if self.float32 else None
+        sparse = self.sparse(rank)
+
+        def layer(name: str, index: int) -> int:
+            total = self.attend(rank, f"{name}.self_attn", index) + rank.vector(*[rank.hidden] * self.norms)
+            if not sparse(index):
+                return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
+            gate = {"correction": FLOAT32 * corrected, "gate_width": width, "gate_packed": self.gate_packed}
+            return total + experts(rank, f"{name}.mlp", count, inner, shared=shared, **gate)
+
+        head_bias = flag(rank, self.head_bias)
+        return decoder(rank, prefix, layer, spread=self.spread, norms=self.last, head_bias=head_bias)
 
 
 def latent_dense(rank: Rank, prefix: str) -> Weights:
     """MiniCPM3: latent attention before MLPs."""
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         size = rank.number("qk_nope_head_dim") + rank.number("qk_rope_head_dim")
         heads, latent = rank.number("num_attention_heads"), rank.number("kv_lora_rank")
         values = rank.number("v_head_dim", default=rank.hidden // heads)
@@ -156,141 +235,7 @@ def latent_dense(rank: Rank, prefix: str) -> Weights:
         total += rank.row(f"{name}.self_attn.o_proj", heads * values, rank.hidden)
         return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size")) + rank.vector(*[rank.hidden] * 2)
 
-    return decoder(rank, layer, tied=True, spread=ALL)
-
-
-def routed(
-    rank: Rank,
-    prefix: str,
-    attend: Callable[[str, int], int],
-    sparse: Callable[[int], bool],
-    route: Callable[[str], int],
-    **rest: Any,
-) -> Weights:
-    """A decoder in which layers that are `sparse` have experts, of `route` bytes, and all others an MLP."""
-
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
-        total = attend(f"{name}.self_attn", index) + rank.vector(*[rank.hidden] * 2)
-        if sparse(index):
-            return total + route(f"{name}.mlp")
-        return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
-
-    return decoder(rank, layer, **rest)
-
-
-def from_dense(rank: Rank) -> Callable[[int], bool]:
-    """Layers with experts where the first ones have none (`first_k_dense_replace`, `moe_layer_freq`)."""
-    first, every = rank.number("first_k_dense_replace", default=0), rank.number("moe_layer_freq", default=1)
-    return lambda index: index >= first and index % every == 0
-
-
-def shared_size(rank: Rank) -> int:
-    """Elements inside DeepSeek's shared experts, which are one MLP."""
-    return rank.number("n_shared_experts", default=0) * rank.number("moe_intermediate_size")
-
-
-def deepseek(rank: Rank, prefix: str, gate_width: int | None = None) -> Weights:
-    """DeepSeek-V2 and V3, Kimi K2."""
-    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
-    corrected = rank.value("topk_method", "noaux_tc") == "noaux_tc"
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: latent_attention(rank, name, bias=bool(rank.value("attention_bias", False))),
-        from_dense(rank),
-        lambda name: experts(
-            rank, name, count, inner, shared=shared, correction=FLOAT32 * corrected, gate_width=gate_width
-        ),
-    )
-
-
-def glm4_moe_lite(rank: Rank, prefix: str) -> Weights:
-    """GLM-4.7 Flash: DeepSeek-V3 with routers in float32."""
-    return deepseek(rank, prefix, FLOAT32)
-
-
-def qwen3_moe(rank: Rank, prefix: str) -> Weights:
-    """Qwen3 with experts in every layer, or in every so manyth."""
-    count, inner = rank.number("num_experts"), rank.number("moe_intermediate_size")
-    every, without = rank.number("decoder_sparse_step", default=1), rank.value("mlp_only_layers") or ()
-    bias = bool(rank.value("attention_bias", False))
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: attention(rank, name, bias=bias, norm="head"),
-        lambda index: index not in without and (index + 1) % every == 0,
-        lambda name: experts(rank, name, count, inner, gate_packed=True),
-        spread=ALL,
-    )
-
-
-def glm4_moe(rank: Rank, prefix: str) -> Weights:
-    """GLM-4.5 and its successors with full attention."""
-    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
-    norm = "head" if rank.value("use_qk_norm", False) else ""
-    bias = bool(rank.value("attention_bias", False))
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: attention(rank, name, bias=bias, norm=norm),
-        from_dense(rank),
-        lambda name: experts(rank, name, count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32),
-    )
-
-
-def minimax_m2(rank: Rank, prefix: str) -> Weights:
-    """MiniMax M2: experts in every layer, norms over all heads."""
-    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
-    correction = FLOAT32 * bool(rank.value("use_routing_bias", True))
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: attention(rank, name, norm="rank" if rank.value("use_qk_norm", True) else ""),
-        lambda index: True,
-        lambda name: experts(rank, name, count, inner, correction=correction, gate_width=FLOAT32),
-    )
-
-
-def mixtral(rank: Rank, prefix: str) -> Weights:
-    """Mixtral: experts in every layer."""
-    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: attention(rank, name),
-        lambda index: True,
-        lambda name: experts(rank, name, count, inner),
-        spread=ALL,
-    )
-
-
-def phimoe(rank: Rank, prefix: str) -> Weights:
-    """Phi-3.5 MoE: norms and the head with biases, experts in every layer."""
-    count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
-    bias, hidden = bool(rank.value("attention_bias", False)), rank.hidden
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: attention(rank, name, bias=bias, out_bias=bias) + rank.vector(hidden, hidden),
-        lambda index: True,
-        lambda name: experts(rank, name, count, inner),
-        spread=ALL,
-        norms=2,
-        head_bias=bool(rank.value("lm_head_bias", False)),
-    )
-
-
-def mistral4(rank: Rank, prefix: str) -> Weights:
-    """Mistral Small 4: latent attention and experts, by the generic class, without a correction of the router."""
-    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
-    return routed(
-        rank,
-        prefix,
-        lambda name, index: latent_attention(rank, name),
-        from_dense(rank),
-        lambda name: experts(rank, name, count, inner, shared=shared),
-    )
+    return decoder(rank, prefix, layer, tied=True, spread=ALL)
 
 
 def llama4(rank: Rank, prefix: str) -> Weights:
@@ -299,14 +244,13 @@ def llama4(rank: Rank, prefix: str) -> Weights:
     every = rank.number("interleave_moe_layer_step", default=1)
     bias = bool(rank.value("attention_bias", False))
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         total = attention(rank, f"{name}.self_attn", bias=bias, out_bias=bias) + rank.vector(*[rank.hidden] * 2)
         if (index + 1) % every:
             return total + mlp(rank, f"{name}.feed_forward", rank.number("intermediate_size_mlp"))
         return total + experts(rank, f"{name}.feed_forward", count, inner, shared=inner)
 
-    return decoder(rank, layer)
+    return decoder(rank, prefix, layer)
 
 
 def mimo_v2(rank: Rank, prefix: str) -> Weights:
@@ -315,8 +259,8 @@ def mimo_v2(rank: Rank, prefix: str) -> Weights:
     count, inner = rank.number("n_routed_experts"), rank.number("moe_intermediate_size")
     shared = (rank.number("n_shared_experts", default=0)) * inner
 
-    def layer(index: int) -> int:
-        name, swa = f"{prefix}layers.{index}", "swa_" if windows[index] else ""
+    def layer(name: str, index: int) -> int:
+        swa = "swa_" if windows[index] else ""
         heads = rank.number(f"{swa}num_attention_heads")
         size, values = rank.number(f"{swa}head_dim"), rank.number(f"{swa}v_head_dim")
         mine, own = rank.share(heads, "query heads"), rank.heads(rank.number(f"{swa}num_key_value_heads"))
@@ -329,7 +273,7 @@ def mimo_v2(rank: Rank, prefix: str) -> Weights:
             return total + mlp(rank, f"{name}.mlp", rank.number("intermediate_size"))
         return total + experts(rank, f"{name}.mlp", count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32)
 
-    return decoder(rank, layer)
+    return decoder(rank, prefix, layer)
 
 
 def minimax_m3(rank: Rank, prefix: str) -> Weights:
@@ -342,8 +286,7 @@ def minimax_m3(rank: Rank, prefix: str) -> Weights:
     size = rank.fields.head_dim.value
     indexed = index["sparse_attention_freq"]
 
-    def layer(at: int) -> int:
-        name = f"{prefix}layers.{at}"
+    def layer(name: str, at: int) -> int:
         own = rank.heads(keys)
         parts = [rank.share(heads, "query heads") * size, own * size, own * size]
         total = rank.vector(size, size, *[rank.hidden] * 2)
@@ -359,7 +302,7 @@ def minimax_m3(rank: Rank, prefix: str) -> Weights:
             rank, f"{name}.block_sparse_moe", count, inner, shared=shared, correction=FLOAT32, gate_width=FLOAT32
         )
 
-    return decoder(rank, layer)
+    return decoder(rank, prefix, layer)
 
 
 def gpt_oss(rank: Rank, prefix: str) -> Weights:
@@ -367,22 +310,27 @@ def gpt_oss(rank: Rank, prefix: str) -> Weights:
     count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
     heads = rank.share(rank.number("num_attention_heads"), "query heads")
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         total = attention(rank, f"{name}.attn", bias=True, out_bias=True) + rank.vector(heads, *[rank.hidden] * 2)
         total += rank.vector(count * (rank.hidden + 1))
         return total + rank.experts(f"{name}.mlp.experts", count, rank.hidden, inner, bias=True)
 
-    return decoder(rank, layer, spread=ALL)
+    return decoder(rank, prefix, layer, spread=ALL)
 
 
 LLAMA = Dense(bias_field="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 QWEN2 = Dense(bias=True)
 QWEN3 = Dense(bias_field="attention_bias", norm="head")
 GEMMA2 = Dense(norms=4, bias_field="attention_bias", out_bias="attention_bias", tied=True, spread="embedding norm")
-GEMMA3 = dataclasses.replace(GEMMA2, norm="head", vocabulary=262_208)
+COHERE = dataclasses.replace(GEMMA2, norms=1, norm="rank", normed="use_qk_norm")  # for attention and MLP side by side
+DEEPSEEK = Routed(latent, shared=True, correction=lambda rank: rank.value("topk_method", "noaux_tc") == "noaux_tc")
+GLM4_MOE = Routed(attend("head", normed="use_qk_norm"), shared=True, correction=True, float32=True)
+QWEN3_MOE = Routed(attend("head"), every_step, "num_experts", gate_packed=True, spread=ALL)
+MIXTRAL = Routed(
+    lambda rank, name, index: attention(rank, name), everywhere, "num_local_experts", "intermediate_size", spread=ALL
+)
 
-DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {
+DECODERS: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": Dense(),
     "ministral3": Dense(),
@@ -394,9 +342,9 @@ DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {
     "mimo": QWEN2,
     "qwen3": QWEN3,
     "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3,
-    "cohere": cohere,
-    "cohere2": cohere,
+    "gemma3_text": dataclasses.replace(GEMMA2, norm="head", vocabulary=262_208),
+    "cohere": COHERE,
+    "cohere2": COHERE,
     "olmo2": Dense(norm="all"),
     "olmo3": Dense(norm="all"),
     "exaone4": Dense(norm="head"),
@@ -406,23 +354,31 @@ DECODERS: Mapping[str, Callable[[Rank, str], Weights]] = {
         norms=4, bias_field="use_bias", bias=True, out_bias=True, mlp_bias=True, gated=False, tied=True, last=2
     ),
     "minicpm3": latent_dense,
-    "deepseek_v2": deepseek,
-    "deepseek_v3": deepseek,
-    "kimi_k2": deepseek,
-    "glm4_moe_lite": glm4_moe_lite,
-    "qwen3_moe": qwen3_moe,
-    "glm4_moe": glm4_moe,
-    "glm4v_moe_text": glm4_moe,
-    "minimax_m2": minimax_m2,
-    "mixtral": mixtral,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "kimi_k2": DEEPSEEK,
+    "glm4_moe_lite": dataclasses.replace(DEEPSEEK, float32=True),
+    "qwen3_moe": QWEN3_MOE,
+    "glm4_moe": GLM4_MOE,
+    "glm4v_moe_text": GLM4_MOE,
+    "minimax_m2": dataclasses.replace(
+        MIXTRAL,
+        attend=lambda rank, name, index: attention(rank, name, norm="rank" if flag(rank, "use_qk_norm", True) else ""),
+        correction=lambda rank: flag(rank, "use_routing_bias", True),
+        float32=True,
+        spread="",
+    ),
+    "mixtral": MIXTRAL,
     "gpt_oss": gpt_oss,
-    "phimoe": phimoe,
-    "mistral4": mistral4,
+    "phimoe": dataclasses.replace(
+        MIXTRAL, attend=attend(out_bias="attention_bias"), norms=4, last=2, head_bias="lm_head_bias"
+    ),
+    "mistral4": Routed(lambda rank, name, index: latent_attention(rank, name), shared=True),
     "llama4_text": llama4,
     "mimo_v2_flash": mimo_v2,
     "minimax_m3_vl_text": minimax_m3,
     "qwen2_5_vl_text": QWEN2,
     "qwen3_vl_text": QWEN3,
-    "qwen3_vl_moe_text": qwen3_moe,
+    "qwen3_vl_moe_text": QWEN3_MOE,
 }
 """Families by the decoder's `model_type`."""

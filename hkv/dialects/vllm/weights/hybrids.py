@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from hkv.dialects.vllm.weights.blocks import attention, experts, latent_attention, mlp
-from hkv.dialects.vllm.weights.decoders import ALL, FLOAT32, Weights, decoder, from_dense, routed, shared_size
-from hkv.dialects.vllm.weights.rank import Rank
+from hkv.dialects.vllm.weights.decoders import ALL, FLOAT32, Family, Routed, Weights, decoder
+from hkv.dialects.vllm.weights.rank import Rank, attention, experts, latent_attention, mlp
 
 
-def indexed(rank: Rank, prefix: str) -> Weights:
-    """DeepSeek-V3.2 and GLM-5: an indexer beside latent attention, in all layers or in those that share none."""
-    count, inner, shared = rank.number("n_routed_experts"), rank.number("moe_intermediate_size"), shared_size(rank)
-    heads, size = rank.number("index_n_heads"), rank.number("index_head_dim")
-    kinds = rank.value("indexer_types")
-
-    def attend(name: str, index: int) -> int:
-        total = latent_attention(rank, name)
-        if kinds is not None and kinds[index] == "shared":
-            return total
-        total += rank.whole(f"{name}.indexer.wq_b", rank.number("q_lora_rank"), heads * size)
-        return total + rank.vector(rank.hidden * (heads + size)) + 2 * FLOAT32 * size
-
-    return routed(
-        rank,
-        prefix,
-        attend,
-        from_dense(rank),
-        lambda name: experts(rank, name, count, inner, shared=shared, correction=FLOAT32),
-    )
+def indexed(rank: Rank, name: str, index: int) -> int:
+    """Latent attention of DeepSeek-V3.2 and GLM-5, with an indexer beside it, unless it is shared."""
+    heads, size, kinds = rank.number("index_n_heads"), rank.number("index_head_dim"), rank.value("indexer_types")
+    total = latent_attention(rank, name)
+    if kinds is not None and kinds[index] == "shared":
+        return total
+    total += rank.whole(f"{name}.indexer.wq_b", rank.number("q_lora_rank"), heads * size)
+    return total + rank.vector(rank.hidden * (heads + size)) + 2 * FLOAT32 * size
 
 
 def gemma4(rank: Rank, prefix: str) -> Weights:
@@ -41,8 +28,7 @@ def gemma4(rank: Rank, prefix: str) -> Weights:
     wide = 2 if rank.value("use_double_wide_mlp", False) else 1
     count = rank.number("num_experts", default=0) if rank.value("enable_moe_block", False) else 0
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         whole = kinds[index] == "full_attention"
         size = rank.number("global_head_dim" if whole else "head_dim")
         own = rank.number("num_key_value_heads")
@@ -62,7 +48,7 @@ def gemma4(rank: Rank, prefix: str) -> Weights:
             total += rank.experts(f"{name}.experts", count, hidden, rank.number("moe_intermediate_size"))
         return total
 
-    found = decoder(rank, layer, tied=True, spread="embedding norm")
+    found = decoder(rank, prefix, layer, tied=True, spread="embedding norm")
     if not small:
         return found
     rows = rank.number("vocab_size_per_layer_input", default=rank.number("vocab_size"))
@@ -99,8 +85,7 @@ def falcon_h1(rank: Rank, prefix: str) -> Weights:
     """Falcon H1: attention and Mamba 2 side by side in every layer."""
     inner = rank.number("mamba_d_ssm", default=rank.number("mamba_expand", default=2) * rank.hidden)
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
         total += mamba2_of_fields(rank, f"{name}.mamba", inner)
         if rank.value("mamba_rms_norm", False):
@@ -111,7 +96,7 @@ def falcon_h1(rank: Rank, prefix: str) -> Weights:
             + rank.vector(*[rank.hidden] * 2)
         )
 
-    return decoder(rank, layer)
+    return decoder(rank, prefix, layer)
 
 
 def mamba1(rank: Rank, name: str, *, inner: int, state: int, width: int, time: int) -> int:
@@ -127,17 +112,17 @@ def falcon_mamba(rank: Rank, prefix: str) -> Weights:
     """Falcon Mamba and its kin: one norm and one mixer a layer."""
     inner = rank.number("intermediate_size", default=rank.number("expand", default=2) * rank.hidden)
 
-    def layer(index: int) -> int:
+    def layer(name: str, index: int) -> int:
         return rank.vector(rank.hidden) + mamba1(
             rank,
-            f"backbone.layers.{index}.mixer",
+            f"{name}.mixer",
             inner=inner,
             state=rank.number("state_size"),
             width=rank.number("conv_kernel"),
             time=rank.number("time_step_rank", default=-(-rank.hidden // 16)),
         )
 
-    return decoder(rank, layer, spread=ALL)
+    return decoder(rank, "backbone.", layer, spread=ALL)
 
 
 def granite_hybrid(rank: Rank, prefix: str) -> Weights:
@@ -146,8 +131,7 @@ def granite_hybrid(rank: Rank, prefix: str) -> Weights:
     count, shared = rank.number("num_local_experts", default=0), rank.number("shared_intermediate_size", default=0)
     inner = rank.number("mamba_expand", default=2) * rank.hidden
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         if kinds[index] == "attention":
             total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
         else:
@@ -162,7 +146,7 @@ def granite_hybrid(rank: Rank, prefix: str) -> Weights:
             total += mlp(rank, f"{name}.shared_mlp", shared)
         return total + rank.vector(*[rank.hidden] * 2)
 
-    return decoder(rank, layer, spread=ALL)
+    return decoder(rank, prefix, layer, spread=ALL)
 
 
 def jamba(rank: Rank, prefix: str) -> Weights:
@@ -172,8 +156,7 @@ def jamba(rank: Rank, prefix: str) -> Weights:
     every, first = rank.number("attn_layer_period"), rank.number("attn_layer_offset")
     sparse, offset = rank.number("expert_layer_period"), rank.number("expert_layer_offset")
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         total = rank.vector(*[rank.hidden] * 2)
         if index % every == first:
             total += attention(rank, name)
@@ -186,7 +169,7 @@ def jamba(rank: Rank, prefix: str) -> Weights:
             return total + mlp(rank, f"{name}.feed_forward", inner)
         return total + experts(rank, f"{name}.feed_forward", count, inner)
 
-    return decoder(rank, layer, spread=ALL)
+    return decoder(rank, prefix, layer, spread=ALL)
 
 
 def gated_delta(rank: Rank, prefix: str) -> Weights:
@@ -196,8 +179,7 @@ def gated_delta(rank: Rank, prefix: str) -> Weights:
     keys, values = rank.number("linear_num_key_heads"), rank.number("linear_num_value_heads")
     key, value = rank.number("linear_key_head_dim"), rank.number("linear_value_head_dim")
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         whole = kinds[index] == "full_attention" if kinds else (index + 1) % every == 0
         if whole:
             total = attention(
@@ -223,7 +205,7 @@ def gated_delta(rank: Rank, prefix: str) -> Weights:
         return total + experts(rank, f"{name}.mlp", count, inner, shared=shared, shared_gate=bool(shared))
 
     spread = "embedding head" if rank.fields.model_type == "qwen3_next" else "embedding"
-    return decoder(rank, layer, spread=spread)
+    return decoder(rank, prefix, layer, spread=spread)
 
 
 LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
@@ -249,8 +231,8 @@ def nemotron_h(rank: Rank, prefix: str) -> Weights:
             total += rank.whole(f"{name}.fc2_latent_proj", latent, hidden)
         return total
 
-    def layer(index: int) -> int:
-        name, letter = f"{prefix}layers.{index}.mixer", pattern[index]
+    def layer(layer_name: str, index: int) -> int:
+        name, letter = f"{layer_name}.mixer", pattern[index]
         if letter == "*":
             head = rank.number("head_dim", "attention_head_dim")
             return rank.vector(hidden) + attention(rank, name, size=head)
@@ -271,7 +253,7 @@ def nemotron_h(rank: Rank, prefix: str) -> Weights:
         )
         return total + rank.vector(hidden, rank.share(inner, "elements of Mamba's layers"))
 
-    return decoder(rank, layer, count=len(pattern), spread=ALL)
+    return decoder(rank, prefix, layer, count=len(pattern), spread=ALL)
 
 
 def lfm2(rank: Rank, prefix: str) -> Weights:
@@ -284,8 +266,7 @@ def lfm2(rank: Rank, prefix: str) -> Weights:
         inner = -(-inner // multiple) * multiple
     wide = rank.number("block_dim", default=2560)
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}"
+    def layer(name: str, index: int) -> int:
         total = rank.vector(*[rank.hidden] * 2) + mlp(rank, f"{name}.feed_forward", inner, size=wide)
         if kinds[index] == "full_attention":
             return total + attention(rank, f"{name}.self_attn", norm="head", out="out_proj")
@@ -296,7 +277,7 @@ def lfm2(rank: Rank, prefix: str) -> Weights:
             rank.share(rank.hidden, "channels") * (rank.number("conv_L_cache", default=3) + bias)
         )
 
-    return decoder(rank, layer, tied=True, spread="embedding norm")
+    return decoder(rank, prefix, layer, tied=True, spread="embedding norm")
 
 
 def deepseek_v4(rank: Rank, prefix: str) -> Weights:
@@ -314,8 +295,8 @@ def deepseek_v4(rank: Rank, prefix: str) -> Weights:
         twice = 2 if ratio == 4 else 1
         return FLOAT32 * ratio * twice * width + rank.vector(2 * twice * width * hidden, width)
 
-    def layer(index: int) -> int:
-        name = f"{prefix}layers.{index}.attn"
+    def layer(layer_name: str, index: int) -> int:
+        name = f"{layer_name}.attn"
         total = 2 * FLOAT32 * ((2 + mult) * mult * (mult * hidden + 1) + 3) + rank.vector(low, size, hidden, hidden)
         total += rank.whole(f"{name}.fused_wqa_wkv", hidden, low, size)
         total += rank.column(f"{name}.wq_b", low, heads * size)
@@ -330,15 +311,15 @@ def deepseek_v4(rank: Rank, prefix: str) -> Weights:
             total += compressor(dim, 4)
         chosen = rank.number("vocab_size") * rank.number("num_experts_per_tok") if index < hashed else count
         shared = rank.number("n_shared_experts") * inner
-        return total + 4 * chosen + experts(rank, f"{prefix}layers.{index}.ffn", count, inner, shared=shared)
+        return total + 4 * chosen + experts(rank, f"{layer_name}.ffn", count, inner, shared=shared)
 
-    found = decoder(rank, layer)
+    found = decoder(rank, prefix, layer)
     return dataclasses.replace(found, every=FLOAT32 * (mult * (mult * hidden + 1) + 1))
 
 
-HYBRIDS: Mapping[str, Callable[[Rank, str], Weights]] = {
-    "deepseek_v32": indexed,
-    "glm_moe_dsa": indexed,
+HYBRIDS: Mapping[str, Family] = {
+    "deepseek_v32": Routed(indexed, shared=True, correction=True),
+    "glm_moe_dsa": Routed(indexed, shared=True, correction=True),
     "gemma4_text": gemma4,
     "falcon_h1": falcon_h1,
     "falcon_mamba": falcon_mamba,
