@@ -71,6 +71,22 @@ class PlanCommand(abc.ABC):
         return ""
 
 
+def option(default: Any, /, *names: str, **click_option: Any) -> Any:
+    """A dataclass's field that is an option of the command line as well, with its names and click's arguments there."""
+    return dataclasses.field(default=default, metadata={"names": names, "click": click_option})
+
+
+def command_options(declared: type) -> list[click.Option]:
+    """The options of the command line that a dataclass's fields declare, in their order, with the fields' defaults."""
+    found = []
+    for field in dataclasses.fields(declared):
+        if "option" in field.metadata:
+            found.append(field.metadata["option"]())
+        elif names := field.metadata.get("names"):
+            found.append(click.Option(list(names), **{"default": field.default, **field.metadata["click"]}))
+    return found
+
+
 def length_option() -> click.Option:
     """`--max-model-len`, of dialects that say how many requests fit."""
     return click.Option(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hkv.dialects.rtp_llm.planned import config_of_plan
+from hkv.dialects.rtp_llm.planned_cache import config_of_plan
 from hkv.dialects.rtp_llm.planning import (
     DescribedModel,
     PoolPlan,

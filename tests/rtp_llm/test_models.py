@@ -13,7 +13,7 @@ from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
-from hkv.dialects.rtp_llm.planned import config_of_plan
+from hkv.dialects.rtp_llm.planned_cache import config_of_plan
 from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from reference.dialects.rtp_llm.manager import Manager

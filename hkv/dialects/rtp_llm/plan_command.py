@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import click
+from rich.console import Console
 
-from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, length_option
+from hkv.byte_size import show_bytes
+from hkv.contract.plan_command import (
+    Capacity,
+    ModelPlan,
+    PlanCommand,
+    command_options,
+    length_option,
+    model_record,
+    plan_table,
+    print_facts,
+)
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import RtpOptions, served_options
 from hkv.dialects.rtp_llm.planning.concurrency import capacity_of, reserve_option, reserve_ratio
-from hkv.dialects.rtp_llm.planning.options import ROLES
-from hkv.dialects.rtp_llm.planning.report import PlannedModel, pool_report, print_pools
+from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
 from hkv.dialects.rtp_llm.planning.sizes import check_kv_dtype
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.layer_cache import LayerCache
 from hkv.layout.strided import StridedView
-from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, whole_number
+from hkv.limits import whole_number
+from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.model.huggingface.loading import naming_file
 from hkv.model.huggingface.reading import decoder_fields
@@ -33,59 +45,20 @@ class RtpPlanCommand(PlanCommand):
     """A shared pool, or one a group."""
 
     def options(self) -> Sequence[click.Option]:
-        return (
-            click.Option(
-                ["--draft-modules"],
-                type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
-                default=1,
-                show_default=True,
-                help="Copies of the draft, with --dialect rtp-llm.",
-            ),
-            click.Option(
-                ["--pools"],
-                type=click.Choice(["shared", "independent"]),
-                help="One pool, or one a group; left out, one where the model's groups can share it.",
-            ),
-            click.Option(
-                ["--role"],
-                type=click.Choice(ROLES),
-                help="Work of the server.  [default: both]",
-            ),
-            click.Option(
-                ["--prefill-ranks"],
-                type=click.IntRange(1, MAX_RANKS),
-                default=1,
-                show_default=True,
-                help="Context-parallel ranks of the prefill servers behind a decode server.",
-            ),
-            click.Option(
-                ["--linear-step"],
-                type=click.IntRange(0, MAX_TOKENS),
-                default=1,
-                show_default=True,
-                help="Blocks between two kept states, by which pools of windows shrink.",
-            ),
-            click.Option(["--pinned-pools"], is_flag=True, help="Put pools of rings and windows into pinned memory."),
-            click.Option(
-                ["--explicit-blocks"],
-                multiple=True,
-                metavar="TAG=N",
-                help="Blocks of the pool of that group; repeatable.",
-            ),
-            length_option(),
-            reserve_option(),
-        )
+        return (*command_options(RtpOptions), length_option(), reserve_option())
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
-        planned = _planned(memory, options)
-        report = {**pool_report(planned), **view_report(planned.cache)}
+        model, cache, wanted, capacity = _planned(memory, options)
+        pools = pool_report(model, cache.plan, wanted, capacity, reserve_ratio(options))
+        report = {**pools, **view_report(cache)}
         return ModelPlan(report, lambda console: print_pools(console, report))
 
     def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
-        return _planned(memory, options).capacity
+        return _planned(memory, options)[-1]
 
 
-def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
+def _planned(memory: int | None, options: dict[str, Any]) -> tuple[Model, PlannedCache, RtpOptions, Capacity]:
+    """The model, its cache, the settings that it was planned for, and the requests that fit."""
     if memory is None:
         raise PlanError("--memory", None, "bytes for the cache on each GPU, such as 80GiB")
     if options["pp"] > 1:
@@ -117,9 +90,8 @@ def _planned(memory: int | None, options: dict[str, Any]) -> PlannedModel:
     )
     wanted, notes = served_options(model, asked, {name for name in ("block_size", "pools") if options[name]})
     cache = PlannedCache.of_model(model, wanted, memory=memory, draft=draft)
-    ratio = reserve_ratio(options)
-    capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, ratio)
-    return PlannedModel(dataclasses.replace(model, notes=(*model.notes, *notes)), cache, wanted, capacity, ratio)
+    capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, reserve_ratio(options))
+    return dataclasses.replace(model, notes=(*model.notes, *notes)), cache, wanted, capacity
 
 
 def _read_models(options: dict[str, Any]) -> tuple[Model, Model | None]:
@@ -153,7 +125,70 @@ def _explicit(text: str) -> tuple[str, int]:
     return tag, count
 
 
-# Pools and views of a planned cache as plain values, for `hkv plan --json`.
+# The plan as plain values, for `hkv plan --json`, and below them tables for a terminal of 80 columns and up.
+
+
+def pool_report(model: Model, plan: PoolPlan, options: RtpOptions, fits: Capacity, ratio: int) -> dict[str, Any]:
+    """RTP-LLM's plan as plain values."""
+    return {
+        "model": {
+            **model_record(model),
+            "token_bytes_if_all_full": _whole_token_bytes(model, plan) / plan.ranks,
+            "token_bytes": float(plan.token_bytes),
+            "sequence_bytes": plan.sequence_bytes,
+            "tensor_parallel": options.tensor_parallel,
+        },
+        "role": options.role,
+        "pools": "shared" if plan.shared else "independent",
+        "num_blocks": plan.num_blocks,
+        "bytes_per_block": plan.bytes_per_block,
+        "tail_bytes_per_block": plan.tail_bytes_per_block,
+        "reserve_bytes": plan.reserve_bytes,
+        "memory": plan.memory,
+        "ranks": plan.ranks,
+        "token_capacity": plan.token_capacity,
+        "max_model_len": fits.max_model_len,
+        "concurrency": fits.concurrency,
+        "requests": fits.requests,
+        "reserve_ratio": ratio,
+        "groups": [{**_pool_group(group), "tokens_per_slot": plan.tokens_per_slot(group)} for group in plan.groups],
+        "draft_modules": [[_pool_group(group) for group in module] for module in plan.modules],
+    }
+
+
+def _whole_token_bytes(model: Model, plan: PoolPlan) -> int:
+    """Bytes of a token if every layer were full attention, all ranks together.
+
+    A state counts as a layer of the first full group.
+    """
+    if any(group.block.entries for group in plan.groups):
+        return model.full_token_bytes  # an opaque region's vectors have no scales beside them
+    full = next((group for group in plan.groups if group.policy.group_type is GroupType.FULL), None)
+    total = Fraction(0)
+    for group in plan.groups:
+        one = full if group.policy.group_type is GroupType.LINEAR else group
+        if one is None:
+            return model.full_token_bytes
+        total += Fraction(len(group.layers) * (one.block.bytes + one.block.scale), one.block.seq_size)
+    return int(total)
+
+
+def _pool_group(group: PoolGroup) -> dict[str, Any]:
+    return {
+        "tag": group.tag,
+        "type": group.policy.group_type.name,
+        "kind": group.block.kind,
+        "layers": list(group.layers),
+        "block_size": group.block.seq_size,
+        "kernel_blocks": group.kernel_blocks,
+        "block_bytes": group.block.bytes,
+        "payload_bytes": group.block.payload,
+        "scale_bytes": group.block.scale,
+        "stride": group.stride,
+        "scale_stride": group.scale_stride,
+        "padding_bytes": group.padding_bytes,
+        "num_blocks": group.num_blocks,
+    }
 
 
 def view_report(cache: PlannedCache) -> dict[str, Any]:
@@ -185,3 +220,71 @@ def _view(view: StridedView) -> dict[str, Any]:
         "strides": list(view.strides),
         "dtype": view.dtype,
     }
+
+
+SHORT_KINDS = {"opaque_kv": "kv", "opaque_state": "state"}
+"""RTP-LLM's kinds of blocks, where a table has no room for their names."""
+
+
+def print_pools(console: Console, report: dict[str, Any]) -> None:
+    """Prints groups and pools."""
+    facts = [
+        ("blocks", _blocks_text(report)),
+        ("fixed pools", show_bytes(report["reserve_bytes"])),
+        (
+            "requests",
+            f"{report['requests']:,} of {report['max_model_len']:,} tokens at once, without reuse, beside "
+            f"{report['reserve_ratio']} % in reserve; {report['concurrency']:,.2f} in all blocks",
+        ),
+    ]
+    if (ranks := report["ranks"]) > 1:
+        facts.append(("capacity", f"{report['token_capacity']:,} tokens, their blocks dealt out to {ranks} ranks"))
+    if modules := report["draft_modules"]:
+        facts.append(("draft", _modules_text(modules)))
+    print_facts(console, report, facts)
+    shared = report["pools"] == "shared"
+    table = plan_table("groups in one shared pool" if shared else "groups, each with a pool of its own")
+    columns: dict[str, list[str]] = {
+        "group": [group["tag"] for group in report["groups"]],
+        "type": [group["type"] for group in report["groups"]],
+        "kind": [_short_kind(group["kind"]) for group in report["groups"]],
+        "layers": [str(len(group["layers"])) for group in report["groups"]],
+        "tokens\na block": _numbers(report, "block_size"),
+        "kernel\nblocks": _numbers(report, "kernel_blocks", unless=1),
+        "bytes\na block": _numbers(report, "stride"),
+        "padding": _numbers(report, "padding_bytes"),
+        "scales": _numbers(report, "scale_stride", unless=0),
+        "blocks": _numbers(report, "num_blocks"),
+    }
+    shown = {name: cells for name, cells in columns.items() if cells}
+    for position, name in enumerate(shown):
+        table.add_column(name, justify="left" if position < 3 else "right", no_wrap=True)
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _blocks_text(report: dict[str, Any]) -> str:
+    """Blocks and what one more costs: of the paged pools, and of the pools of windows, where there are any."""
+    costs = [report["bytes_per_block"], report["tail_bytes_per_block"]]
+    sizes = [f"{show_bytes(cost)}{' of windows' * tail}" for tail, cost in enumerate(costs) if cost]
+    return f"{report['num_blocks']:,} of {' and '.join(sizes)}, block 0 reserved"
+
+
+def _modules_text(modules: list[list[dict[str, Any]]]) -> str:
+    """Groups that the draft modules' layers join, in words: `2 modules: layers 48, 49 in full`."""
+    layers: dict[str, list[int]] = {}
+    for group in (group for module in modules for group in module):
+        layers.setdefault(group["tag"], []).extend(group["layers"])
+    joined = [f"{', '.join(map(str, numbers))} in {tag}" for tag, numbers in layers.items() if numbers]
+    return f"{len(modules)} module{'s' * (len(modules) > 1)}: layers {'; '.join(joined)}"
+
+
+def _short_kind(kind: str) -> str:
+    return SHORT_KINDS.get(kind, kind)
+
+
+def _numbers(report: dict[str, Any], name: str, unless: int | None = None) -> list[str]:
+    """A column of the groups' numbers; empty if all are `unless`."""
+    numbers = [group[name] for group in report["groups"]]
+    return [] if set(numbers) == {unless} else [f"{number:,}" for number in numbers]

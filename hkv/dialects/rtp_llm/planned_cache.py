@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hkv.dialects.rtp_llm.addresses import Addresses, Home
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.pages import Pages, pages_of
-from hkv.dialects.rtp_llm.planned import config_of_plan
 from hkv.dialects.rtp_llm.planning import (
     DescribedModel,
     PoolGroup,
@@ -22,6 +21,8 @@ from hkv.errors import LayoutError
 from hkv.layout.layer_cache import LayerCache, mha_layer, mla_layer, opaque_layer, state_layer
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model
+from hkv.model.topology import Group, Topology
+from hkv.spec import LayerSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,3 +147,30 @@ def _view(home: Home) -> LayerCache:
     heads = block.local_heads
     size = block.k_elems // (heads * block.seq_size)
     return mha_layer(home.region, home.slot, **common, kernel_tokens=kernel_tokens, heads=heads, head_size=size)
+
+
+# The configuration of a manager of the cache's blocks.
+
+
+def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
+    """The configuration of a cache in a plan's pools, with further fields; layers are `layers.0`, `layers.1`, ...."""
+    groups = tuple(
+        Group(
+            tag=group.tag,
+            spec=_spec(group),
+            layers=tuple(f"layers.{index}" for index in group.layers),
+            policy=group.policy,
+            kernel_block_size=group.block.seq_size // group.kernel_blocks,
+        )
+        for group in plan.groups
+    )
+    topology = Topology(groups, pools="shared" if plan.shared else "independent")
+    counts = (plan.num_blocks,) if plan.shared else tuple(group.num_blocks for group in plan.groups)
+    ranks = {"cp_size": plan.ranks, "prefill_cp_size": plan.prefill_ranks}
+    return RtpConfig(topology=topology, num_blocks=counts, **{**ranks, **fields})
+
+
+def _spec(group: PoolGroup) -> LayerSpec:
+    """The group's layer, with the bytes of a whole block where its size is that of a kernel block."""
+    spec = group.block.spec
+    return spec.sized(page_size=group.stride) if group.block.entries else spec

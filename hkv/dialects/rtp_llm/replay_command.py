@@ -10,7 +10,7 @@ import click
 from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
-from hkv.dialects.rtp_llm.planned import config_of_plan
+from hkv.dialects.rtp_llm.planned_cache import config_of_plan
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm, served_options
 from hkv.dialects.rtp_llm.planning.concurrency import reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.schedule.run import RtpReplayedCache, check_replayable, rtp_cache

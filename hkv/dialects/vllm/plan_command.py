@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from hkv.byte_size import parse_bytes
-from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
+from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, command_options
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
-from hkv.dialects.vllm.planning.engine_options import EngineOptions, command_options, reported_memory
+from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_memory
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.dialects.vllm.planning.tables import capacity_of, print_served
@@ -32,7 +32,7 @@ class VllmPlanCommand(PlanCommand):
     replays_workloads = True
 
     def options(self) -> Sequence[click.Option]:
-        return command_options()
+        return command_options(EngineOptions)
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         planned = _planned(memory, options)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import click
+
+from hkv.contract.plan_command import option
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whole
 
@@ -19,37 +22,68 @@ class RtpOptions:
     """Settings with which RTP-LLM serves a model.
 
     Attributes:
-      block_size: tokens per block.
-      kernel_block_size: tokens per kernel block, 0 for the block's own.
-      pools: `shared` or `independent`.
-      step: blocks between two kept states.
-      drafts: draft tokens of a cycle.
       modules: copies of the draft, one for each of its steps (MTP) or one in all (EAGLE).
-      pinned: fixed pools lie in pinned host memory.
-      tensor_parallel: ranks that split the heads.
-      ranks: ranks of a prefill server among which a sequence's blocks are dealt out (RTP-LLM `kv_cache_sharded`, its
-        tensor-parallel ranks, which then do not split heads).
       role: one of `ROLES`; left out, `prefill` where blocks are dealt out, else `both`.
       prefill_ranks: of a decode server, the `ranks` of the prefill servers behind it (RTP-LLM `prefill_cp_size`): its
         rings and windows are as long as theirs together.
-      explicit_blocks: blocks of pools of a fixed size, by the groups' tags; of independent pools only. They are paid
-        from the memory unless `pinned`.
+      pinned: fixed pools lie in pinned host memory; those of `explicit_blocks`, by the tags of independent groups, are
+        paid from the memory otherwise.
+      block_size: tokens per block.
+      kernel_block_size: tokens per kernel block, 0 for the block's own.
+      drafts: draft tokens of a cycle.
+      tensor_parallel: ranks that split the heads.
+      ranks: ranks of a prefill server among which a sequence's blocks are dealt out (RTP-LLM `kv_cache_sharded`, its
+        tensor-parallel ranks, which then do not split heads).
       state_dtype: element type of recurrent states that a model's config describes, whatever the config says of them
         (RTP-LLM `ssm_state_dtype`, a flag of its server).
     """
 
+    modules: int = option(
+        1,
+        "--draft-modules",
+        type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
+        show_default=True,
+        help="Copies of the draft, with --dialect rtp-llm.",
+    )
+    pools: str = option(
+        "shared",
+        "--pools",
+        default=None,
+        type=click.Choice(["shared", "independent"]),
+        help="One pool, or one a group; left out, one where the model's groups can share it.",
+    )
+    role: str = option(
+        "", "--role", default=None, type=click.Choice(ROLES), help="Work of the server.  [default: both]"
+    )
+    prefill_ranks: int = option(
+        1,
+        "--prefill-ranks",
+        type=click.IntRange(1, MAX_RANKS),
+        show_default=True,
+        help="Context-parallel ranks of the prefill servers behind a decode server.",
+    )
+    step: int = option(
+        1,
+        "--linear-step",
+        type=click.IntRange(0, MAX_TOKENS),
+        show_default=True,
+        help="Blocks between two kept states, by which pools of windows shrink.",
+    )
+    pinned: bool = option(
+        False, "--pinned-pools", is_flag=True, help="Put pools of rings and windows into pinned memory."
+    )
+    explicit_blocks: tuple[tuple[str, int], ...] = option(
+        (),
+        "--explicit-blocks",
+        multiple=True,
+        metavar="TAG=N",
+        help="Blocks of the pool of that group; repeatable.",
+    )
     block_size: int = 64
     kernel_block_size: int = 0
-    pools: str = "shared"
-    step: int = 1
     drafts: int = 0
-    modules: int = 1
-    pinned: bool = False
     tensor_parallel: int = 1
     ranks: int = 1
-    role: str = ""
-    prefill_ranks: int = 1
-    explicit_blocks: tuple[tuple[str, int], ...] = ()
     state_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:

@@ -10,12 +10,10 @@ import dataclasses
 import importlib.resources
 import math
 import tomllib
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from hkv.contract.plan_command import length_option
+from hkv.contract.plan_command import length_option, option
 from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.orders import Order
@@ -84,11 +82,6 @@ GDN_BACKENDS = ("flashinfer", "triton", "cutedsl")
 KDA_BACKENDS = ("auto", "flashkda", "triton")
 """Kernels for prompts of recurrent layers that vLLM 0.33 has on NVIDIA's GPUs; which of them leave a state behind
 inside a chunk, `hkv.model.huggingface.options` says."""
-
-
-def option(default: Any, *names: str, **click_option: Any) -> Any:
-    """A field that is an option of the command line as well, with its names there and click's further arguments."""
-    return dataclasses.field(default=default, metadata={"names": names, "click": click_option})
 
 
 def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -293,14 +286,3 @@ class EngineOptions:
         for name in names:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least, most, PlanError)
-
-
-def command_options() -> Sequence[click.Option]:
-    """The options of the command line, in the order of their fields."""
-    found = []
-    for field in dataclasses.fields(EngineOptions):
-        if "option" in field.metadata:
-            found.append(field.metadata["option"]())
-        elif names := field.metadata.get("names"):
-            found.append(click.Option(list(names), default=field.default, **field.metadata["click"]))
-    return found
