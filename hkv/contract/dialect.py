@@ -180,8 +180,8 @@ class Dialect(abc.ABC):
     def summary(self, header: Any) -> str:
         """The cache of a header in a few words: blocks and groups."""
         groups = ", ".join(f"{kind}:{size}" for kind, size in self.groups(header))
-        pools: list[Any] = header.num_blocks if isinstance(header.num_blocks, list) else [header.num_blocks]
-        return f"{' and '.join(map(str, pools))} blocks, groups {groups}"
+        pools = str(header.num_blocks).strip("[]").replace(", ", " and ")
+        return f"{pools} blocks, groups {groups}"
 
     # Random traffic
 
