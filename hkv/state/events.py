@@ -31,6 +31,8 @@ def emit(work: Workspace, condition: Scalar, code: Any, *values: Any) -> Workspa
     room = work.sizes.events
     if room == 0:
         return work
+    # Beyond its room an event goes to the spare row: the number goes on, so that the host sees that some were lost,
+    # and asks again with more room.
     place = jnp.where(condition & (work.num_events < room), work.num_events, room)
     for i, value in enumerate((code, *values, *(0,) * (EVENT_WORDS - 1 - len(values)))):
         work = work.write("events", value, work.output("events", place) + i)

@@ -57,6 +57,8 @@ class FlatArrays:
 
     def write_if(self, condition: Scalar, name: str, value: Any, index: Any) -> Self:
         """`write` where the condition holds; a write to the array's spare element where not."""
+        # Not a branch: `lax.cond` would copy the arrays that it passes on. A write that is not wanted goes where
+        # nobody reads.
         spare = self._array(name).shape[0] - 1
         return self.write(name, value, jnp.where(condition, index, spare))
 
@@ -67,4 +69,5 @@ class FlatArrays:
         return array
 
     def _base(self, size: int) -> Any:
+        # A single lane is indexed from 0, as a constant: XLA then drops the additions from each access.
         return 0 if self.sizes.lanes == 1 else self.lane * size

@@ -32,12 +32,21 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     buckets = work.sizes.buckets
     evicted = key_table.evicted_for(work, remainder(divide(start, jnp.int32(buckets.row)), jnp.int32(buckets.groups)))
 
+    # vLLM's `BlockPool.get_new_blocks` pops a block and calls `_maybe_evict_cached_block`, a dictionary lookup. Here
+    # nearly all blocks are plain (no key, or one key of which no other block has a copy), so the fast loop drops a
+    # key by two writes and stops at the first block that is not plain; `stretch` takes that one out by the general
+    # rule and goes on.
     def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         taken, before, _ = local
+        # The key word of the block of the trip before: written here, not there, so that each trip writes `keys`
+        # before it reads it, and XLA can update the array in place (`hkv.state.loops`, rule 1).
         w = w.write("keys", 0, w.key(before))
         block = w.read("queue", w.place(w.head))
         word = w.read("keys", w.key(block))
+        # Both flags clear: no second block under the key, no keys that end inside the block.
         fast = (word & 3) == 0
+        # A 0 in the ring is a place out of which a block was taken when somebody hit it. It is skipped, not handed
+        # out.
         given = (block != 0) & fast
         entry = key_table.entry_of(word)
         named = fast & (entry >= 0)
@@ -57,6 +66,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
             reads=("queue",),
             writes=("rows", "blocks", "keys", "table", "head", "evictions", "events", "num_events"),
         )
+        # A block that stopped the fast loop was counted past the head, but not taken.
         w = w.write("keys", 0, w.key(before)).replace(head=w.head - stopped)
         w, (block,) = peek(stopped, lambda v: (v.read("queue", v.place(v.head)),), w, ("queue",), (0,))
         w = key_table.drop_keys(w, stopped, block, evicted)
@@ -81,11 +91,14 @@ def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
     """
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
+        # `references` is what the block of the trip before gets: its write is this trip's first, before any read.
         i, before, references = local
         w = w.write("blocks", references, w.block(before))
         block = w.read("rows", start + i)
         place = w.read("blocks", w.block(block))
         queued = place > 0
+        # Taking a block out of the middle of vLLM's linked list is O(1) (`FreeKVCacheBlockQueue.remove`). A ring has
+        # no links: its place becomes empty, and the head skips it later.
         w = w.write("queue", 0, jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1))
         return w.replace(free=w.free - queued), (
             i + 1,
@@ -157,12 +170,16 @@ def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         known = w.read("keys", w.key(block)) != 0
         last = (references == -1) & (block != 0)
         appended, prepended = last & known, last & ~known
+        # vLLM frees a request's blocks in reverse order, so that the tail of a sequence is evicted first. The row is
+        # walked forwards, the i-th entry from its end going to the i-th place behind the tail: the same order without
+        # reversing the row.
         back = w.tail + (left - 1)
         w = w.replace(head=w.head - prepended, free=w.free + last)
         w = w.write("queue", jnp.where(appended, block, 0), w.place(back))
         w = w.write("queue", block, jnp.where(prepended, w.place(w.head), w.queue.shape[0] - 1))
         placed = (jnp.where(appended, back, w.head) & w.mask) + 1
         value = jnp.where(last, placed, jnp.where(block != 0, references + 1, 0))
+        # The first entry that is appended lies furthest back, and says by how much the tail advances.
         most = jnp.where(appended & (most == 0), left, most)
         return w, (left - 1, most, block, value)
 
@@ -181,6 +198,9 @@ def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
 def make_room(work: Workspace) -> Workspace:
     """Squeezes empty places out of the queue if its ring might be too small for all that one request can give back."""
     buckets = work.sizes.buckets
+    # Positions are never masked before they are stored, so that tail minus head is the stretch in use, empty places
+    # included. One request gives back at most its rows; twice that, since prepending takes places below the head as
+    # well.
     full = work.tail - work.head + 2 * buckets.groups * buckets.row > buckets.queue
     return when(full, squeeze, work, writes=("queue", "blocks", "tail"))
 

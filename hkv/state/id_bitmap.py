@@ -29,6 +29,8 @@ def smallest(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
     place, words = jnp.int32(0), []
     for level in reversed(range(len(work.sizes.buckets.levels))):
         words.append(work.read("bitmap", work.word(pool, level, place)))
+        # The lowest bit of an upper word leads to the lower word with the smallest id: RTP-LLM's `BlockPool::malloc`
+        # takes the first of a sorted set, and ids must agree, not just be free.
         place = place * 32 + lowest(words[-1])
     return [place, *words]
 
@@ -45,6 +47,7 @@ def take(work: PooledWorkspace, present: Scalar, pool: Scalar, found: Sequence[S
     id, *words = found
     emptied = jnp.asarray(present)
     for level, word in enumerate(reversed(words)):
+        # Clears the lowest set bit. Only if that empties the word does the bit one level up go.
         rest = word & (word - 1)
         work = work.write_if(emptied, "bitmap", rest, work.word(pool, level, id >> (5 * level + 5)))
         emptied = emptied & (rest == 0)
@@ -81,4 +84,6 @@ def put(work: PooledWorkspace, present: Scalar, pool: Scalar, id: Scalar, words:
 
 def lowest(word: Scalar) -> Scalar:
     """Number of the lowest bit that is set in a word that has one."""
+    # `word & -word` isolates the lowest bit, also in int32 where the sign bit is that bit; one less than it has as
+    # many ones as zeros stood below.
     return lax.population_count((word & -word) - 1)

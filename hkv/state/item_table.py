@@ -41,6 +41,8 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
         ("items",),
         (0,) * 5,
     )
+    # RTP-LLM's `BlockCache::match` moves an item to the front of its LRU by its key alone: a group that finds no
+    # block there has used it, too.
     return recency.use(work, flags != 0, flags != 0, key, seen), block
 
 
@@ -74,6 +76,7 @@ def fill(
       The workspace, and whether it was put.
     """
     old, references = seen
+    # The first block under a key stays. A later one of the same content is not cached, and is freed with its request.
     filled = jnp.asarray(present) & (old == 0)
     work = work.write_if(filled, "items", block, work.cached(key, group))
     return work.write_if(filled, "references", references + 1, work.reference(pool, block, Role.CACHE)), filled
@@ -108,6 +111,8 @@ def remove(
         group, count = local
         w, (block,) = peek(group < groups, lambda v: (v.read("items", v.cached(key, group)),), w, ("items",), (0,))
         w = w.write("items", 0, w.cached(key, group))
+        # With `keep` the caller becomes the owner: ids are reported in the order of groups, and no reference is given
+        # back.
         w = w.emit(block, keep)
         w = role_counts.release(w, (block != 0) & ~jnp.asarray(keep), pool_of(group), block, jnp.int32(Role.CACHE))
         return w, (group + 1, count + (block != 0))

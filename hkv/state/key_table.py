@@ -40,6 +40,8 @@ def absent(value: Scalar, evicted: Scalar | int = EVICTED) -> Scalar:
       value: the value.
       evicted: what to say of a key of which nothing else was to be said.
     """
+    # Bits 1 and 2 hold what `note_absence` said while the key still had a block. They outlive the eviction: "retired
+    # window" or "not retained" is why a later lookup misses, whatever took the last copy away.
     return jnp.where((value & 6) == 0, evicted, -1 - ((value >> 1) & 3))
 
 
@@ -48,6 +50,7 @@ def evicted_for(work: Workspace, group: Scalar) -> Scalar:
 
     Steps are counted up to a bound that no replay comes near; later ones are taken for it.
     """
+    # One int32 holds step and group, below all other values: the step and the group that took the block, as digits.
     groups = work.sizes.buckets.groups
     return NOT_RETAINED - 1 - (jnp.minimum(work.steps, _LATEST // groups) * groups + group)
 
@@ -113,8 +116,12 @@ def remove(
     )
 
     def unlink(w: Workspace) -> Workspace:
+        # vLLM's `BlockHashToBlockMap.get_one_block` answers with the block that was inserted first. If that one goes,
+        # the next in order of registration takes its place at the head of the ring.
         first = jnp.where(first_block(value) == block, after, first_block(value))
         shared = (value & 1) == 1
+        # In a ring of two, next and previous of either are the same block: what is left is one block, and the flag
+        # goes.
         remaining = first * 8 + (value & 6) + (after != before)
         w = w.write("table", jnp.where(shared, remaining, absent(value, evicted)), w.entry(entry))
         w = w.write_if(shared, "links", after, w.link(before, part, 0))
@@ -139,6 +146,8 @@ def insert(
     """
     work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
     first = first_block(value)
+    # A key that moves between blocks (a copy takes over) was never away: its note stays. Any other registration makes
+    # a fresh key of which nothing is to be said.
     later = jnp.where(value > 0, value & 6, jnp.maximum(-1 - value, 0) * 2) if moving else 0
     shared = present & (value > 0)
     work, (last, word) = peek(
@@ -158,6 +167,7 @@ def insert(
         w = w.write_if(shared, "links", last, w.link(block, part, 1))
         w = w.write_if(shared, "links", first, w.link(block, part, 0))
         w = w.write_if(shared, "links", block, w.link(first, part, 1))
+        # The block that had the key alone was plain until now. From here on, handing it out has to look at the ring.
         return w.write_if(shared, "keys", word | SHARED, w.key(first))
 
     return when(present, link, work, writes=("table", "links", "keys"))
@@ -180,6 +190,8 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar |
             part < parts, lambda v: (v.read("keys", v.key(block, part)),), w, reads=("keys",), default=(0,)
         )
         entry = jnp.where(part == 0, entry_of(value), value - 1)
+        # From the whole block's key to those inside it, in the order of parts: events of removal are compared in
+        # order.
         w = remove(w, entry >= 0, block, part, jnp.maximum(entry, 0), evicted=evicted)
         return w.write("keys", 0, w.key(block, part)), (part + 1,)
 
@@ -240,6 +252,8 @@ def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry
     """
     work = insert(work, present, block, part, entry)
     if work.sizes.buckets.parts == 0:
+        # Flagged though no other block may have the key: whether one has is known from the table only. `register`
+        # writes plain words itself where it has looked (`hkv.dialects.vllm.rules.register`).
         return work.write_if(present, "keys", word_of(entry) | SHARED, work.key(block))
     work, (word,) = peek(present, lambda w: (w.read("keys", w.key(block)),), work, reads=("keys",), default=(0,))
     whole = part == 0
@@ -263,6 +277,7 @@ def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar
     work, (word,) = peek(cached, lambda w: (w.read("keys", w.key(first)),), work, reads=("keys",), default=(0,))
 
     def note(w: Workspace) -> Workspace:
+        # `reason` is -2 or -3, so that this adds 2 or 4: bits 1 and 2 of the value.
         later = (value & ~6) - 2 * (reason + 1)
         w = w.write("table", jnp.where(cached, later, reason), w.entry(entry))
         return w.write_if(cached, "keys", word | SHARED, w.key(first))
@@ -283,6 +298,7 @@ def highest_part(work: Workspace, present: Scalar, block: Scalar) -> tuple[Works
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         part, _ = local
+        # Keys that end inside a block are asked for from its end backwards: the longest one is what an event names.
         found = w.read("keys", w.key(block, part)) != 0
         return w, (jnp.where(found, part, part - 1), found)
 

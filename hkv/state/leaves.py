@@ -29,6 +29,7 @@ def use(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace
       present: whether to do it.
       node: a node, in the tree or about to be.
     """
+    # Before the place is taken: a node that is used at the very moment the places run out needs one of the new ones.
     work = _close_gaps(work, present)
     work, (clock, flags, old) = peek(
         present,
@@ -60,6 +61,8 @@ def first_from(work: PooledWorkspace, enabled: Scalar, place: Scalar) -> tuple[P
         found, start, depth, position = jnp.bool_(False), jnp.int32(0), jnp.int32(0), place
         for level, size in enumerate(levels):
             index = position >> 5
+            # Upwards: the first level at which a word has a bit at or behind the place. Each level up begins one word
+            # further, since the word below has been looked at.
             inside = index < size
             word = w.read("uses", w.leaf_word(level, jnp.where(inside, index, 0)))
             word = jnp.where(inside, word & jnp.left_shift(jnp.int32(-1), position & 31), 0)
@@ -68,6 +71,7 @@ def first_from(work: PooledWorkspace, enabled: Scalar, place: Scalar) -> tuple[P
             depth = jnp.where(here, level, depth)
             found, position = found | here, index + 1
         for level in reversed(range(len(levels) - 1)):
+            # Downwards: the lowest bit of each word, as in `hkv.state.id_bitmap`.
             down = found & (depth > level)
             word = w.read("uses", w.leaf_word(level, jnp.where(down, start, 0)))
             start = jnp.where(down, start * 32 + lowest(word), start)
@@ -90,9 +94,11 @@ def refresh(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorks
         WRITES,
         (0, 0, 0, 0),
     )
+    # In the tree, and neither pinned nor barred: any other flag keeps eviction from beginning here.
     leaf = ((flags & ~LEAF) == PRESENT) & (child == 0)
     changes = jnp.asarray(present) & (leaf != ((flags & LEAF) != 0))
     work = work.write_if(changes, "nodes", flags ^ LEAF, work.node(node, Node.FLAGS))
+    # RTP-LLM evicts by passes: a node that becomes a leaf during a pass waits for the next one.
     work = work.write_if(changes, "nodes", now, work.node(node, Node.BORN))
     work = _clear(work, changes & ~leaf, place - 1)
     return _set(work, changes & leaf, place - 1)
@@ -122,6 +128,7 @@ def _close_gaps(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
         w, (named,) = peek(place >= 0, lambda v: (v.read("uses", v.place(place)),), w, ("uses",), (0,))
         node, there = jnp.maximum(named - 1, 0), named != 0
         w, (flags,) = peek(there, lambda v: (v.read("nodes", v.node(node, Node.FLAGS)),), w, ("nodes",), (0,))
+        # In place, since the target is never behind the source: gaps only ever move nodes towards the beginning.
         w = _move(w, there, node, (place + 1, kept + 1), (flags & LEAF) != 0)
         return w, (place + 1, kept + there)
 

@@ -46,6 +46,7 @@ def read(array: jax.Array, index: Any) -> Scalar:
       array: of one axis.
       index: a non-negative integer below its size.
     """
+    # Unsigned: for signed indices JAX adds the array's size to negative ones, two more operations in each access.
     start = (jnp.asarray(index).astype(jnp.uint32),)
     return lax.dynamic_slice(array, start, (1,), allow_negative_indices=False).reshape(())
 
@@ -86,6 +87,8 @@ def loop(
     def step(carry: tuple[tuple[jax.Array, ...], Local]) -> tuple[tuple[jax.Array, ...], Local]:
         inner = work.only(names, carry[0])  # type: ignore[attr-defined]
         for name in reads:
+            # Rule 3. Without a write the array would be a constant of the loop, and the write after the loop would
+            # copy it.
             inner = inner.replace(**{name: touch(getattr(inner, name))})
         inner, new = body(inner, carry[1])
         return tuple(getattr(inner, name) for name in names), scalars(new)
@@ -107,6 +110,8 @@ def when(
     def once(inner: W, _: Local) -> tuple[W, Local]:
         return body(inner), (False,)
 
+    # `lax.cond` copies every array that its branches return changed; a loop of at most one trip updates them in
+    # place.
     return loop(lambda local: local[0], once, work, (predicate,), reads, writes)[0]
 
 

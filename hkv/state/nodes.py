@@ -27,6 +27,7 @@ class Node(enum.IntEnum):
     """The pass of eviction in which it became a leaf."""
 
 
+# A bit each, so that one comparison says whether a node is a leaf (`hkv.state.leaves.refresh`).
 PRESENT, PINNED, BARRED, LEAF = 1, 2, 4, 8
 """Bits of `Node.FLAGS`: in the tree; never evicted; eviction does not begin there; eviction may begin there."""
 
@@ -73,6 +74,7 @@ def moved_nodes(nodes: np.ndarray, order: np.ndarray, size: int) -> tuple[np.nda
         leaves = new[new[:, Node.FLAGS] & LEAF != 0, Node.PLACE] - 1
         start = ORDER_WORDS
         for words in bitmap_levels(places_of(size)):
+            # Several leaves may share a word: `at` accumulates, plain indexing would keep the last of them.
             np.bitwise_or.at(places, start + leaves // 32, np.left_shift(1, leaves % 32).astype(np.int32))
             leaves, start = leaves // 32, start + words
     return new, places

@@ -32,6 +32,7 @@ class ParameterView:
 
     def whole(self, field: enum.IntEnum) -> Scalar:
         """A field of the whole cache."""
+        # Configurations are data: lanes of different configurations run in one program, each reading its own row.
         base = 0 if self.lane is None else self.lane * self.FIELDS
         return read(self.cache, base + int(field))
 

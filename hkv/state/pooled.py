@@ -107,6 +107,7 @@ class PoolCounter(enum.IntEnum):
     """Blocks that a request or a connector holds."""
 
 
+# More words than there are names: a counter that is added later moves nothing, and old states can be read.
 COUNTER_WORDS, POOL_WORDS = 16, 4
 """Words of `PooledState.counters` before those of the pools, and of one pool."""
 
@@ -258,12 +259,14 @@ def empty_pooled(buckets: PooledBuckets, num_blocks: tuple[int, ...]) -> PooledS
             raise ConfigError("num_blocks", num_blocks, f"between 1 and the bucket's {buckets.blocks} for each pool")
     slots, sequences = buckets.requests + 3, buckets.sequences
     counters = np.zeros(COUNTER_WORDS + POOL_WORDS * buckets.pools + 1, np.int32)
+    # RTP-LLM counts the version of its cache from the first insertion on, which makes it 0.
     counters[Counter.VERSION] = -1
     bitmap = np.zeros((buckets.pools, buckets.bitmap), np.int32)
     for pool, count in enumerate(num_blocks):
         counters[COUNTER_WORDS + POOL_WORDS * pool + PoolCounter.FREE] = count - 1
         bitmap[pool, :-1] = bitmap_of(range(1, count), buckets.levels)
     items = np.zeros((buckets.keys + 2, ITEM_WORDS + buckets.groups), np.int32)
+    # An empty ring: its beginning is its own neighbour, so that linking needs no case for an empty list.
     items[buckets.keys, [Item.NEXT, Item.PREVIOUS]] = buckets.keys
     tree, uses = nodes.empty_nodes(buckets.nodes)
     return PooledState(
@@ -328,6 +331,8 @@ def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
         raise ConfigError("keys", buckets.keys, f"at least {old.keys}")
     items[: old.keys] = np.asarray(state.items)[: old.keys]
     items[buckets.keys] = np.asarray(state.items)[old.keys]
+    # Rows of keys that are not cached are zeros, and 0 is a key: only links of those that are in the ring are
+    # followed to where its beginning stands now.
     links = items[:, [Item.NEXT, Item.PREVIOUS]]
     present = (items[:, Item.FLAGS] != 0) | (np.arange(len(items)) == buckets.keys)
     items[:, [Item.NEXT, Item.PREVIOUS]] = np.where(present[:, None] & (links == old.keys), buckets.keys, links)

@@ -68,6 +68,8 @@ def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scala
         (0,) * 5,
     )
     work = work.write_if(present, "references", own + 1, work.reference(pool, block, role))
+    # RTP-LLM's `available` counts blocks that neither a request nor a connector holds: references of the cache alone
+    # do not make a block unavailable, since eviction can take them.
     taken = jnp.asarray(present) & (role != int(Role.CACHE)) & (request + connector == 0)
     return work.write_if(taken, "counters", held + 1, work.pool_counter(pool, PoolCounter.HELD))
 
@@ -107,6 +109,8 @@ def let_go(
     work = work.write_if(present, "references", own, work.reference(pool, block, role))
     users = left[Role.REQUEST] + left[Role.CONNECTOR]
     unused = jnp.asarray(present) & (role != int(Role.CACHE)) & (users == 0)
+    # Only without any reference is the id free. Blocks that the cache alone holds come back by eviction, never by
+    # `malloc`.
     nobody = jnp.asarray(present) & (users + left[Role.CACHE] == 0)
     work = id_bitmap.put(work, nobody, pool, block, words)
     work = work.write_if(nobody, "counters", free + 1, work.pool_counter(pool, PoolCounter.FREE))

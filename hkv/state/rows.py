@@ -236,6 +236,7 @@ def _write(rows: BlockRows, row, positions, values, live, *, blank: bool = False
     inside = live[:, None] & (j < rows.ratio)
     kernel_columns = jnp.where(inside, columns[:, None] * rows.ratio + j, rows.kernel_blocks.shape[1])
     value = values[:, None]
+    # A hole (-1, RTP-LLM) has holes as kernel blocks; vLLM's null block 0 is a block, with kernel blocks of its own.
     kernel_values = jnp.where(value < 0, value, value * rows.ratio + j)
     if blank:
         values, kernel_values = jnp.zeros_like(values), jnp.zeros_like(kernel_values)
@@ -257,6 +258,7 @@ def _first(*conditions) -> jax.Array:
     """The status of the first condition that holds, OK if none does."""
     status = jnp.int32(Status.OK)
     for refused, code in reversed(conditions):
+        # Backwards, so that the first condition is written last and wins: the order of checks is the order of errors.
         status = jnp.where(refused, jnp.int32(code), status)
     return status
 
@@ -270,6 +272,7 @@ def _is_count(count, values) -> jax.Array:
 
 
 def _is_value(rows: BlockRows, ids) -> jax.Array:
+    # The largest block whose last kernel block an int32 can name.
     last = (INT32_MAX - (rows.ratio - 1)) // rows.ratio
     return (ids == rows.null) | ((ids >= 0) & (ids <= last))
 

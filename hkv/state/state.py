@@ -65,6 +65,7 @@ class Request(enum.IntEnum):
     """1 if that step admitted it: the blocks up to there are a hit's, every other one was new; else 0."""
 
 
+# More words than names, a power of two: a field that is added moves no other, and indices are shifts.
 REQUEST_WORDS = 16
 """Words at the front of a row of `State.requests`; `GROUP_WORDS` for each group follow."""
 
@@ -105,6 +106,7 @@ class Row(enum.IntEnum):
 GROUP_WORDS = 16
 """Words of one group in a row of `State.requests`."""
 
+# Values of the table say why a lookup misses, so that a replay finds the cause without a log of what happened.
 NEVER_SEEN = 0
 """Value in `State.table`: no block ever had this key."""
 EVICTED = -1
@@ -117,6 +119,7 @@ NOT_RETAINED = -3
 Values below it say `EVICTED` and more: in which step, and for which group (`hkv.state.key_table.evicted_for`)."""
 
 
+# The entry of a key shares an int32 with two flags, and 0 means no key.
 ENTRIES = 1 << 29
 """Entries that a table has fewer of: four times one, and 3 more, is a positive int32 in `State.keys`."""
 
@@ -249,8 +252,10 @@ def empty(buckets: Buckets, num_blocks: int) -> State:
     queue = np.zeros(buckets.queue + 1, np.int32)
     queue[: num_blocks - 1] = np.arange(1, num_blocks, dtype=np.int32)
     blocks = np.zeros(buckets.blocks + 1, np.int32)
+    # The block with id i stands at place i - 1, and what is noted is the place plus 1: the same numbers.
     blocks[1:num_blocks] = queue[: num_blocks - 1]
     counters = np.zeros(16, np.int32)
+    # From 1 on, so that 0 means "never" in every field that holds a step.
     counters[Counter.STEP] = 1
     counters[Counter.TAIL] = counters[Counter.FREE] = num_blocks - 1
     width = 1 + buckets.parts

@@ -17,6 +17,7 @@ ARRAYS = tuple(field.name for field in dataclasses.fields(State) if field.name !
 OUTPUTS = ("ids", "events", "copies", "results")
 """Names of the outputs that loops carry as well."""
 
+# Scalars while operations run: a counter that stayed in an array would be read and written in memory at each use.
 COUNTERS = {
     "head": Counter.HEAD,
     "tail": Counter.TAIL,
@@ -113,6 +114,8 @@ class Workspace(FlatArrays):
 
     def place(self, position: Scalar) -> Scalar:
         """Index into `queue` of a position in the ring, which may be any integer."""
+        # The ring's size is a power of two: masking also brings a position below 0, which prepending makes, to its
+        # place.
         return self._base(self.sizes.buckets.queue + 1) + (position & self.mask)
 
     def block(self, block: Any) -> Scalar:

@@ -31,6 +31,8 @@ def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:
     The sinks' entries count, though they are needed: what is skipped lies between.
     """
     skipped = divide(skipped_tokens(view, group, n), view.group(group, GroupField.BLOCK))
+    # Nothing lies between the sinks and what the query reads: then nothing is skipped, and the row stays without
+    # nulls.
     return jnp.where(skipped > view.group(group, GroupField.SINKS), skipped, 0)
 
 
@@ -41,6 +43,7 @@ def wanted_slots(view: View, group: Scalar, demand: Demand) -> Scalar:
 
 def arrives(view: View, group: Scalar, demand: Demand) -> Scalar:
     """True if a group needs any of the external tokens: none if the next query reads none of them."""
+    # Full attention skips nothing, a window its past: tokens that arrive there need no slots.
     skipped = skipped_tokens(view, group, demand.total)
     sinks = view.group(group, GroupField.SINKS) > 0
     encoded = view.group(group, GroupField.ENCODER) != 0
@@ -54,6 +57,7 @@ def hit_blocks(view: View, group: Scalar, tokens: Scalar) -> Scalar:
 
 def adopted_blocks(view: View, group: Scalar, tokens: Scalar, short: Scalar) -> Scalar:
     """Entries of a group's row that adopting a hit of `tokens` tokens brings; `short` is its `Row.HIT_SHORT`."""
+    # A hit that a connector brought per group may be shorter here than its tokens say: `Row.HIT_SHORT` blocks fewer.
     return jnp.where(tokens > 0, hit_blocks(view, group, tokens) - short, 0)
 
 
@@ -103,6 +107,8 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 
     def attempt(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         exact = local[0]
+        # Groups are summed up before anything is compared: vLLM's coordinator adds `get_num_blocks_to_allocate` of
+        # all managers and asks once.
         w, sums = loop(
             lambda c: c[0] < view.num_groups,
             lambda v, c: _count(v, view, demand, exact, _Sum(*c)),
@@ -111,6 +117,9 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
             writes=WRITES,
         )
         total = _Sum(*sums)
+        # vLLM's own test is `estimate <= limit`. Its estimate is too small for some recurrent rows, and the engine
+        # would then fail in the middle of the allocation. HKV refuses such a demand beforehand, unless the defect is
+        # asked for.
         ok = (total.estimate <= limit) & (demand.capped | (total.checked <= w.free))
         return w, (
             True,
@@ -120,6 +129,8 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
             ~ok & ~exact & (total.adopted > 0),
         )
 
+    # Two attempts at most: one that counts every block of the hit as queued, an upper bound that needs no look at
+    # them, and an exact one if that was refused and there was a hit.
     start = (False, True, False, False, enabled)
     work, (_, ok, fails, grows, _) = loop(lambda c: c[-1], attempt, work, start, writes=WRITES)
     work = export.forget(work, view, demand.slot, enabled & ~ok & ~demand.capped)
@@ -132,24 +143,31 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     w, (have, first_left, hit_first, partial, grown, short) = peek(
         group >= 0, lambda v: v.get_row(slot, group, *fields), w, reads=("requests",), default=(0,) * len(fields)
     )
+    # From here on it is `SingleTypeKVCacheManager.get_num_blocks_to_allocate`, for all kinds at once: flags switch
+    # the terms that a kind's manager overrides.
     block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
     adopting = demand.hit > 0
     computed = adopted_blocks(view, group, demand.hit, short)
     skip = jnp.where(have == 0, skipped_blocks(view, group, demand.total), 0)
     recurrent = view.group(group, GroupField.RECURRENT) != 0
+    # A hit that ends inside a block shares it with its owner. One more block, for the copy that the request will
+    # write.
     split = ends_inside(w, view, group, demand) & ((computed > 0) | ~adopting)
     scratch, grown = view.group(group, GroupField.SCRATCH), jnp.where(have > 0, grown, 0)
     sinks = view.group(group, GroupField.SINKS)
     wanted = ceil_divide(wanted_slots(view, group, demand), block) + scratch
+    # The first gate (`full_sequence_must_fit`) asks for the whole request; a window never holds more than its cap.
     target = jnp.where(demand.capped, jnp.minimum(wanted, view.group(group, GroupField.CAP)), wanted)
     estimate = jnp.maximum(target - jnp.maximum(skip, computed + have), 0)
     estimate += jnp.where(skip > 0, jnp.maximum(sinks - computed, 0), 0)
     estimate = jnp.where(ring, (have == 0).astype(jnp.int32), estimate + split)
     columns = ceil_divide(demand.main, block) + scratch
     w, exported = export.plan(w, view, demand, group, have, jnp.where(grown != 0, scratch, 0))
+    # The row's own state was registered inside its block: it goes on in place, and the cache gets a copy.
     outlived = recurrent & (partial > 0)
     owed = outlived | (recurrent & split)
     state = columns - computed - have
+    # `MambaManager` takes one block for the next state, whatever the number of columns that the tokens jump over.
     most = 1 + owed + exported + jnp.where(grown != 0, 0, scratch)
     state = jnp.minimum(jnp.where(owed, jnp.maximum(state, 0) + 1, state), most)
     estimate = jnp.where(recurrent, state, estimate)
@@ -161,13 +179,16 @@ def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) 
     kept = jnp.where(adopting, jnp.maximum(computed - first, 0) - jnp.maximum(gap_end - sinks, 0), 0)
     copied = outlived | (split & (kept > 0))
     spread = spread_row(before + arriving, columns, scratch, exported, grown)
+    # What `grow` will in fact take, for the check that vLLM lacks.
     really = jnp.where(recurrent, arriving + jnp.maximum(columns - spread.end, 0) + copied, estimate)
+    # Blocks of the hit that are free leave the queue as well: they count like new ones, though nothing is evicted.
     left = jnp.where(adopting & recurrent, jnp.maximum(computed - hit_first, 0), kept)
 
     row = w.row(slot, group)
 
     def one(v: Workspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, ...]]:
         i, queued, skipped = local
+        # Above 0: the block stands in the queue (`State.blocks`).
         free = (v.read("blocks", v.block(v.read("rows", row + i))) > 0) & ((i < sinks) | (i >= gap_end))
         return v, (i + 1, queued + free, skipped + (free & (i < first)))
 
@@ -215,6 +236,8 @@ def spread_row(length: Scalar, columns: Scalar, scratch: Scalar, exported: Scala
     The running state goes to the last column before the scratch, a state that is left behind for others to the column
     before that. Columns that are passed over are null, and scratch moves along.
     """
+    # From the right: scratch for drafts, before it the running state, before that the state which a chunk leaves
+    # behind.
     running = columns - scratch - 1
     stop = running - exported
     gap_end = jnp.where(length < running, jnp.maximum(length, stop), length)

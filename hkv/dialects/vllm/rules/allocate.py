@@ -53,16 +53,20 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
         skip = skipped_blocks(view, group, demand.total)
         found = adopted_blocks(view, group, demand.hit, short)
         sinks = view.group(group, GroupField.SINKS)
+        # What is skipped becomes null entries: rows are indexed by position, and `remove_skipped_blocks` would null
+        # them anyway.
         length = jnp.where(found < sinks, found, jnp.maximum(skip, found))
         length = jnp.where(view.group(group, GroupField.ONE_BLOCK) != 0, 0, length)
         first = jnp.minimum(jnp.maximum(hit_first * (found > 0), skip), length)
         w = rows.null(w, slot, group, sinks, jnp.where(sinks > 0, first, sinks))
         start = rows.start(view, group, first)
+        # `BlockPool.touch`: the block leaves the free queue, and cannot be evicted by what a later group takes.
         w = free_queue.adopt(w, w.row(slot, group) + start, found - start)
         split = ends_inside(w, view, group, demand) & (found > first)
         w = w.set_row(slot, group, Row.LENGTH, length)
         w = w.set_row(slot, group, Row.FIRST, first).set_row(slot, group, Row.GROWN, 0)
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(split, found, 0))
+        # What was found is registered already. A block inside which the hit ends is not: its copy will be looked at.
         return w.set_row(slot, group, Row.CACHED, length - split), (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
@@ -86,6 +90,9 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         turn, copies = local
+        # Turns in order: external tokens of every group (sinks, then the rest), and only then the new tokens of every
+        # group (a copy first, then blocks). vLLM's coordinator calls `allocate_new_computed_blocks` of all managers
+        # before any `allocate_new_blocks`, so that ids come in this order.
         arriving = turn < 2 * groups
         later = turn - 2 * groups
         group = jnp.where(arriving, turn >> 1, later >> 1 if copying else later)
@@ -117,12 +124,14 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         )
         filled = jnp.where(states, spread.end, gap_end)
         target = jnp.where(for_copy, have, jnp.maximum(target, filled))
+        # The copy's block is taken into a row that belongs to nobody: `_copy` says where it goes.
         place = jnp.where(for_copy, w.row(w.spare_slot, group), w.row(slot, group) + filled)
         w = free_queue.take(w, place, jnp.where(for_copy, owed.astype(jnp.int32), target - filled))
         if copying:
             w = when(owed, lambda v: _copy(v, slot, group, partial - 1, demand.hit > 0), w, writes=GROW_WRITES)
         w = w.set_row(slot, group, Row.LENGTH, target)
         w = w.set_row(jnp.where(gap_end > have, slot, w.spare_slot), group, Row.FIRST, gap_end)
+        # The last turn of a group leaves the length before its own blocks: `get_blocks` of new ones begins there.
         return w.set_row(slot, group, Row.NEW_FIRST, have), (turn + 1, copies + owed)
 
     start = jnp.where(demand.external > 0, 0, 2 * groups)
@@ -153,6 +162,7 @@ def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted:
     work = work.write_if(owed & adopted, "rows", copy, work.row(slot, group) + column)
     work, entry = key_table.primary_entry(work, left, copy)
     groups = work.sizes.buckets.groups
+    # The spare column of the key's line in the table, where the step is noted in which the key was last registered.
     last = work.entry(jnp.where(entry >= 0, entry | (groups - 1), 0))
     work = work.write_if(entry >= 0, "table", work.steps, last)
     work = note_copy(work, owed, group, source, copy)
@@ -173,6 +183,7 @@ def _move_scratch(work: Workspace, slot: Scalar, group: Scalar, spread: Spread) 
         return w, (i + 1, row + source + i, row + target + i, w.read("rows", row + source + i))
 
     work, (_, *last) = loop(lambda c: c[0] < count, body, work, (0, spare, spare, 0), writes=("rows",))
+    # The last trip's read is written behind the loop.
     return settle(work, *last).set_row(slot, group, Row.GROWN, 1)
 
 
@@ -251,6 +262,7 @@ def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scal
     Returns:
       The workspace, and whether it was done.
     """
+    # All but the null block are in the queue. vLLM's `reset_prefix_cache` compares the same numbers.
     done = enabled & (work.free == view.whole(CacheField.NUM_BLOCKS) - 1)
     buckets = work.sizes.buckets
 
@@ -259,6 +271,7 @@ def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scal
 
     def clear_table(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         entry, value = local
+        # The value of the trip before, one entry back: written before this trip reads.
         w = w.write_if(value > 0, "table", key_table.absent(value), w.entry(entry - 1))
         return w, (entry + 1, w.read("table", w.entry(entry)))
 

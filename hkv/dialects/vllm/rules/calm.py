@@ -48,17 +48,20 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
             default=(0, 0, 0, 0, 0),
         )
         block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
+        # Neither a ring nor an encoder's blocks grow with the request's tokens.
         ring = ring | (view.group(group, GroupField.ENCODER) != 0)
         held = (length - view.group(group, GroupField.SCRATCH)) * block
         held = jnp.where(ring, UNLIMITED, jnp.minimum(held, _unexported(view, group, exported, known)))
         filled = jnp.where(
             view.group(group, GroupField.CACHEABLE) != 0, _unregistered(view, group, cached, known), UNLIMITED
         )
+        # A block is to be copied before the next write: there is something to do.
         filled = jnp.where(partial > 0, 0, filled)
         unit, reach = view.group(group, GroupField.UNIT), view.group(group, GroupField.REACH)
         kept = reads.last_query((jnp.maximum(first, view.group(group, GroupField.SINKS)) + 1) * block, unit, reach)
         # An allocation asks for a token more than were computed, unless it is cut off at the longest request.
         kept += kept + 1 < view.whole(CacheField.MAX_MODEL_LEN)
+        # The nearest of three: a new block is needed, a block is full and registered, a block leaves the window.
         return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
 
     fields = (Request.PROMPT, Request.TOKENS, Request.COMPUTED)
@@ -85,6 +88,7 @@ def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> S
     before = jnp.where(passed, UNLIMITED, end - 1)
     before = jnp.where((view.whole(CacheField.JUNCTIONS) != 0) & (known.computed < known.prompt), 0, before)
     before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
+    # One token less than fills the next block.
     return jnp.minimum((cached + 1) * block - 1, before)
 
 

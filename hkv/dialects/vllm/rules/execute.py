@@ -59,6 +59,7 @@ def execute(
 
     def one_lane(carry: tuple[Scalar, tuple[jax.Array, ...], jax.Array, jax.Array]) -> tuple[Any, ...]:
         lane, values, counters, counts = carry
+        # Counters are scalars while a lane's operations run, and go back into the array once, at the end.
         line = jax.lax.dynamic_index_in_dim(counters, lane, keepdims=False)
         start = {name: line[int(place)] for name, place in COUNTERS.items()}
         w = work.replace(**dict(zip(names, values, strict=True)), **start, lane=lane)
@@ -72,6 +73,7 @@ def execute(
 
     carry = (zero, tuple(getattr(work, name) for name in names), state.counters, jnp.zeros((lanes, 2), jnp.int32))
     if lanes == 1:
+        # Without the loop over lanes, XLA sees indices without a lane's offset (`FlatArrays._base`).
         carry = one_lane(carry)
     else:
         carry = jax.lax.while_loop(lambda c: c[0] < lanes, one_lane, carry)
@@ -93,6 +95,8 @@ _GIVING = {Code.ALLOCATE, Code.RETIRE, Code.FREE, Code.COPIES}
 
 def _perform(work: Workspace, view: View, operations: Operations, only: tuple[Code, ...]) -> Workspace:
     def one(w: Workspace, row: Scalar, place: Scalar, code: Scalar, payload: Payload) -> Workspace:
+        # `only` names the operations of a batch: rules of others are not compiled, which is most of the time that
+        # compiling takes.
         if _GIVING.intersection(only):
             w = free_queue.make_room(w)
         w, op = transitions.fetch(w, operations.table, row, code)
@@ -133,6 +137,8 @@ def _seldom(
             w, got = live.found(w, view, op, got, payload)
         return w, (False, *got)
 
+    # A loop of at most one trip, not a branch: one jump for most operations, and no array is copied
+    # (`hkv.state.loops`).
     mine = _one_of(op.code, _SELDOM.intersection(only))
     work, local = loop(lambda c: c[0], perform, work, (mine, *answer), writes=EVERYTHING)
     return work, Answer(*local[1:])
@@ -200,6 +206,8 @@ def _one(
 ) -> Workspace:
     code = op.code
     known = _one_of(code, only)
+    # An operation about a slot that does not exist works on the spare slot: nothing of it counts, and nobody is
+    # harmed.
     nowhere = known & transitions.needs_slot(code) & ~op.exists
     status = jnp.where(known, int(Status.OK), int(Status.UNKNOWN_OPERATION))
     answer = Answer(
@@ -229,6 +237,7 @@ def _one(
         Column, (answer.status, answer.value, answer.shared_prefix, first_id, answer.copies), strict=True
     ):
         w = w.write("results", value, w.result(place, int(column)))
+    # After the operation: an ALLOCATE right behind its own LOOKUP finds the clock as it was.
     w = w.replace(clock=w.clock + transitions.may_change_hits(code))
     if Code.LOOKUP in only or Code.ALLOCATE in only:
         w = transitions.report(w, view, op, answer, place)

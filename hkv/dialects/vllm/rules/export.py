@@ -63,9 +63,12 @@ def plan(
             reads=("requests", "rows"),
             default=(0, 0, 0, 0),
         )
+        # With retention 0 only the chunk that reaches the prompt's end leaves a state.
         early = (view.group(group, GroupField.EXPORT_LAST) != 0) & (end < jnp.maximum(prompt, tokens - 1))
+        # The column must not hold a state that somebody still reads.
         free = ~held | (column < first) | (taken == 0)
         planned = fits & ~early & free
+        # The first gate asks about the whole request, not about the chunk: what it finds is not noted.
         noted = jnp.where(demand.capped, w.spare_slot, slot)
         w = w.set_row(noted, group, Row.EXPORT, jnp.where(planned, place, 0))
         block = view.group(group, GroupField.BLOCK)
@@ -126,6 +129,8 @@ def with_begun(standing: Scalar, looked_at: Scalar, exported: Scalar, begun: Sca
 
 def with_entry(standing: Scalar, looked_at: Scalar, entry: Scalar, enabled: Scalar) -> Scalar:
     """`Row.STANDING` with one entry more, if `enabled`, unless it is before `looked_at`. Elementwise."""
+    # 32 entries in one word, by their numbers modulo 32: entries before `looked_at` are settled, so that a bit can be
+    # used again once its entry is passed.
     near = enabled & (entry >= looked_at) & (entry < looked_at + WINDOW)
     return jnp.where(near, standing | _bits(entry, 1), standing)
 
@@ -135,6 +140,7 @@ def stands(standing: Scalar, looked_at: Scalar, entry: Scalar) -> Scalar:
 
     Entries before `looked_at` were looked at.
     """
+    # Past the window, the bit is another entry's.
     return ((standing >> (entry & (WINDOW - 1))) & 1 != 0) & (entry < looked_at + WINDOW)
 
 
@@ -147,6 +153,8 @@ def _bits(first: Scalar, count: Scalar) -> Scalar:
     """Bits of `count` entries from `first` on, in a word that goes round."""
     place = jnp.int32(first & (WINDOW - 1))
     low = jnp.where(count >= WINDOW, -1, (jnp.int32(1) << jnp.clip(count, 0, WINDOW - 1)) - 1)
+    # What the shift to the left pushed out comes in again on the right. A shift by 32 is undefined, so that place 0
+    # is asked for like place 1 and masked out behind.
     over = jax.lax.shift_right_logical(low, WINDOW - jnp.maximum(place, 1))
     return (low << place) | jnp.where(place > 0, over, 0)
 
@@ -156,6 +164,8 @@ def _place(view: View, group: Scalar, start: Scalar, end: Scalar) -> tuple[Scala
     step, unit = view.group(group, GroupField.EXPORT_STEP), view.group(group, GroupField.EXPORT_UNIT)
     block, hash_block = view.group(group, GroupField.BLOCK), view.whole(CacheField.HASH_BLOCK)
     place = resumable(view, end, jnp.maximum(unit, 1))
+    # The chunk writes its running state into the last column it reaches, and the exported one into the column before
+    # that.
     column = ceil_divide(end, block) - 2
     reached = (start + hash_block <= place) & (place < end)
     reached = reached & (remainder(jnp.maximum(place - start, 0), jnp.maximum(step, 1)) == 0)
@@ -236,6 +246,7 @@ def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: End
         reads=("requests",),
         default=(0, 0),
     )
+    # Keys are by hash blocks, entries by manager blocks: a state may stand in the middle of its block.
     units = divide(tokens, hash_block)
     keyed = units <= ends.keys
     present = (tokens > 0) & (entry_at >= ends.first) & (entry_at < ends.length)
@@ -256,6 +267,7 @@ def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: End
     wanted = at_end | retained | (tokens == ends.shared)
     entry = key * groups + column
     work, primary = key_table.primary_entry(work, present, held)
+    # Under its key already: registering again would change nothing but the order of duplicates.
     fresh = present & wanted & ~(keyed & (primary == entry))
     defects = view.group(group, GroupField.EXPORT_FAILS)
     fails = fresh & ~keyed & (defects & BEYOND_KEYS != 0)

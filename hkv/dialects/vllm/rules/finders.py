@@ -95,21 +95,28 @@ def forward(
     def member(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         column, limit = local
         row = w.row(query.slot, view.group(column, GroupField.MEMBER))
+        # The key of a manager block is that of its last hash block: a key stands for the whole prefix.
         chain = w.chain(query.slot) + (query.scale - 1)
 
         def step(v: Workspace, at: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
             i, _ = at
             key = v.read("chains", chain + i * query.scale)
             value = v.read("table", v.entry(key * groups + column))
+            # Also of the block that ends the run: the write is cheaper than a test, and beyond the hit nobody reads
+            # the row.
             v = v.write("rows", first_block(value), row + i)
             return v, (i + 1, value > 0)
 
+        # `FullAttentionManager.find_longest_cache_hit` stops at the first miss. So does this, a trip for each block
+        # found.
         w, (end, found) = loop(lambda c: (c[0] < limit) & c[1], step, w, (start, True), reads=READS, writes=WRITES)
         return w, (column + 1, end - ~found)
 
     end = jnp.where(enabled, query.first + query.members, query.first)
     names = (*READS, *WRITES)
     work, (_, length) = loop(lambda c: c[0] < end, member, work, (query.first, query.limit), writes=names)
+    # EAGLE gives up the last block: its last token's hidden state was not cached. Then the length is cut to where
+    # hits may end; `SlidingWindowManager` goes the other way round, and so does `backward`.
     length -= search.drop & (length > 0)
     length -= remainder(length, query.steps)
     return work, length, jnp.minimum(start, length)
@@ -132,8 +139,12 @@ def backward(
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         i, run, _, phase, need, beyond = local
         w, found = _cached(w, view, query, i)
+        # A run may only begin (at its right end) where a hit may end, `phase` 0; from there on it goes on block by
+        # block.
         run = jnp.where(found & ((run > 0) | (phase == 0)), run + 1, 0)
         phase = jnp.where(phase == 0, query.steps - 1, phase - 1)
+        # A chunk's beginning lies where a multiple of its size is: how many blocks a run must have depends on where
+        # it ends.
         need = jnp.where(own & (run == 1), jnp.minimum(search.need + beyond, i + 1), need)
         beyond = jnp.where(beyond == 0, units - 1, beyond - 1)
         return w, (i - 1, run, (run > 0) & (run >= need), phase, need, beyond)
@@ -143,6 +154,7 @@ def backward(
     beyond = remainder(jnp.maximum(last + 1 - search.drop, 0), units)
     start = (last, 0, False, phase, search.need, beyond)
     work, (i, run, filled, *_) = loop(lambda c: (c[0] >= 0) & ~c[2], body, work, start, reads=READS, writes=WRITES)
+    # A loop that came to the first block without enough of them: what was found reaches to the beginning, and counts.
     first = jnp.where(filled, i + 1, 0)
     length = jnp.where(anywhere, query.limit, first + run)
     first = jnp.where(anywhere, length, first)
@@ -183,6 +195,7 @@ def inside(
 
     start = (jnp.where(enabled, most, least) - 1, False)
     work, (last, found) = loop(lambda c: (c[0] >= least) & ~c[1], body, work, start, reads=READS, writes=WRITES)
+    # `last` is one before the unit at which the search stopped, found or not.
     units = jnp.maximum(last + 1 + found, least)
     first = jnp.where(search.backward, divide(jnp.maximum(units - 1, 0), query.scale), 0)
     return work, units - (search.drop & (units > 0)), first
@@ -207,6 +220,7 @@ def _known(work: Workspace, view: View, query: Query, unit: Scalar, entry: Scala
         w, found = has(w, local[0])
         return w, (local[0] + 1, found)
 
+    # The first group outside the loop: most lookups have one group, or miss in the first.
     work, found = has(work, query.first)
     end = query.first + query.members
     work, (_, found) = loop(

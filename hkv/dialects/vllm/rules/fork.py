@@ -56,6 +56,7 @@ def _spans(view: View, group: Scalar, computed: Scalar, length: Scalar) -> tuple
     """Entries of a row of `length` that are shared, and whether the next one is copied: none of an encoder's output."""
     block = view.group(group, GroupField.BLOCK)
     ring = view.group(group, GroupField.ONE_BLOCK) != 0
+    # An encoder's output is never written again: every block of it is shared.
     encoded = view.group(group, GroupField.ENCODER) != 0
     full = jnp.where(encoded, length, jnp.where(ring, 0, divide(computed, block)))
     return full, ring | (~encoded & (full * block < computed))
@@ -75,6 +76,7 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
         )
         full, copied = _spans(view, group, op.computed, length)
         needed = full + copied
+        # Of states only the last one is read; a window's past may be null.
         snapshot = view.group(group, GroupField.RECURRENT) != 0
         readable = jnp.where(snapshot, jnp.maximum(needed - 1, 0), skipped_blocks(view, group, op.computed))
         w, (last,) = peek(
@@ -109,6 +111,7 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
         start = rows.start(view, group, first)
         w = _copy(w, "rows", source + start, target + start, full - start)
         w = free_queue.adopt(w, target + start, full - start)
+        # A block of its own for the last, partly filled one, which both would write.
         w = free_queue.take(w, target + full, copied.astype(jnp.int32))
         w, ends = peek(
             copied,
@@ -137,6 +140,7 @@ def _clone(work: Workspace, op: Op, child: Scalar) -> Workspace:
     work, values = peek(
         op.live == RUNNING, lambda w: w.get(op.slot, *fields), work, reads=("requests",), default=(0,) * len(fields)
     )
+    # The new request was granted no more than what is computed: its next tokens ask for blocks of their own.
     changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed, Request.CALM: 0}
     for field, value in zip(fields, values, strict=True):
         work = work.set(child, field, changed.get(field, value))

@@ -92,13 +92,19 @@ def longest_hit(
         once = view.group(group, GroupField.ONCE) != 0
         block = view.group(group, GroupField.BLOCK)
         scale = view.group(group, GroupField.SCALE)
+        # Sets of finders are words: `verified` those whose drop was proved at the present length, `seen` those that
+        # were asked.
         bit = jnp.left_shift(jnp.int32(1), at.finder)
+        # A prefix of a full-attention hit is a hit: vLLM keeps its blocks and cuts them, and so does this, without a
+        # lookup.
         again = ((at.seen & bit) != 0) & once
         w, (known,) = peek(
             again, lambda v: v.get_row(slot, group, Row.HIT_LENGTH), w, reads=("requests",), default=(0,)
         )
         drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
         fine = view.group(group, GroupField.FINE) != 0 if has_parts else jnp.bool_(False)
+        # With several groups one block more is looked at, so that the drop does not cost a block each time a group is
+        # asked.
         proof = drop & (view.group(group, GroupField.RECURRENT) == 0) & ~unitary
         margin = jnp.where(fine, hash_block, block)
         length = jnp.where(proof, jnp.minimum(at.current + margin, keys * hash_block), at.current)
@@ -129,11 +135,15 @@ def longest_hit(
             w, units, first_inside = finders.inside(w, view, query, search, blocks, ~again & fine)
             found, start = jnp.where(fine, units * hash_block, found), jnp.where(fine, first_inside, start)
         w = _note(w, view, slot, first, jnp.where(again, 0, count), found, start)
+        # The candidate never grows: each group narrows what the ones before it found.
         new = jnp.where(again, jnp.minimum(at.current, known), found)
+        # A shorter candidate has to be proved anew by the groups that drop.
         forget = ~again & ~drop & (new < at.current)
         verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
         end = at.finder + 1 == searches
         nothing = (new == 0) & ~drops
+        # A fixed point: a round over all groups that shortened nothing. One pass suffices for full attention and one
+        # other kind, since whatever the other finds, full attention has (vLLM's `HybridKVCacheCoordinator`).
         done = (end & ((new >= at.hit) | single_pass)) | nothing
         return w, _Progress(
             finder=jnp.where(end, 0, at.finder + 1),
@@ -146,6 +156,7 @@ def longest_hit(
             active=~done & ~fails,
         )
 
+    # The last token is always computed, or there would be no logits (`KVCacheManager.get_computed_blocks`).
     tokens = jnp.maximum(tokens - 1, 0)
     tokens = jnp.where(limit > 0, limit - 1, tokens)
     zero, no = jnp.int32(0), jnp.bool_(False)
@@ -165,6 +176,7 @@ def _beyond_the_keys(view: View, query: Query, search: Search, once: Scalar, key
     Searches from the last block start there; those to the right, which go from block to block as far as they find them,
     arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too, and it has none with sinks.
     """
+    # With drafts, a length may be looked at of which the last block has no key yet.
     wanted, keyed = divide(query.length, query.block), divide(keys, query.scale)
     left = search.backward & (search.need > 0) & (search.sinks == 0) & (wanted > keyed)
     right = ~search.backward & ~once & (wanted > length) & (length >= keyed)

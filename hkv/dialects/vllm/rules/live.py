@@ -29,6 +29,7 @@ def computed(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer
     answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
     answer = answer.refuse(mine & (tokens < 0), Status.OUT_OF_RANGE)
     done, spare = mine & answer.ok, work.spare_slot
+    # What was noted holds for growing requests only: a scheduler that takes tokens back begins anew.
     work = work.set(jnp.where(done & (tokens < op.computed), op.slot, spare), Request.CALM, 0)
     return work.set(jnp.where(done, op.slot, spare), Request.COMPUTED, tokens), answer
 
@@ -102,6 +103,8 @@ def in_turn(turn: Scalar, count: Scalar) -> tuple[Scalar, Scalar]:
     Those with keys come first, in order. The others go to the queue's head together, the first one foremost, so that
     they are given back from the last on.
     """
+    # Two rounds over the same ids. `free_blocks` splits them first and then appends and prepends; asking each block
+    # twice gives the same order without a list.
     keyed = turn < count
     return jnp.where(keyed, turn, 2 * count - 1 - turn), keyed
 
@@ -118,6 +121,7 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
     outside = (count < 0) | (start < 0) | (start + count > payload.size)
     answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
     count = jnp.where(mine & answer.ok, count, 0)
+    # `release` takes an entry of a row, and these blocks are in none: each in turn is put into a row that nobody has.
     entry = work.row(work.spare_slot, jnp.int32(0))
 
     def put(w: Workspace, number: Scalar) -> Workspace:

@@ -159,6 +159,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         raise ConfigError("groups", len(specs), f"fewer than the bucket's {groups}")
     table = np.zeros((groups, FIELDS), np.int32)
     finders = finder_groups(config)
+    # Groups that are looked up together get adjacent columns of the key table: their keys share a cache line.
     order = [group for members in finders for group in members]
     order += [group for group in range(len(specs)) if group not in order]
     unitary = config.caching and len(specs) == 1
@@ -167,6 +168,8 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     for group, spec in enumerate(specs):
         block = config.block_size(group)
         values = {
+            # Defaults of a kind without more to say: it reads everything before the query. What differs, its module
+            # says.
             "UNIT": 1,
             "REACH": UNLIMITED,
             "ONCE": spec.reads_all,
@@ -183,6 +186,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
             "COLUMN": order.index(group),
             "CACHEABLE": config.caching and spec.prefix_cacheable,
             "STEPS": max(1, alignment // block),
+            # Last, so that a kind overrides what follows from flags.
             **kinds.module(spec).parameters(config, group, spec, group in eagle),
         }
         for name, value in values.items():

@@ -17,6 +17,7 @@ UNLIMITED = (1 << 30) - 1
 def skipped_tokens(n: Scalar, unit: Scalar, reach: Scalar) -> Scalar:
     """Leading tokens that the query at `n` does not need; elementwise. A `unit` of 0 counts as 1."""
     n = jnp.maximum(n, 0)
+    # Arithmetic instead of a branch for each kind: kinds are data, and configurations of all kinds share a program.
     return jnp.maximum(n - remainder(n, jnp.maximum(unit, 1)) - reach, 0)
 
 

@@ -33,11 +33,13 @@ def cacheable_tokens(view: Any, group: Scalar, tokens: Scalar) -> Scalar:
     vLLM 0.33 `get_num_cacheable_tokens`: of a hybrid only whole scheduler blocks, unless sub-block hits are on, and a
     block more where a hit drops a block; of a single group all but what may be prefilled again. Elementwise.
     """
+    # Tokens that drafts may have to compute again are not final.
     certain = jnp.maximum(tokens - view.whole(CacheField.REPREFILLABLE), 0)
     alignment = view.whole(CacheField.GRAIN)
     aligned = tokens - remainder(tokens, alignment)
     eagle = (view.group(group, GroupField.EAGLE) != 0) & (aligned > 0)
     block = view.group(group, GroupField.BLOCK)
+    # One block beyond the alignment, for the hit that drops one: without it EAGLE would lose a whole scheduler block.
     more = jnp.minimum(certain, certain - remainder(certain, alignment) + block)
     hybrid = jnp.where(eagle, more, aligned)
     return jnp.where(view.whole(CacheField.UNITARY) != 0, certain, hybrid)
@@ -67,6 +69,7 @@ def register(
         reads=("requests",),
         default=(0, 0, 0, 0),
     )
+    # A request may have more tokens than keys: keys lag behind by the look-ahead of multimodal hashing.
     keys = hashed_keys(view, tokens_held, keys)
     ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < shared) & (shared <= prompt)
     junction = jnp.where(ahead, shared, -1)
@@ -117,11 +120,13 @@ def _group(
         block = jnp.where(i >= ends.first, w.read("rows", row + i), 0)
         kept_here = kept_here & ~export.stands(ends.standing, done, i)
         why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
+        # An entry of the table: the key's line and the group's column.
         return block, why, w.read("chains", chain + i * scale) * groups + column
 
     def settle(w: Workspace, entry: Scalar, value: Scalar) -> Workspace:
         w = w.write("table", value, w.entry(entry))
         block = jnp.maximum(value, 0) >> 3
+        # A plain word: the stretch only holds blocks without other keys under keys without other blocks.
         w = w.write("keys", jnp.where(value > 0, key_table.word_of(entry), 0), w.key(block))
         return emit(w, value > 0, Event.KEY, entry)
 
@@ -135,6 +140,7 @@ def _group(
             i, phase, inside, entry, value, _ = local
             w = settle(w, entry, value)
             block, why, entry = look(w, i, inside | (phase >= kept.least))
+            # What is not so (a duplicate, or a block that has a key) ends the stretch and is entered by itself.
             new = (w.read("table", w.entry(entry)) <= 0) & ((why != 0) | (w.read("keys", w.key(block)) == 0))
             value = jnp.where(why != 0, why, block * 8)
             after = jnp.where(new, kept.next_phase(phase), phase)
@@ -143,7 +149,9 @@ def _group(
         def stretch(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
             i, late, failed = local
             late = late & (i >= full)
+            # Within a stretch the answer to "is it retained?" depends on the phase alone; it ends where that changes.
             inside, until = kept.stretch(i, full)
+            # Blocks that are not retained need no trip unless somebody wants to know why they are missed later.
             i = jnp.where(view.whole(CacheField.SILENT) != 0, kept.skip(i, inside, until), i)
             w, (i, phase, _, entry, value, stopped) = loop(
                 lambda c: (c[0] < until) & ~c[-1],
@@ -184,6 +192,7 @@ def _enter(work: Workspace, view: View, slot: Scalar, group: Scalar, due: Due) -
     work = key_table.drop_keys(work, due.drops, due.block)
     work = key_table.add_key(work, due.adds, due.block, due.part, due.entry)
     work = emit(work, due.adds, Event.KEY, due.entry)
+    # vLLM reports such a key as one hash block, not as a part of its manager block.
     begin = due.end - view.whole(CacheField.HASH_BLOCK)
     return emit(work, due.adds & (due.end > 0), Event.STORED_PART + 8 * slot, group, begin, due.end)
 
@@ -222,6 +231,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     last = resumable(view, tail.prompt, hash_block)
     units = jnp.where(snapshot, divide(tail.cacheable, hash_block), reusable(view, group, tail.prompt, tail.keys))
     part = remainder(units, scale)
+    # A state at a block's end stands in that block; a tail of attention at its end would be the whole block's key.
     index = divide(units, scale) - (snapshot & (part == 0))
     end = units * hash_block
     exact = (end == tail.cacheable) & ((end == last) | (end == tail.junction))
@@ -240,10 +250,12 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
     known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
     work, highest = key_table.highest_part(work, wanted, block)
+    # Registered already by somebody's chunk that ended here.
     covered = wanted & snapshot & (highest == part) & known
     wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
     less = (highest > 0) & ((part == 0) | (highest < part))
     work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))
+    # A state that is registered inside its block is copied before its owner goes on (`Row.PARTIAL`).
     place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
     work = work.set_row(place, group, Row.PARTIAL, index + 1).set_row(place, group, Row.CACHED, index)
     drops = fresh & (less | (highest == part))

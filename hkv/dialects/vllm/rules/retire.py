@@ -44,6 +44,7 @@ def give_back(
             reads=("requests",),
             default=(0, 0, 0),
         )
+        # Never backwards: a scheduler may say fewer processed tokens than before, blocks that are gone stay gone.
         retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
         sinks = view.group(group, GroupField.SINKS)
         begin = jnp.where(everything, rows.start(view, group, first), jnp.maximum(first, sinks))
@@ -51,6 +52,7 @@ def give_back(
         w = rows.null(w, slot, group, begin, jnp.where((sinks > 0) & ~everything, retired, begin))
         w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
         w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
+        # The block that was to be copied went with the window: there is nothing to copy any more.
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
         left = jnp.where(everything, slot, w.spare_slot)
@@ -99,6 +101,7 @@ class Kept(NamedTuple):
     def phase(self, entry: Scalar) -> Scalar:
         """The phase of an entry."""
         place = entry - self.shift
+        # Below 0, before the first period, nothing is kept by phase: `least` is at least 0.
         return jnp.where(place < 0, place, remainder(jnp.maximum(place, 0), self.period))
 
     def next_phase(self, phase: Scalar) -> Scalar:

@@ -16,6 +16,8 @@ from hkv.state.workspace import Workspace
 
 def start(view: View, group: Scalar, first: Scalar) -> Scalar:
     """The first entry that is written in a group's row, of which `Row.FIRST` is `first`."""
+    # Entries before `Row.FIRST` are not written when they become null: that would cost a trip for each block of a
+    # window's past, in every step.
     return jnp.where(view.group(group, GroupField.SINKS) > 0, 0, first)
 
 

@@ -97,6 +97,7 @@ def fetch(work: Workspace, table: jax.Array, base: Scalar, code: Scalar) -> tupl
     """Reads an operation and its request. A slot that does not exist becomes the spare one."""
     row = tuple(read(table, base + column) for column in range(len(Argument)))
     asked = row[Argument.SLOT]
+    # Checked, never clamped: a wrong slot must not become a neighbour's.
     exists = (asked >= 0) & (asked < work.spare_slot)
     slot = jnp.where(exists, asked, work.spare_slot)
     work, fields = peek(
@@ -129,6 +130,7 @@ def needs_slot(code: Scalar) -> Scalar:
 
 def may_change_hits(code: Scalar) -> Scalar:
     """True if a lookup before the operation may find something else after it."""
+    # A hit is adopted only if nothing may have changed since its lookup: the blocks found could have been evicted.
     return functools.reduce(operator.or_, (code == int(other) for other in set(Code) - _HARMLESS))
 
 
@@ -168,6 +170,7 @@ def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload
                 value = op.argument(Argument.TOKENS)
             else:
                 value = jnp.int32(fresh)
+            # APPEND changes tokens and keys alone; all other fields are a new request's.
             place = op.slot if field in (Request.TOKENS, Request.KEYS) else jnp.where(new, op.slot, spare)
             w = w.set(place, field, value)
         return _clear_rows(w, view, op.slot, new)
@@ -227,6 +230,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     adopted = jnp.where(asked < 0, jnp.where(fresh, jnp.maximum(op.hit, 0), 0), asked)
     arrived = op.computed + adopted + external
     new = op.argument(Argument.NEW)
+    # -1: all that is left, as a scheduler without a budget asks.
     new = jnp.where(new < 0, jnp.maximum(op.tokens - arrived, 0), new)
     longest = view.whole(CacheField.MAX_MODEL_LEN)
     total = jnp.minimum(arrived, longest)
@@ -237,6 +241,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     answer = answer.refuse(mine & (adopted > 0) & ~(fresh & (adopted == op.hit)), Status.STALE_HIT)
     answer = answer.refuse(mine & (external > 0) & ~waiting, Status.NOT_WAITING)
     longest_row = jnp.maximum(jnp.maximum(slots, main), jnp.maximum(arrived, op.argument(Argument.TOKENS)))
+    # By the smallest block of all groups, so that one comparison serves: a row's room is the same in each group.
     blocks = ceil_divide(longest_row, view.whole(CacheField.LEAST_BLOCK))
     blocks += view.whole(CacheField.MOST_SCRATCH)
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
@@ -277,10 +282,14 @@ def admit_or_give_back(
     waiting = op.live == WAITING
     longest = view.whole(CacheField.MAX_MODEL_LEN)
     kept_free = op.either(Flag.STATUS, Flag.WAITING, waiting) & op.either(Flag.OTHERS, Flag.SCHEDULED, work.running > 0)
+    # vLLM leaves the watermark free only for requests that are not running yet, and only if something else runs: else
+    # it would never start.
     watermark = jnp.where(kept_free, view.whole(CacheField.WATERMARK), 0)
     whole = jnp.minimum(op.tokens, longest)
     processed = jnp.where(retiring, op.argument(Argument.TOKENS), plan.total - op.argument(Argument.IN_FLIGHT))
     processed = jnp.maximum(processed, 0)
+    # A running request retires before it asks, `remove_skipped_blocks` in step 3 of `allocate_slots`: what it gives
+    # back may be what it gets.
     given_back = ending | (plan.granted & ~waiting)
 
     def gate(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -303,10 +312,13 @@ def admit_or_give_back(
         return w, (local[0] + 1, verdict.fits, verdict.fails, verdict.grows)
 
     busy = ending | (plan.granted & ~plan.calm)
+    # Gate 0 asks whether the whole request fits, gate 1 whether its next tokens do. Without `must_fit` it begins at
+    # 1; an allocation that needs nothing passes both by.
     start = jnp.where(busy, jnp.where(plan.granted & _must_fit(op), 0, 1), 2)
     work, (gates, ok, fails, grows) = loop(
         lambda c: (c[0] < 2) & c[1], gate, work, (start, True, False, False), writes=retirement.WRITES
     )
+    # `gates` counts the gates passed through: 1 says that the first one refused.
     answer = answer.refuse(~ok & (gates == 1), Status.NO_ROOM_FOR_SEQUENCE).refuse(~ok, Status.NO_ROOM)
     answer = answer.refuse(fails, Status.ENGINE_FAILURE)
     granted = plan.granted & answer.ok
@@ -332,6 +344,7 @@ def _must_fit(op: Op) -> Scalar:
 def _note_arguments(work: Workspace, op: Op, mine: Scalar) -> Workspace:
     """Notes the arguments of an ALLOCATE that hold for its request whether it is granted or not."""
     live = mine & (op.live != EMPTY)
+    # Also of a refused allocation: a scheduler sets them on the request before it asks.
     shared, spare = op.argument(Argument.SHARED_PREFIX), work.spare_slot
     work = work.set(jnp.where(live, op.slot, spare), Request.IN_FLIGHT, op.argument(Argument.IN_FLIGHT))
     return work.set(jnp.where(live & (shared >= 0), op.slot, spare), Request.SHARED_PREFIX, shared)
@@ -379,6 +392,7 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
     waiting = op.live == WAITING
     work = unwritten.note_grant(work, op.slot, op.computed + plan.adopted, waiting, plan.granted)
     work = work.replace(running=work.running + (plan.granted & waiting))
+    # Drafts and lookahead are not certain: `min(num_computed + num_new, request.num_tokens)`.
     certain = jnp.where(op.argument(Argument.DELAY) != 0, -1, jnp.minimum(plan.main, op.tokens))
     answer = answer._replace(
         value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows, copies=copies
@@ -476,6 +490,7 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
             default=(0, 0, 0, 0),
         )
         found = admit.hit_blocks(view, group, answer.value)
+        # Of a lookup, the entries found; of an allocation, those that are new.
         start = jnp.where(looked_up, jnp.minimum(hit_first, found), jnp.minimum(new_first, length))
         end = jnp.where(looked_up, found, length)
         column = RESULT_FRONT + 2 * group

@@ -28,6 +28,7 @@ def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enab
       joins: whether it comes in by it.
       enabled: whether to do it.
     """
+    # Without keys inside blocks nothing is copied, so that nothing has to wait: nothing is compiled either.
     if work.sizes.buckets.parts == 0:
         return work
     work, (last,) = peek(enabled, lambda w: w.get(slot, Request.GRANT_STEP), work, reads=("requests",), default=(0,))
@@ -36,6 +37,7 @@ def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enab
         w = w.set(slot, Request.GRANT_STEP, w.steps).set(slot, Request.WRITTEN, local)
         return w.set(slot, Request.JOINED, joins)
 
+    # Only the first grant of a step: a second one in the same step finds written what the first found.
     return when(enabled & ((last != work.steps) | joins), note, work, writes=("requests",))
 
 
@@ -53,6 +55,7 @@ def _note_states(work: Workspace, view: View, slot: Scalar, group: Scalar, start
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         w, (block,) = peek(recurrent, lambda v: (v.read("rows", row + local[0]),), w, reads=("rows",), default=(0,))
         w, entry = key_table.primary_entry(w, block != 0, block)
+        # The number of columns is a power of two: the last column of a key's line is its entry with all low bits set.
         last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
         return w.write_if(entry >= 0, "table", w.steps, last), (local[0] + 1,)
 
@@ -82,6 +85,7 @@ def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start:
         w = w.write("keys", w.steps, w.written(block)).write("keys", found, w.written(block) + 1)
         return w, (column + 1,)
 
+    # Blocks that were full before the step are written; the loop begins at the one that was being filled.
     first = jnp.where(waits & (step == work.steps), jnp.maximum(start, divide(written, size)), end)
     return loop(lambda c: c[0] < end, body, work, (first,), reads=("rows",), writes=("keys",))[0]
 
@@ -115,6 +119,8 @@ def must_wait(
             block = v.read("rows", v.row(slot, group) + divide(hit, size))
             return v.read("keys", v.written(block)), v.read("keys", v.written(block) + 1)
 
+        # Whole blocks that a hit shares are read after the step has written them; only the block that is copied may
+        # be early.
         ends = (view.group(group, GroupField.WAITS) != 0) & (inside > 0)
         w, (step, written) = peek(ends, noted, w, reads=("rows", "keys"), default=(0, 0))
         return w, (group + 1, found | (ends & (step == w.steps) & (written < inside)))
