@@ -72,6 +72,7 @@ def common_tiles(units: Sequence[int], lengths: Sequence[int], word_bytes: int) 
       lengths: words of a run, whole units, for each kind.
       word_bytes: bytes of a word.
     """
+    # One tile shape for all moves of a launch: the ring in shared memory has stages of one size.
     unit, length = math.gcd(*units), math.gcd(*lengths)
     fitting = [w for w in range(1, MAX_EXTENT + 1) if unit % w == 0 and w * word_bytes % LINE_MULTIPLE_BYTES == 0]
     if word_bytes > 4:
@@ -79,6 +80,7 @@ def common_tiles(units: Sequence[int], lengths: Sequence[int], word_bytes: int) 
     shapes = [(words * lines, words, lines) for words in fitting for lines in _lines(words, length, word_bytes)]
     if not shapes:
         return None
+    # The largest tile; of equal ones, the longest line: fewer lines, fewer instructions in the copy engine.
     _, words, lines = max(shapes)
     return [
         TmaTiles(words, lines, each // words // lines, start // words)

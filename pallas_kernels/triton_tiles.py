@@ -42,6 +42,7 @@ def shares_of(moves: Sequence[Move], word_bytes: Sequence[int]) -> list[Share]:
     found: list[Share] = []
     for move, itemsize in zip(moves, word_bytes, strict=True):
         most = max(TILE_BYTES // itemsize, 1)
+        # Triton's arrays have power-of-two sizes: a short run gets the next one, and its program several runs.
         width = min(most, 1 << (move.length - 1).bit_length())
         tiles = -(-move.length // width)
         runs = most // width

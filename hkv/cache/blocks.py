@@ -48,13 +48,17 @@ def give_back(
     spans = cut(due, room)
     counts, line, group = spans.counts, spans.line, spans.group
     row = lines[line]
+    # Each span from its last entry on: the end of a sequence is evicted first (vLLM frees `reversed` rows).
     column = spans.of(first + counts - 1) - spans.within
     some = spans.used > 0
     block = once(some, lambda: state.rows[row, group, column])
     held = spans.live & (block != 0)
     block = jnp.where(held, block, state.refs.shape[0])
     turn = count_up(room) + 1
+    # References count in twos (`StepState.refs`); a block in several rows is subtracted from once for each.
     refs = state.refs.at[block].add(-2, **DROP)
+    # A block that several lanes give back becomes free with the last of them: of equal blocks, the highest turn
+    # counts.
     marks = state.marks.at[block].set(0, **DROP).at[block].max(turn, **DROP)
     left = once(some, lambda: refs.at[block].get(mode="fill", fill_value=2, wrap_negative_indices=False))
     gone = held & (left < 2) & (marks.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False) == turn)
@@ -62,7 +66,10 @@ def give_back(
 
     sums, backs = running_sum(jnp.stack([gone & ~known, known]))
     fronts = jnp.concatenate([jnp.zeros_like(turn, shape=1), sums])
+    # The ring has room for every block once: head and tail are masked when they are used, not when they are counted.
     head, tail = state.counters[StepCounter.HEAD], state.counters[StepCounter.TAIL]
+    # Blocks without keys go to the head span after span, a later span in front of an earlier one: how many come
+    # before a block is how many later spans have.
     later = fronts[-1] - fronts[spans.ends]
     front = head - fronts[-1] + fronts[:-1] + spans.of(later - fronts[spans.starts])
     size = state.queue.shape[0]
@@ -137,6 +144,7 @@ def take(state: StepState, lines: jax.Array, length: jax.Array, need: jax.Array,
     head = state.counters[StepCounter.HEAD]
     block = state.queue[(head + count_up(room)) & (state.queue.shape[0] - 1)]
     block = jnp.where(spans.live, block, state.refs.shape[0])
+    # A registered block that is handed out loses its key here: the bit goes, and what stands in `keys` means nothing.
     known = once(
         spans.used > 0, lambda: state.refs.at[block].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     )
@@ -208,6 +216,7 @@ def slots_of(
     column = divide(position, block_size)
     inside = live[None] & mapped[:, None] & (column < rows.shape[2])
     block = rows[line[None], count_up(groups.shape[0])[:, None], jnp.where(inside, column, 0)]
+    # No slot in a null block, nor behind the row's end: -1, which writes drop.
     good = inside & (block != 0)
     return jnp.where(good, block, PAD), jnp.where(good, position - column * block_size, PAD)
 
@@ -235,6 +244,7 @@ def state_blocks(
 
     def block(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Columns of states after `tokens` int32[Q] tokens, and their blocks, int32[Q, G] each."""
+        # The state after n tokens stands in the column of the n-th.
         column = jnp.where(single, 0, divide(spread(groups, tokens) - 1, size))
         return column, rows[lines[:, None], group, jnp.clip(column, 0, rows.shape[2] - 1)]
 

@@ -76,10 +76,12 @@ def to_steps(
     _, made = init(config, rows=buckets.requests, row=buckets.row, blocks=buckets.blocks, chain=buckets.chain)
     target: dict[str, Any] = dict(vars(made))
     head, tail = source["counters"][Counter.HEAD], source["counters"][Counter.TAIL]
+    # The sequential ring has empty places (0) where hits took blocks out; a step's queue has none.
     places = source["queue"][np.arange(head, tail) & (buckets.queue - 1)]
     free = places[places != 0]
     target["queue"][:] = 0
     target["queue"][: len(free)] = free
+    # Below 0 is minus the count of references; above 0 a place in the queue.
     target["refs"][:] = 2 * np.maximum(-source["blocks"][: buckets.blocks], 0)
     target["counters"][:] = 0
     target["counters"][StepCounter.TAIL] = len(free)
@@ -175,6 +177,7 @@ def _registered(source: dict[str, np.ndarray], buckets: Buckets) -> list[tuple[i
         raise OperationError("state", "a key that ends inside a block", "blocks with one key each")
     found = []
     table = source["table"][:-1].copy()
+    # The last column holds steps, not blocks.
     table[:, -1] = 0
     for entry in np.flatnonzero(table.ravel() > 0).tolist():
         value = int(table.ravel()[entry])

@@ -36,8 +36,10 @@ def insert(state: StepState, groups: jax.Array, keys: jax.Array) -> tuple[StepSt
     state, size = bring_up_to_date(state), state.queue.shape[0]
     exists = (groups >= 0) & (groups < state.rows.shape[1])
     *words, order = lax.sort((*keys.T, groups, count_up(groups.shape[0])), num_keys=6)
+    # Sorted, equal keys are neighbours; the sort's last word is the lane, so that the first one stays.
     again = jnp.all(jnp.stack([word == jnp.roll(word, 1) for word in words]), axis=0).at[0].set(False)
     asked = exists & ~jnp.zeros_like(again).at[order].set(again)
+    # A block that is there already is used, not replaced: it moves to the tail like one that a request gave back.
     had = holder(state, look_up(state, groups, keys, asked))
 
     new = asked & (had == 0)

@@ -61,6 +61,7 @@ def longest(
     alone = jnp.max(jnp.where(readable & below[:, None], length[None, None], 0), axis=2)
 
     column = count_up(width)[None, None]
+    # The longest key of a block names it; shorter ones are of the same block, or of one that will be copied.
     filled = jnp.take_along_axis(held, jnp.maximum(reached[:, :, :width] - 1, 0), axis=2)
     at = jnp.broadcast_to(jnp.maximum(hits - 1, 0)[:, None, None], (prompts, held.shape[1], 1))
     state = jnp.take_along_axis(held, at, axis=2)

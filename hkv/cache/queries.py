@@ -95,6 +95,7 @@ def known_rows(state: StepState, rows: jax.Array) -> tuple[jax.Array, jax.Array]
     size = state.requests.shape[0]
     inside = (rows >= 0) & (rows < size)
     place, left = jnp.where(inside, rows, size), rows.shape[0] - count_up(rows.shape[0])
+    # The first query that names a row has it: of several, the one with most queries behind it.
     most = jnp.zeros_like(state.requests[:, 0]).at[place].max(left, **DROP)
     known = inside & (most.at[place].get(mode="fill", fill_value=0, wrap_negative_indices=False) == left)
     return jnp.where(inside, rows, 0), known
@@ -112,6 +113,7 @@ def fields(state: StepState, rows: jax.Array) -> Rows:
 
 def lines(rows: Rows) -> jax.Array:
     """The lines of `StepState.requests` that have these fields."""
+    # Fields side by side by group, not group by group: a field of all groups is one slice.
     front = jnp.stack([rows.live, rows.computed, rows.prompt, rows.shared_prefix], axis=1)
     some = [rows.grown, rows.partial, rows.export, rows.export_entry, rows.prefill]
     more = [part for part in some if part is not None]
@@ -125,6 +127,7 @@ def queries(
     at, known = known_rows(state, batch.rows)
     rows = fields(state, at)
     size = batch.tokens.shape[0]
+    # Lengths that fall, or leave the array, are made ascending first; whoever was changed by that is refused.
     cuts = running_max(jnp.clip(batch.cu_q_lens, 0, size))
     ordered = (cuts == batch.cu_q_lens)[1:] & (cuts == batch.cu_q_lens)[:-1]
     asked = cuts[1:] - cuts[:-1]
@@ -132,6 +135,7 @@ def queries(
     counts = jnp.where(outside, 0, asked - batch.drafts)
     lengths = jnp.where(counts > 0, asked, 0)
     wanted, full = _wanted(parameters, groups, state, rows.computed + counts, rows.computed + lengths)
+    # A chunk must end with the block of a recurrent state that it began inside.
     allowed = jnp.minimum(counts, before_states(groups, rows.computed))
     status = _first_of(
         (outside & (batch.rows != PAD), Status.OUT_OF_RANGE),

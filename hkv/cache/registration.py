@@ -80,6 +80,7 @@ def register(
         known, reached = (
             spread(groups, keyed(state, ends, hash_block)) for ends in (tokens, jnp.maximum(rows.prompt, tokens))
         )
+        # Blocks whose keys cover tokens that are not computed yet have no key to stand under.
         full = jnp.minimum(full, divide(known, jnp.maximum(field(groups, GroupField.SCALE), 1)))
     due = jnp.where(served[:, None], jnp.maximum(full - rows.cached, 0), 0)
     if turn is not None:
@@ -91,11 +92,14 @@ def register(
         units = jnp.where(cached & (left.tokens > 0), export_units(view, rows, left), units)
     if known is not None:
         units = jnp.where(units <= known, units, 0)
+    # One lane more for a row and group with a key that ends inside a block, behind its full blocks: vLLM registers it
+    # last.
     tail = jnp.where(served[:, None] & (units > 0), 1, 0)
     spans = cut(due + tail, room)
     counts, line, group = spans.counts, spans.line, spans.group
     row = lines[line]
     scale = jnp.maximum(groups[group, GroupField.SCALE], 1)
+    # The lane behind the full blocks.
     inside = spans.within >= spans.of(due)
     column = spans.of(rows.cached) + spans.within
     unit = jnp.where(inside, spans.of(units), (column + 1) * scale)
@@ -132,6 +136,7 @@ def register(
         kept &= tails.unknown(state, groups, lanes, refs, rows.cached, full)
         number, moved, total = tails.order_of(lanes, kept, turn.copies)
         state = numbered(state, turn.copies, moved)
+    # The order of registration, which decides between blocks under one key: the first one is found.
     stamp = (state.counters[StepCounter.REGISTERED] + number).astype(jnp.uint32)
     words = jnp.concatenate([key, group.astype(jnp.uint32)[:, None], stamp[:, None]], axis=1)
     place = jnp.where(kept, block, state.refs.shape[0])
@@ -139,12 +144,15 @@ def register(
         keys = tails.written(state, lanes, kept, full, entry, words)
     else:
         keys = state.keys.at[place].set(words, **DROP)
+    # Read before it is advanced: stamps count from the old number.
     counters = counted(state.counters, {StepCounter.REGISTERED: total})
     places = state.log.shape[0]
     noted = jnp.where(kept, stamp.astype(jnp.int32) & (places - 1), places)
     log = state.log.at[noted].set(entry, **DROP)
+    # The low bit says registered; references count in twos, so that one array holds both.
     refs = state.refs.at[place].set(refs | 1, **DROP)
     state = replace(state, refs=refs, keys=keys, log=log, counters=counters)
+    # Only lanes that had room: the rest are looked at by a later step (`deferred`).
     rows = rows._replace(cached=rows.cached + jnp.minimum(counts, due))
     if rows.partial is not None:
         waits = kept & tail_lane & (groups[group, GroupField.TAIL] == 2)
@@ -167,6 +175,7 @@ def _left_out(
     period, shift = view.groups[group, GroupField.PERIOD], view.groups[group, GroupField.SHIFT]
     phase = remainder(jnp.maximum(column - shift, 0), jnp.maximum(period, 1))
     keep, end = view.groups[group, GroupField.KEEP], _retained(view, rows, cacheable, left)[line, group]
+    # The last `keep` of each period, as `hkv.dialects.vllm.rules.retire.Kept` says one by one.
     kept = (period == 0) | ((column >= shift) & (phase >= period - keep))
     kept |= jnp.any((column[:, None] >= end - keep[:, None]) & (column[:, None] < end), axis=1)
     return ~kept
@@ -226,6 +235,7 @@ def possible(view: EveryGroup, start: jax.Array, end: jax.Array, prefill: jax.Ar
     step, hash_block = view.group(None, GroupField.EXPORT_STEP), view.whole(CacheField.HASH_BLOCK)
     size = jnp.broadcast_to(block_sizes(view.groups), end.shape)
     place = resumable(view, end, jnp.maximum(view.group(None, GroupField.EXPORT_UNIT), 1))
+    # The chunk's running state stands in the last entry, the one it leaves behind before it.
     entry = ceil_divide(end, size) - 2
     due = (step > 0) & (remainder(start, jnp.maximum(hash_block, 1)) == 0) & (entry >= ceil_divide(start, size))
     due &= (start + hash_block <= place) & (place < end)
@@ -305,6 +315,7 @@ def answer(state: StepState, lines: jax.Array, computed: jax.Array, exports: Exp
     """
     group = count_up(state.rows.shape[1])[None]
     block = state.rows[lines[:, None], group, exports.entry]
+    # An entry that is null takes no state.
     there = (exports.tokens > 0) & (block != 0)
     pairs = jnp.stack([exports.tokens - computed[:, None], block], axis=2)
     return jnp.where(there[:, :, None], pairs, PAD)

@@ -236,9 +236,11 @@ def init(
     if type(finest) is not int or finest < 1:
         raise ConfigError("chain", chain, "a positive integer")
     queue = np.zeros(1 << (blocks - 1).bit_length(), np.int32)
+    # Ascending ids, as vLLM's `BlockPool` begins.
     queue[: config.num_blocks - 1] = np.arange(1, config.num_blocks)
     fields = int(StepRow.PARTIAL if draft_states(config) or checkpoint_groups(config) else StepRow.GROWN)
     fields = int(StepRow.EXPORT) if config.partial_hits else fields
+    # Fields that only some configurations need are left out of the others' lines, which every step reads and writes.
     fields += (len(StepRow) - StepRow.EXPORT) * (checkpoint_groups(config) > 0)
     parts = entry_parts(config)
     counters = np.zeros(len(StepCounter), np.int32)

@@ -67,7 +67,9 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     at, status = asked.rows, asked.status
     taking = (status == int(Status.OK)) & (asked.counts > 0)
     longest = parameters.cache[CacheField.MAX_MODEL_LEN]
+    # Steps that have not come back still read: what they see is not given back yet.
     processed = jnp.maximum(jnp.minimum(rows.computed, longest) - batch.in_flight, 0)
+    # All rows retire before any row allocates: blocks that one gives back may be another's in the same step.
     begin = jnp.maximum(rows.first, field(groups, GroupField.SINKS))
     end = jnp.where(taking[:, None], jnp.minimum(_skipped(groups, processed), rows.length), begin)
     state, first, waiting = give_back(state, at, begin, jnp.maximum(end, begin), room)
@@ -82,6 +84,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
         view = EveryGroup(parameters.cache, groups, at.shape[0])
         left = registration.plan(view, state, at, rows, jnp.where(taking, asked.counts, 0))
     spread = _spread(groups, had, grown, rows.grown, left)
+    # A recurrent row takes one block however far it grows: columns that are passed over stay null.
     need = jnp.where(recurrent, jnp.maximum(grown - spread.end, 0), new)
     need = jnp.where(taking[:, None], need, 0)
     free = state.counters[StepCounter.TAIL] - state.counters[StepCounter.HEAD]
@@ -89,6 +92,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     total = need.sum(axis=1, dtype=jnp.int32)
     if rows.partial is not None:
         total += jnp.where(taking, (rows.partial > 0).sum(axis=1, dtype=jnp.int32), 0)
+    # A request without computed tokens holds nothing yet: it does not count as running for the watermark.
     live = (state.requests[:, StepRequest.LIVE] != 0) & (state.requests[:, StepRequest.COMPUTED] > 0)
     served, lacks = serve(taking, total, live[at] & asked.known, jnp.any(live), queue)
     refusal = jnp.where(lacks, int(Status.NO_ROOM), int(Status.STEP_FULL)).astype(jnp.int32)
@@ -110,9 +114,12 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     counts, lengths = (jnp.where(served, tokens, 0) for tokens in (asked.counts, asked.lengths))
     state = _hash(parameters, state, at, asked.starts, counts, rows.computed, batch.tokens)
     before, computed = rows.computed, rows.computed + counts
+    # Keys before registration: what this step fills is registered in it, though it is written only when the step
+    # runs.
     rows = rows._replace(length=jnp.where(served[:, None], grown, had), computed=computed)
     turn = None if copied is None else Turn(before, before_step.grown == 0, copied)
     state, rows, later = register(parameters, state, at, rows, computed, served, room, turn, left)
+    # Lines of queries that are left out go past the end, where a scatter drops them.
     place = jnp.where(taking, at, state.requests.shape[0])
     state = replace(state, requests=state.requests.at[place].set(lines(rows), **DROP))
     blocks, offsets = slots_of(groups, state.rows, at, before, asked.starts, lengths, batch.tokens.shape[0])
@@ -122,6 +129,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
         result = dataclasses.replace(result, checkpoints=registration.answer(state, at, before, left))
     if copied is None:
         return state, result
+    # Only now: until all of the step's blocks are handed out, the sources of its copies must not be among them.
     return copies.give_back(state, copied), dataclasses.replace(result, copies=copied.pairs())
 
 
@@ -193,6 +201,7 @@ def finish(state: StepState, rows: jax.Array) -> tuple[StepState, jax.Array]:
     at, known = known_rows(state, rows)
     done = known & (state.requests[at, StepRequest.LIVE] != 0)
     size, groups, width = rows.shape[0], *state.rows.shape[1:]
+    # From the first entry on; `give_back` walks each span from its end, as vLLM's `free` does.
     end = jnp.where(done[:, None], fields(state, at).length, 0)
     state, _, _ = give_back(state, at, jnp.zeros_like(end), end, size * groups * width)
     place = jnp.where(done, rows, state.requests.shape[0])
@@ -218,6 +227,8 @@ def find(state: StepState, group: jax.Array, keys: jax.Array) -> jax.Array:
     same = jnp.all(keys[:, None, :] == state.keys[None, :, :4], axis=-1)
     known = registered(state, count_up(state.keys.shape[0])) if several(state) else state.refs % 2 == 1
     same &= ((state.keys[:, 4] == group.astype(jnp.uint32)) & known)[None]
+    # Counted backwards from now, so that a count that wrapped around 2**32 still orders them; the oldest is the
+    # first.
     age = (state.counters[StepCounter.REGISTERED].astype(jnp.uint32) - state.keys[:, 5])[None]
     return holder(state, jnp.argmax(jnp.where(same, age, 0), axis=1).astype(jnp.int32))
 
@@ -256,6 +267,7 @@ def _hash(
     """The state with the keys of the hash blocks that `counts` new tokens of each row fill."""
     size = jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1)
     ahead = token_hashing.lookahead(state)
+    # Where hashing stands between steps: a hash block may fill over several of them.
     tails = state.hashing[lines, :HASH_WORDS] if ahead else state.hashing[lines]
     hashed = hash_tokens(size, tails, computed, starts, counts, tokens)
     rows = state.hashing.shape[0]

@@ -28,6 +28,7 @@ from jax.core import Tracer
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 
+# Not inlined: the call is the unit that XLA:CPU compiles to one function.
 MARKS = {"inlineable": "false", "xla_cpu_small_call": "true"}
 """Frontend attributes of XLA for a call that is compiled as one function."""
 
@@ -92,6 +93,8 @@ class Program:
         self.operations: list[Operation] = []
         self.results = self._inline(closed, self.inputs)
         needed = {name for name in self.results if isinstance(name, int)}
+        # Backwards, so that what only dead operations read is dead too. Operations here have no effects but their
+        # results.
         for operation in reversed(self.operations[:]):
             if needed.isdisjoint(operation.writes):
                 self.operations.remove(operation)
@@ -107,6 +110,8 @@ class Program:
             self.constants[names[variable]] = value
         for equation in jaxpr.eqns:
             reads = [_name(atom, names) for atom in equation.invars]
+            # A call with a boundary inside is opened up, so that what stands before and after the boundary can join
+            # its neighbours.
             bound = _is_boundary(equation)
             if bound and equation.primitive.name in CALLS:
                 writes = self._inline(equation.params["jaxpr"], reads)
@@ -128,6 +133,8 @@ class Program:
         after: dict[int, list[Operation]] = {}
         for operation in self.operations:
             bound = operation.is_boundary
+            # A boundary may overwrite what it is given: it has to stand behind every region that reads that, not only
+            # behind those that make it.
             at = max((max(depth[v], read[v] if bound else 0) for v in operation.values), default=0)
             (after if bound else inside).setdefault(at, []).append(operation)
             read.update((value, max(read[value], at)) for value in operation.values)
@@ -179,6 +186,7 @@ def _run(program: Program, *arguments: jax.Array) -> list[Any]:
     last |= {value: len(runs) for value in program.results if isinstance(value, int)}
     for at, run in enumerate(runs):
         made = {value for operation in run for value in operation.writes}
+        # Only what a later run reads leaves the region: results that nobody reads would be written to memory.
         kept = sorted(value for value in made if last.get(value, -1) > at)
         if run[0].is_boundary or len(run) < LEAST:
             for operation in run:
@@ -213,6 +221,7 @@ def _having_read(arguments: tuple[jax.Array, ...], answer: jax.Array) -> jax.Arr
     jaxlib 0.10.2 and 0.11.2 abort on a parameter of such a call that nothing reads. No 32 bits have 64 that are set:
     XLA does not know, and LLVM does, so that nothing of this is executed.
     """
+    # One element of each argument is enough to count as a use.
     first = [argument.reshape(-1)[0].astype(jnp.int32) for argument in arguments if argument.size]
     nothing = lax.population_count(functools.reduce(lax.bitwise_or, first, jnp.int32(0))) >> 6
     return answer ^ nothing.astype(answer.dtype)

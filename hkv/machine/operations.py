@@ -105,6 +105,7 @@ def bucket(size: int, least: int) -> int:
     while found < size:
         found *= 4
     half = found // 2
+    # From here on a factor of four would fill more zeros than operations.
     found = half if max(size, least, LARGE) <= half else found
     return nearest(max(size, least), found // 8) if found > HUGE else found
 
@@ -149,6 +150,7 @@ def perform_all(
     size, lanes = work.sizes.operations, work.sizes.lanes
     width = table.shape[0] // (lanes * size)
     room = payload.shape[0] // lanes
+    # A constant for one lane, as in `FlatArrays._base`.
     base = 0 if lanes == 1 else work.lane * (size * width)
     numbers = Payload(payload, jnp.int32(0) if lanes == 1 else work.lane * room, room)
 
@@ -159,6 +161,7 @@ def perform_all(
 
     def body(w: W, local: tuple[Scalar, Scalar]) -> tuple[W, tuple[Scalar, Scalar]]:
         place, found = local
+        # The next code is read here and carried: the loop's condition sees scalars only, no array.
         return one(w, base + place * width, place, found, numbers), (place + 1, code_at(place + 1))
 
     start = (jnp.int32(0), code_at(jnp.int32(0)))

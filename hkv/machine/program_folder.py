@@ -51,6 +51,7 @@ def distrusted(folder: pathlib.Path) -> str | None:
     closed = stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
     for path in (folder, *folder.iterdir()):
         with contextlib.suppress(FileNotFoundError):  # removed by another process meanwhile
+            # Not `stat`: a link is judged as a link, and what it points to is checked when it is read.
             found = path.lstat()
             if found.st_uid != os.geteuid():
                 return f"{path} belongs to another user"

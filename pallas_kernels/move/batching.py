@@ -87,6 +87,7 @@ def _together(
         if table is None:
             table = jnp.arange(move.runs, dtype=jnp.int32) * (move.length // move.unit)
         rows = table if mapped.get(name) else jnp.broadcast_to(table, (size, move.runs))
+        # Checked before the batch's offset is added: a run behind one array's end must not reach into the next.
         inside = (rows >= 0) & (rows <= last_start(words, move))
         first = np.arange(size, dtype=np.int32)[:, None] * np.int32(words // move.unit * apart)
         return jnp.where(inside, rows + first, -1).reshape(-1)
@@ -95,6 +96,7 @@ def _together(
     if move.own or move.source is None:
         source, apart = target, True
     else:
+        # A source that is not mapped is one array for the whole batch: starts in it need no offset.
         apart = of_source[move.source]
         source = sources[move.source].size // (size if apart else 1)
     read = places("read", source, apart) if move.reads else None

@@ -35,6 +35,7 @@ def ring(
       wait: waits until tile `k`'s stage is full.
     """
     stages = stages_of(tasks)
+    # One stage fewer than there are: the last one may still be read by the store before.
     ahead = max(stages - 1, 1)
 
     def fill(index: jax.Array, carry: tuple[()]) -> tuple[()]:
@@ -89,6 +90,7 @@ def _body(table_ref: Any, *refs: Any, shares: Sequence[Share], lines: int, tasks
     """One program: `tasks` tiles, from where the table says to where it says; a line below 0 is nowhere."""
     *arrays, smem, barriers = refs
     sources, targets = arrays[:num_sources], arrays[num_sources:]
+    # Programs take stretches of tiles, whatever move they belong to: short moves do not leave programs idle.
     first, stages = lax.axis_index(AXIS) * tasks, stages_of(tasks)
 
     def moved(index: Any, action: Callable[[Share, Any, Any], None]) -> None:
@@ -119,6 +121,7 @@ def _body(table_ref: Any, *refs: Any, shares: Sequence[Share], lines: int, tasks
 
         moved(index, action)
 
+    # Barriers count only loads that were started: a tile that goes nowhere has none to wait for.
     def wait(index: Any) -> None:
         moved(index, lambda *_: plgpu.barrier_wait(barriers.at[lax.rem(index, stages)]))
 
@@ -141,6 +144,7 @@ def _plan(
         ):
             places.append(None if starts is None else length)
             if starts is not None:
+                # Whole runs: a run that is outside in part moves nothing, so that no tile of it is half there.
                 inside = (starts >= 0) & (starts <= last_start(size, move))
                 table.append(cut.first_lines(starts, inside, missing).reshape(-1))
                 length += count
@@ -182,6 +186,7 @@ def _launch(sources: Any, targets: Any, moves: Sequence[Move], made: bool, inter
     dtype = targets[0].dtype
     tiles = required_tiles([move.unit for move in moves], [move.length for move in moves], dtype.itemsize)
     shares, table = _plan(sources, targets, moves, tiles)
+    # Tiles are numbered through all moves of the launch.
     total = shares[-1].first + shares[-1].tiles
     tasks, words, lines = tasks_per_program(total), tiles[0].words, tiles[0].lines
     body = functools.partial(_body, shares=shares, lines=lines, tasks=tasks, num_sources=len(sources))

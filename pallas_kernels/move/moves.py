@@ -19,6 +19,8 @@ LARGEST = MappingProxyType({"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2"
 def saturated(scaled: jax.Array, dtype: str, rounded: Callable[[jax.Array], jax.Array] = jnp.round) -> jax.Array:
     """Float32 as numbers of `dtype`, the largest of it for those beyond; `rounded` is to nearest even, for integers."""
     most = np.float32(LARGEST[dtype])
+    # Before the cast, which gives NaN or infinity for what is beyond float8, where the engines' kernels saturate. A NaN
+    # passes through minimum and maximum, and float8 keeps it.
     clipped = jnp.minimum(jnp.maximum(scaled, -most), most)
     return (rounded(clipped) if dtype == "int8" else clipped).astype(jnp.dtype(dtype))
 
@@ -97,6 +99,7 @@ def kernel_name(moves: Sequence[Move], targets: Any, sources: Any = ()) -> str:
     name = f"{'move' if any(move.reads for move in moves) else 'zero'}_runs_of_{total}_bytes"
     if not any(move.dtype for move in moves):
         return name
+    # Zeros are made, not read; quantised numbers are read in their own, larger type.
     read = [
         move.nbytes(targets) * (sources[move.source].dtype.itemsize if move.dtype and move.source is not None else 1)
         for move in moves

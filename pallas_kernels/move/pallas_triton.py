@@ -45,6 +45,8 @@ def _kernel(
         body = functools.partial(
             _move, move, share, program - share.first, (read, written, scale), source, target, interpreted=interpreted
         )
+        # One launch for all moves, each with a stretch of programs: a launch of its own would cost more than a short
+        # move.
         here = (program >= share.first) & (program < share.first + share.programs)
         pl.when(True if len(moves) == 1 else here)(body)
 
@@ -87,6 +89,7 @@ def _starts(move: Move, run: Any, table: Any, present: Any, array: Any) -> tuple
     rows, row = array.shape
     if table is None:
         return jnp.where(present, run * (move.length // row), 0), present
+    # -1 for lanes beyond the last run: outside, like any start that does not fit.
     start = plt.load(table.at[run], mask=present, other=-1)
     inside = (start >= 0) & (start <= last_start(rows * row, move))
     return jnp.where(inside, start * (move.unit // row), 0), inside
@@ -137,6 +140,7 @@ def _launch(sources: Any, targets: Any, moves: Sequence[Move], interpret: bool) 
     operands = [table for table in given if table is not None]
     num = (len(operands), len(sources), len(targets))
     operands += [array.reshape(-1, row or array.size) for array, row in zip(sources, source_rows, strict=True)]
+    # Targets that are given are changed in place: without the alias every launch would copy the pool.
     aliases = {len(operands) + place: index for place, index in enumerate(kept)}
     shapes = [(t.size // (row or t.size), row or t.size) for t, row in zip(targets, target_rows, strict=True)]
     operands += [targets[index].reshape(shapes[index]) for index in kept]

@@ -62,13 +62,17 @@ def need(view: View, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scal
       ask: the request.
       reused: slots that it has already.
     """
+    # Under context parallelism a rank holds its share of the blocks, and asks for as many tokens as fill those.
     common, seq = effective(view, shape.group, ask.common), effective(view, shape.group, ask.seq)
     shared, filled, whole = slots(shape, common), slots(shape, seq), total(shape, seq, ask.reserve)
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        # Slot by slot, where RTP-LLM has a formula for each group type: LINEAR groups have holes, whose number
+        # depends on the step, the tail and the reserve at once.
         position, first, rest = local
         early = (position < shared) & has_block(shape, position, shared, jnp.int32(0), ask.reuse)
         late = has_block(shape, position, filled, ask.reserve, ask.reuse)
+        # Of a hit, a LINEAR group brings one block: that under the last key.
         fresh = ~(ask.reuse & (position == reused - 1))
         own = jnp.where(shape.linear, late & ~early & fresh, late & (position >= reused) & (position < filled))
         return w, (position + 1, first + (shape.linear & early & fresh), rest + own)
@@ -76,6 +80,7 @@ def need(view: View, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scal
     _, (_, first, rest) = loop(lambda c: c[0] < whole, body, work, (jnp.where(shape.full, whole, 0), 0, 0))
     window = jnp.maximum(whole - jnp.maximum(filled, reused), 0)
     rest = rest + jnp.where(shape.linear, 0, window)
+    # FULL groups are credited with all that was reused, as far as it lies in what the sequences share.
     credit = jnp.where(ask.reuse, jnp.clip(reused, 0, shared), 0)
     first = jnp.where(shape.full, shared - credit, first)
     return first, jnp.where(shape.full, jnp.maximum(whole - shared, 0), rest)
@@ -99,6 +104,8 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
     work, available, sharing = _available(work, view, enabled)
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        # The first round over the groups adds up for the shared pool; with a pool a group, a second one judges each
+        # alone.
         i, count, never, not_now = local
         alone = i >= groups
         shape = shape_of(view, i - jnp.where(alone, groups, 0))
@@ -113,6 +120,8 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
             ("requests", "counters"),
             (0, 0),
         )
+        # RTP-LLM counts every group of a shared pool as though it had the longest list: `getNeedBlocks` takes one
+        # number.
         first, rest = need(view, w, shape, ask, jnp.where(alone, own, longest))
         mine = first + ask.batch * rest
         whole = view.group(pool, GroupField.TOTAL)
@@ -121,6 +130,7 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
         of_rest = scaled(w, reserve, jnp.where(shares & alone, whole - held, 0), sharing)
         asked = alone & (mine > 0)
         never = never | (asked & (mine + of_total > whole))
+        # `HELD` counts blocks that a request or a connector holds: what the cache alone has is available.
         not_now = not_now | (asked & (mine + of_rest > whole - held))
         return w, (i + 1, count + jnp.where(alone, 0, mine), never, not_now)
 
@@ -130,6 +140,7 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
     )
     asked = enabled & ~apart & (count > 0)
     return work, Capacity(
+        # Permanent: not even an empty pool would do. The other verdict is retryable.
         never=never | (asked & (count + reserve > view.whole(CacheField.TOTAL))),
         not_now=not_now | (asked & (count + reserve > available)),
         need=count,
@@ -182,6 +193,7 @@ def scaled(work: PooledWorkspace, number: Scalar, part: Scalar, whole: Scalar) -
     divisor = jnp.maximum(whole, 1)
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+        # Long division, bit by bit: RTP-LLM multiplies in 64 bits, which JAX has not unless a program asks for it.
         bit, quotient, rest = local
         rest = 2 * rest + jnp.where((number >> bit) & 1, part, 0)
         return w, (bit - 1, 2 * quotient + divide(rest, divisor), remainder(rest, divisor))
@@ -239,6 +251,7 @@ def batch_peak(work: PooledWorkspace, view: View, outlook: Outlook, enabled: Sca
     end = jnp.where(enabled, view.num_groups, 0)
     work, (_, most) = loop(lambda c: c[0] < end, one, work, (0, 0), writes=WRITES)
     partial = remainder(outlook.seq, view.whole(CacheField.BLOCK)) != 0
+    # A last block that is not full is copied for each new sequence.
     forked = jnp.where(partial, outlook.width - outlook.batch, 0)
     return work, jnp.where(enabled, jnp.where(outlook.fresh, most, outlook.width * most + forked), 0)
 
@@ -247,6 +260,7 @@ def _group_peak(work: PooledWorkspace, outlook: Outlook, shape: Shape) -> tuple[
     work, length, blocks = _held(work, outlook, shape)
     common = slots(shape, outlook.common)
     last = slots(shape, outlook.seq + outlook.remaining + outlook.reserve)
+    # What the prompt's sequences share exists once, everything after it once a sequence.
     first_peak = common + outlook.width * jnp.maximum(last - common, 0)
     window = last - jnp.where(shape.full, length, blocks)
     plain = jnp.where(outlook.fresh, first_peak, jnp.maximum(window, 0))
@@ -299,6 +313,7 @@ def _linear_peak(
 
     def grow(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         size, now, most, cleaned = local
+        # The peak is not at the end: each cleanup gives blocks back, so that the list may have cost most before it.
         size, now = size + 1, now + each
         most = jnp.maximum(most, now)
 
@@ -307,6 +322,7 @@ def _linear_peak(
             goes = ~on_grid(shape, position, outlook.reuse)
             return v, (position + 1, left - jnp.where(goes, cost(v, position), 0))
 
+        # `removeSkippedBlocks` leaves the last blocks and the reserve alone.
         end = size - shape.kept - outlook.reserve
         w, (cleaned, now) = loop(lambda c: c[0] < end, clean, w, (cleaned, now), reads=("rows",))
         return w, (size, now, most, cleaned)

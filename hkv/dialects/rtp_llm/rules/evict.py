@@ -76,7 +76,9 @@ def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWor
     if not work.sizes.nodes:
         return _by_use(work, view, wanted, oldest)
     work, (place, _) = leaves.first_from(work, wanted.least > 0, jnp.int32(0))
+    # Without a leaf (all pinned, or the tree is off) RTP-LLM falls back to the order of use.
     leafy = place < work.sizes.buckets.places
+    # A bit for each group that may lose blocks alone.
     bit = jnp.right_shift(view.whole(CacheField.ALONE), jnp.maximum(wanted.group, 0)) & 1
     alone = leafy & (wanted.group >= 0) & (bit != 0)
     work = _begin_pass(work, leafy)
@@ -87,6 +89,7 @@ def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWor
 
     def going(local: tuple[Scalar, ...]) -> Scalar:
         at = Walk(*local)
+        # A chain that was begun goes whole, even if enough blocks left before its end.
         return at.more & (at.inside | (at.blocks < wanted.least))
 
     work, local = loop(going, one, work, walk, writes=WRITES)
@@ -102,6 +105,7 @@ def _by_use(
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         key, blocks, keys = local
         w, after, goes = _in_order_of_use(w, key, wanted.group, key >= 0)
+        # A key leaves with the blocks of all groups: an item is never torn.
         w, left = _remove(w, view, goes, key, wanted.keep)
         return w, (after, blocks + jnp.where(wanted.group < 0, left, goes), keys + goes)
 
@@ -125,6 +129,7 @@ def _in_order_of_use(
         ("items",),
         (work.ring, item_table.RESIDENT, 0),
     )
+    # Resident keys are passed over, never taken: they stand in the order of use like all others.
     return work, after, ((flags & item_table.RESIDENT) == 0) & ((group < 0) | (own != 0))
 
 
@@ -137,6 +142,8 @@ def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> t
     has it and below which nothing is resident. In a chain nothing is either, so one walk up answers both.
     """
     any_group, group = wanted.group < 0, jnp.maximum(wanted.group, 0)
+    # One trip has three rules in it, of which flags let one act. Three loops would each compile the removal, half of
+    # the program.
     seeks = at.alone | (at.chained & ~at.inside)
     work, (place, leaf) = leaves.first_from(work, seeks, at.place)
     over = seeks & (place == work.sizes.buckets.places)
@@ -146,6 +153,7 @@ def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> t
     work, empty = _take_slot(work, view, loses, prefix_tree.key_of(work, above), group)
     work, found = _has_above(work, leaf, group, at.chained & met & ~any_group)
     begins = at.chained & seeks & ~over & (any_group | found)
+    # A chain is the leaf with all ancestors that have no other child: without them nothing could be reached below.
     work, top = tree.top(work, begins, leaf)
     leaf, node, taken = jnp.where(begins, leaf, at.leaf), jnp.where(begins, top, at.node), begins | at.inside
     work, (child, own) = peek(
@@ -164,11 +172,15 @@ def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> t
     work, left = _remove(work, view, empty | taken | goes, key, wanted.keep)
     counted = jnp.where(any_group, left, (taken & (own != 0)) | goes)
     blocks = at.blocks + jnp.where(at.alone, loses, counted)
+    # Blocks that leave alone come first; only if that freed nothing do chains go.
     chains_next = over & at.alone & (blocks == 0)
+    # Another pass over the leaves that there are now, as long as the last one took something out.
     work = _begin_pass(work, chains_next | (over & at.chained & at.progress))
     return work, Walk(
         alone=at.alone & ~over,
         chained=at.chained | (over & at.alone),
+        # For any group the oldest leaf is asked for anew each time; for one group the pass goes on behind the last
+        # one.
         place=jnp.where(seeks, jnp.where(over | (any_group & at.chained), 0, place + 1), at.place),
         inside=taken & (node != leaf),
         leaf=leaf,
@@ -196,6 +208,7 @@ def _is_listed(work: PooledWorkspace, leaf: Scalar) -> tuple[PooledWorkspace, Sc
         ("nodes", "uses"),
         (0, 0),
     )
+    # A leaf that this pass made is for the next one: RTP-LLM walks over a snapshot.
     return work, born != number
 
 
@@ -206,6 +219,7 @@ def _has_above(work: PooledWorkspace, leaf: Scalar, group: Scalar, enabled: Scal
         node, _, _ = local
         has = w.read("items", w.cached(prefix_tree.key_of(w, node), group)) != 0
         above = tree.look_up(w, node)
+        # Only through ancestors below which nothing is resident: else taking them would leave something unreachable.
         further = ~has & (above.parent != 0) & above.free
         return w, (jnp.where(further, above.parent - 1, node), further, has)
 
@@ -241,6 +255,7 @@ def _take_slot(
         ("items",),
         (0,) * 4,
     )
+    # Taking one group's block touches the item, as `SharedBlockCache` does: the key is the most recently used now.
     work = recency.use(work, present, present, key, seen)
     work = work.write_if(present, "items", 0, work.cached(key, group))
     work = role_counts.release(work, present, view.pool_of(group), block, jnp.int32(Role.CACHE))
@@ -294,6 +309,8 @@ def make_room(
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         free, _ = local
+        # Evicted blocks need not become free, as requests may hold them too. It is asked again until it is enough or
+        # nothing leaves.
         w, left, _ = select(w, view, Wanted(shape.group, count - free, jnp.bool_(False)))
         w, free = look(w, left > 0)
         return w, (free, left > 0)

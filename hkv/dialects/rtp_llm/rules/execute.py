@@ -60,6 +60,7 @@ def execute(
 
     carry = (zero, tuple(getattr(work, name) for name in names), jnp.zeros(lanes, jnp.int32))
     if lanes == 1:
+        # Without the loop over lanes, XLA sees indices without a lane's offset (`FlatArrays._base`).
         carry = one_lane(carry)
     else:
         carry = jax.lax.while_loop(lambda c: c[0] < lanes, one_lane, carry)

@@ -64,6 +64,8 @@ def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, 
 
     def prepare(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         first, refused = local[0] == 0, local[1]
+        # A single group drops before it looks for targets, several groups after: the two allocators differ in what a
+        # refused fork has changed.
         w = _drop(w, view, at, jnp.where(first, single, ~single & ~refused))
         w, missing = _targets(w, view, at, single, first)
         return w, (local[0] + 1, refused | missing)
@@ -73,6 +75,8 @@ def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, 
     work = _rewind_targets(work, view.num_groups)
 
     def move(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        # First into the scratch slot, then back: a new sequence may stand where an old one is that others still go on
+        # from.
         w, copied = _move(w, view, at, local[0] == 0)
         return w, (local[0] + 1, local[1] + copied)
 
@@ -160,6 +164,7 @@ def _targets(
         w, _ = loop(lambda c: c[0] < end, body, w, (first,), writes=("rows", *role_counts.WRITES))
         return w, (group + 1,)
 
+    # Only the groups that were reached have targets to give back.
     end = jnp.where(refused, reached, 0)
     work, _ = loop(lambda c: c[0] < end, give_back, work, (0,), writes=lists.LISTS)
     return work, refused
@@ -184,8 +189,10 @@ def _recycle(work: PooledWorkspace, at: Fork, group: Scalar, wanted: Scalar) -> 
         sequence, found = local
         w, (uses, _, last, recycled) = _look(w, at, sequence, group)
         asked = (uses == 0) & (last != 0)
+        # A block that stands in two lists is not the dropped sequence's alone, and cannot be written.
         w, times = _occurrences(w, at, group, last, asked)
         mine = asked & (times == 1)
+        # Noted by group: `_drop` leaves these blocks out.
         bit = recycled | jnp.left_shift(jnp.int32(1), group)
         w = w.write_if(mine, "requests", bit, w.mark(w.scratch_slot, sequence, Mark.RECYCLED))
         w = w.write_if(mine, "rows", last, w.row(w.targets_slot, 0, group) + found)
@@ -230,6 +237,7 @@ def _fresh(
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         place, _ = local
+        # All at once or one by one decides which keys are evicted, and thereby ids.
         room = jnp.where(single, end - place, 1)
         w, found = evict.make_room(w, view, shape, room, place >= 0)
         w, block = role_counts.claim(w, found, shape.pool)
@@ -249,6 +257,7 @@ def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> Poole
         sequence, group = local
         w, (uses, length, _, recycled) = _look(w, at, sequence, group)
         dropped = uses == 0
+        # The recycled block goes on as somebody's copy, with the reference that it has.
         last_kept = (jnp.right_shift(recycled, group) & 1) != 0
         pool, row = view.pool_of(group), w.row(at.slot, sequence, group)
 
@@ -288,6 +297,7 @@ def _move(work: PooledWorkspace, view: View, at: Fork, making: Scalar) -> tuple[
             making, lambda v: (v.read("requests", v.mark(scratch, origin, Mark.LEFT)),), w, ("requests",), (1,)
         )
         source, target = (slots[0], origin), (slots[1], sequence)
+        # All uses but the last share the blocks; the last one takes the list over, without references given or taken.
         w = lists.copy_list(w, view, group, source, target, left > 1)
         w, copied = _copy_last(w, view, at, (sequence, group, origin), (left > 1) & at.copy)
         over = group + 1 == groups

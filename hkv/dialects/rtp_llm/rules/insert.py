@@ -80,12 +80,16 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
         )
         whole = divide(jnp.maximum(batch.tokens - 1, 0), view.group(group, GroupField.LOGICAL))
         count = divide(batch.keys, stride)
+        # Under context parallelism never the block of the last token: it is computed again by whoever hits.
         count = jnp.where(sharded, jnp.minimum(count, jnp.minimum(whole, length)), count)
 
         def enter(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
             step, changes = at
+            # Backwards: the first keys of a prefix are entered last, are the most recently used, and stay the
+            # longest.
             position = jnp.where(single, step, count - 1 - step)
             chain = v.chain(batch.slot, sequence)
+            # A single group's keys are all roots: its `insertIntoCache` names no dependency.
             before = (position > 0) & ~single
             v, (key, parent) = peek(
                 step >= 0,
@@ -119,6 +123,7 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
     sequences = jnp.where(single, jnp.minimum(batch.sequences, 1), batch.sequences)
     end = sequences * passes
     work, (_, changes) = loop(lambda c: c[0] < end, one, work, (0, 0), writes=WRITES)
+    # Once for a whole insertion, by the number of changes: RTP-LLM counts each `put` that changed something.
     work, (version,) = peek(
         changes > 0, lambda w: (w.read("counters", w.counter(Counter.VERSION)),), work, ("counters",), (0,)
     )
@@ -147,6 +152,8 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspac
     work = recency.use(work, there, known, entry.key, seen)
     work, filled = _fill(work, view, entry, there)
     resident = entry.resident | ((flags & item_table.RESIDENT) != 0)
+    # A dependency among virtual blocks holds for all ranks, one of a rank's own keys for it alone: it is never
+    # replaced by that.
     kept = known & (namespace == GPU_CP_CANONICAL) & (entry.namespace != GPU_CP_CANONICAL)
     same = (namespace == entry.namespace) & (ordinal == entry.ordinal) & (parent == entry.parent)
     changed = ~known | filled | (resident & ((flags & item_table.RESIDENT) == 0)) | (~kept & ~same)
@@ -156,11 +163,13 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspac
     work = work.write_if(there & ~kept, "items", entry.ordinal, work.item(entry.key, Item.ORDINAL))
     work = work.write_if(there & ~kept, "items", entry.parent, work.item(entry.key, Item.PARENT))
     work = prefix_tree.enter(work, there, entry.key, entry.namespace, entry.parent, word)
+    # Residence counts as a change each time it is asked for, not only when it is new.
     return work, there & (changed | resident)
 
 
 def _block(work: PooledWorkspace, view: View, entry: Entry, group: Scalar) -> Scalar:
     """A group's block at the entry's slot, 0 where there is none or its policy forbids reuse."""
+    # A list may be shorter than the keys: a windowless tail, or a rank's share.
     inside = entry.position < work.read("requests", work.length(entry.slot, entry.sequence, group))
     asked = inside & view.flag(group, GroupField.REUSE)
     place = work.row(entry.slot, entry.sequence, group) + jnp.where(asked, entry.position, 0)

@@ -45,6 +45,7 @@ def adopt(
       The workspace, and how many keys were hit; under context parallelism keys of virtual blocks.
     """
     stride = view.whole(CacheField.RANKS)
+    # Never the last key, even if it is that of a full block: something must be left to compute.
     count = jnp.where(enabled, jnp.maximum(divide(keys, stride) - 1, 0), 0)
     asked = Keys(slot, count, stride)
     work, longest = _full_groups(work, view, asked)
@@ -67,6 +68,8 @@ def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[Pooled
         def step(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
             place, _ = at
             v, (key,) = peek(place >= 0, lambda u: (_key(u, asked, place),), v, ("chains",), (0,))
+            # Looking counts as use, also beyond what will be adopted: RTP-LLM's `match` touches what it finds, and
+            # the order of eviction shows it.
             v, block = prefix_tree.find(v, place >= 0, key, group)
             v = v.write("rows", block, row + place)
             return v, (place + (block != 0), block != 0)
@@ -74,6 +77,7 @@ def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[Pooled
         full = view.flag(group, GroupField.FULL)
         end = jnp.where(full, asked.count, 0)
         w, (run, _) = loop(lambda c: (c[0] < end) & c[1], step, w, (0, True), writes=writes)
+        # Each full group looks up to the end, not up to the shortest run: it has touched as many keys as in RTP-LLM.
         return w, (group + 1, jnp.where(full, jnp.minimum(shortest, run), shortest))
 
     groups = jnp.where(asked.count > 0, view.num_groups, 0)
@@ -91,6 +95,8 @@ def _scan_back(work: PooledWorkspace, view: View, asked: Keys, longest: Scalar) 
 
         def vote(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
             group, agreed = at
+            # A window or a state needs the block under the last key alone, so that one look for each candidate
+            # suffices.
             votes = view.flag(group, GroupField.VOTES)
             v, block = prefix_tree.find(v, votes, key, group)
             return v, (group + 1, agreed & (~votes | (block != 0)))

@@ -66,6 +66,7 @@ def extend(work: PooledWorkspace, view: View, growth: Growth) -> tuple[PooledWor
         done = local[0]
         sequence, group = divide(done, groups), remainder(done, groups)
         w, grown, broken = _extend_list(w, view, growth, sequence, group)
+        # Lists that grew are counted: `sweep` undoes exactly these.
         return w, (done + (grown & ~broken), ~grown, broken)
 
     end = growth.sequences * groups
@@ -98,6 +99,7 @@ def _extend_list(
 
     def missing(block: Scalar, position: Scalar) -> Scalar:
         """True if a slot without a block gets one."""
+        # A LINEAR list has holes where a state is due only now: growing fills them, too.
         hole = (position >= start) | (block == 0)
         return hole & (position < wanted) & has_block(shape, position, at.filled, growth.reserve, growth.reuse)
 
@@ -107,6 +109,7 @@ def _extend_list(
 
     first = jnp.where(shape.linear, 0, start)
     work, (_, fresh) = loop(lambda c: c[0] < at.end, count, work, (first, 0), reads=("rows",))
+    # For the whole list at once, before any block of it is taken: a refused list has taken nothing.
     work, found = evict.make_room(work, view, shape, fresh, fresh > 0)
     grown = found | (fresh == 0)
     work, broken = _ends_in_hole(work, at, growth, grown)
@@ -124,6 +127,7 @@ def _extend_list(
         w = role_counts.claim_found(w, new, shape.pool, seen)
         block = jnp.where(new, seen[2], 0)
         w = w.write_if(new | (position >= start), "rows", block, at.row + position)
+        # A hole that was filled is noted, so that undoing makes it a hole again.
         w = w.write_if(position < start, "rows", new, at.notes + position)
         return w, (position + 1,)
 
@@ -200,6 +204,7 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
             names, nothing = ("rows", *role_counts.WRITES), (0,) * (2 + role_counts.looked(v))
             v, (block, noted, *seen) = peek(position >= 0, look, v, names, nothing)
             brought = (position >= start) | (noted != 0)
+            # One loop for three ways to give back: giving back is what takes long to compile.
             goes = clear | (undo & brought) | (clean & ~on_grid(shape, position, growth.reuse))
             goes = goes & (block != 0)
             v = role_counts.let_go(v, goes, shape.pool, block, jnp.int32(Role.REQUEST), seen)
@@ -208,6 +213,7 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
         first = jnp.where(undo & ~shape.linear, start, 0)
         end = jnp.where(clean, jnp.maximum(length - shape.kept - growth.reserve, 0), length)
         w, _ = loop(lambda c: c[0] < end, give, w, (first,), writes=("rows", *role_counts.WRITES))
+        # A cleaned list keeps its length: slots are positions, and those given back are holes.
         left = jnp.where(clear, 0, jnp.where(undo, start, length))
         return w.write("requests", left, w.length(growth.slot, sequence, group)), (done + 1,)
 
@@ -266,5 +272,6 @@ def share(work: PooledWorkspace, view: View, slot: Scalar, batch: Scalar) -> Poo
         first = (slot, jnp.int32(0))
         return copy_list(w, view, group, first, (slot, sequence), jnp.bool_(True)), (place + 1,)
 
+    # From the second sequence on: the first `groups` places are the first sequence's own.
     end = batch * groups
     return loop(lambda c: c[0] < end, body, work, (groups,), writes=LISTS)[0]

@@ -81,6 +81,8 @@ def malloc(
 
     def step(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         at = Progress(*local)
+        # A machine of stages in one loop: growing, undoing and judging are each compiled once, though stages use them
+        # twice.
         check, judge, begin, grow, classify, clear = (at.stage == int(stage) for stage in tuple(Stage)[:6])
         w, verdict = capacity(w, view, ask, check | judge | classify)
         w, hit = joint_hit.adopt(w, view, ask.slot, keys, check & ~verdict.never & cached)
@@ -95,6 +97,7 @@ def malloc(
         )
         w, grown = lists.extend(w, view, growth)
         failed = jnp.logical_or(grown.refused, grown.broken)
+        # A request that grew gives back what decoding does not need; one that failed is what it was before.
         mode = jnp.where(clear, int(Sweep.CLEAR), jnp.where(failed, int(Sweep.UNDO), int(Sweep.CLEAN)))
         swept = jnp.where(grow & (failed | ~(new | flags.keep)), grown.done, 0)
         swept = jnp.where(clear, ask.batch * view.num_groups, swept)
@@ -132,6 +135,7 @@ def _status(view: View, at: Progress, verdict: Capacity, single: Scalar, failure
     tight = (reserve > 0) & (verdict.need > 0) & (verdict.available < verdict.need + reserve)
     several = jnp.where(verdict.not_now | tight, not_now, int(Status.OK))
     several = jnp.where(verdict.never, never, several)
+    # Judged before anything is given back, while what the request took still counts.
     reason = jnp.where(verdict.not_now, not_now, int(Status.NOT_EVICTABLE))
     grown = jnp.where(refused, int(Status.NOT_EVICTABLE), jnp.where(broken, int(Status.TAIL_MISSING), int(Status.OK)))
     said = {
@@ -151,6 +155,7 @@ def _next(stage: Scalar, status: Scalar, new: Scalar) -> Scalar:
     """Stage at which an allocation goes on: a new request that failed is given back, after the reason was found."""
     unclear = status == int(Status.NOT_EVICTABLE)
     failed = jnp.where(unclear & (stage < int(Stage.CLASSIFY)), int(Stage.CLASSIFY), int(Stage.CLEAR))
+    # A request that grows keeps what it had; a new one that was only checked holds nothing yet.
     failed = jnp.where(new & (stage > int(Stage.CHECK)), failed, int(Stage.DONE))
     onward = jnp.where(stage == int(Stage.GROW), int(Stage.DONE), stage + 1)
     return jnp.where((status == int(Status.OK)) | (stage == int(Stage.CLEAR)), onward, failed)

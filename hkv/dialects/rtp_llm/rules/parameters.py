@@ -172,6 +172,7 @@ def _group(config: RtpConfig, group: int) -> dict[str, int]:
         "FULL": full,
         "LINEAR": linear,
         "TAIL": tail,
+        # Two states at least: the one that is read and the one that is written.
         "KEPT": max(2, tail) if linear else tail,
         "GRID": linear or (swa and policy.enable_prefix_reuse),
         "CHECKED": min(tail, 2) if swa and policy.validate_tail_blocks else 0,
@@ -226,6 +227,7 @@ def slots(shape: Shape, tokens: Scalar) -> Scalar:
 
 def total(shape: Shape, tokens: Scalar, reserve: Scalar) -> Scalar:
     """Slots for `tokens` tokens and a reserve: in tokens, but for linear groups, where it is one more than slots."""
+    # A state a draft token, the first of which stands in the last slot already.
     states = slots(shape, tokens) + jnp.maximum(reserve - 1, 0)
     return jnp.where(shape.linear, states, slots(shape, tokens + reserve))
 

@@ -123,6 +123,7 @@ def arrive(
     answer = answer.refuse(mine & ((added < 0) | (before + added < 1) | (reserve < 0)), Status.BAD_LENGTH)
     answer = answer.refuse(mine & ((batch < 1) | (batch > buckets.sequences)), Status.BAD_COUNT)
     whole = divide(jnp.maximum(before + added, 0), block)
+    # Keys of blocks that the new tokens complete, for each sequence; a prompt's are given once, for all of them.
     each = whole - known
     wanted = jnp.where(new, each, each * batch)
     inside = (start >= 0) & (numbers >= 0) & (start + numbers <= payload.size)
@@ -143,6 +144,7 @@ def arrive(
     work, (_, _, unknown) = loop(lambda c: c[0] < end, copy, work, (0, 0, 0), writes=("chains",))
     answer = answer.refuse(mine & (unknown > 0), Status.KEYS_FULL)
     tokens = before + added
+    # Several sequences share whole blocks only: the last, partly filled one is each one's own.
     common = jnp.where(batch == 1, tokens, jnp.where(new, whole * block, op.common))
     forgets = new | (op.held == 0)
     fields = {
@@ -191,6 +193,8 @@ def allocate(
     asks = asks & answer.ok
     new, block = op.held == 0, view.whole(CacheField.BLOCK)
     fresh = ceil_divide(op.tokens, block)
+    # RTP-LLM makes keys when blocks are asked for: of a new request also one for a partly filled block, which is
+    # dropped when it grows.
     keys = jnp.where(new, jnp.where(op.keys == 0, fresh, op.keys), divide(op.tokens, block))
     aligned = jnp.where(new, jnp.where(op.keys == 0, op.whole == fresh, op.aligned != 0), True)
     work = work.write_if(asks | frees, "requests", jnp.where(frees, 0, keys), work.request(op.slot, Request.KEYS))
