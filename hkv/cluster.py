@@ -25,17 +25,7 @@ def in_cluster(
     """Has work done on items by a Ray cluster, one processor each. Yields an item's place and what was found.
 
     The machines need HKV as it is here; a file is read where the work is done, so that a path is a path there.
-
-    Args:
-      work: a function of a module.
-      items: arguments of the work.
-      shared: another one, the same for all, which the cluster keeps once a machine.
-      address: the cluster's, as `ray.init` takes it: `auto`, `local`, `HOST:PORT`, `ray://HOST:PORT`.
-
-    Raises:
-      MissingExtraError: Ray is not installed.
-      ConfigError: there is no cluster at that address.
-      HKVError: the work raised it.
+    The address is as `ray.init` takes it: `auto`, `local`, `HOST:PORT`, `ray://HOST:PORT`.
     """
     try:
         ray: Any = importlib.import_module("ray")

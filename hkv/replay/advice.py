@@ -15,12 +15,7 @@ WORTH_SAYING = 0.01
 
 
 def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
-    """Sentences on a replay, the greatest share first; none where nothing costs much.
-
-    Args:
-      outcome: the replay, of a trace.
-      ceilings: what other replays of it found.
-    """
+    """Sentences on a replay, the greatest share first; none where nothing costs much."""
     found, prompt = outcome.missed, summary.totals(outcome)["prompt_tokens"]
     if not prompt:
         return []

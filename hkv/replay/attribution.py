@@ -102,11 +102,7 @@ class Finished(Protocol):
 
 
 def attributed(outcome: Finished) -> Missed:
-    """The attribution of a replay's requests, in the order of the trace; none where never admitted, or of the warm-up.
-
-    Raises:
-      ValueError: the replay was not of a trace.
-    """
+    """Causes of a replay's misses, in the order of the trace; none where never admitted, or of the warm-up."""
     records = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
     others: Sequence[RequestRecord | None] = [None] * len(records)
     if outcome.unevicted is not None:

@@ -17,9 +17,6 @@ class Boundaries(Generic[Found]):
     Requests are first admitted in the order of the trace, so that hits become known in that order, too. The thread
     ends with the process: an interrupt need not wait for it.
 
-    Args:
-      requests: requests of the trace.
-
     Attributes:
       hits: int64[requests], tokens that were found for each; only those of known requests are final.
     """
@@ -54,11 +51,7 @@ class Boundaries(Generic[Found]):
             self._news.notify_all()
 
     def known(self, enough: Callable[[int], bool]) -> int:
-        """Number of known requests, once that is enough, or all there will be.
-
-        Raises:
-          Exception: the replay failed.
-        """
+        """Number of known requests, once that is enough, or all there will be."""
         with self._news:
             self._news.wait_for(lambda: self._ended or enough(self._known))
             if self._error is not None:
@@ -66,11 +59,7 @@ class Boundaries(Generic[Found]):
             return len(self.hits) if self._ended else self._known
 
     def found(self) -> Found:
-        """The replay, once it ended.
-
-        Raises:
-          Exception: it failed.
-        """
+        """The replay, once it ended."""
         self.known(lambda _: False)
         assert self._found is not None
         return self._found

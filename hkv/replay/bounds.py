@@ -16,13 +16,7 @@ from hkv.replay.traces.interned import InternedTrace
 
 
 def with_optimal(points: Sequence[Point], rows: Sequence[Row], trace: InternedTrace) -> list[Row]:
-    """The rows of points with hit tokens that no choice of evictions exceeds in a pool of that size.
-
-    Args:
-      points: of a sweep.
-      rows: one each.
-      trace: what they replayed.
-    """
+    """The rows of points with hit tokens that no choice of evictions exceeds in a pool of that size."""
     found: dict[tuple[object, int], Reuse] = {}
     more = []
     for point, row in zip(points, rows, strict=True):

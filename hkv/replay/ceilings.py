@@ -18,8 +18,6 @@ class Ceiling:
     """A replay with something changed.
 
     Attributes:
-      change: what was changed.
-      hit_tokens: tokens that were found.
       hit_rate: of the prompt tokens of first admissions.
       evictions: cached blocks that were still handed out; None where the engine does not count.
     """
@@ -33,18 +31,7 @@ class Ceiling:
 def ceilings(
     trace: InternedTrace, outcome: Outcome, schedule: Schedule, timing: Timing, engine: str = COMPILED
 ) -> tuple[Ceiling, ...]:
-    """Replays a trace once more for each change that the cache's dialect offers.
-
-    Args:
-      trace: the trace.
-      outcome: the replay as it is.
-      schedule: the numbers that steered it.
-      timing: as then.
-      engine: name of the engine; where the compiled one cannot represent a changed cache, the NumPy engine replays it.
-
-    Raises:
-      HKVError: a changed cache cannot be replayed.
-    """
+    """Replays a trace once more for each change that the cache's dialect offers, compiled where it can be."""
     served = [each for each in trace.requests if each.input_length + each.output_length <= schedule.max_model_len]
     tokens = sum(each.input_length + each.output_length for each in served)
     found = []

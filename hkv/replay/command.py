@@ -53,39 +53,19 @@ class ReplayCommand(abc.ABC):
 
     @abc.abstractmethod
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
-        """The cache of `options["groups"]`, a list of `hkv.spec.LayerSpec`, and `options["num_blocks"]`, a tuple.
-
-        Raises:
-          HKVError: the dialect has no such cache.
-        """
+        """The cache of `options["groups"]`, a list of `hkv.spec.LayerSpec`, and `options["num_blocks"]`, a tuple."""
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
-        """The cache of a model, `options["model"]`, in `options["memory"]`.
-
-        Raises:
-          HKVError: the model or its plan cannot be used.
-        """
+        """The cache of a model, `options["model"]`, in `options["memory"]`."""
         raise ConfigError("model", options["model"], f"--groups: {options['dialect']} plans no models")
 
     def studied(self, options: dict[str, Any]) -> StudiedCache:
-        """The cache that the command's options ask for.
-
-        Args:
-          options: the command's, by name.
-
-        Raises:
-          click.UsageError: both or neither of a model and groups, or an option of the other.
-          HKVError: the model, its plan or the groups cannot be used.
-        """
+        """The cache that the command's options ask for."""
         return self.of_model(options) if check_cache_options(options) else self.of_groups(options)
 
 
 def check_cache_options(options: dict[str, Any]) -> bool:
-    """True if the cache is given by a model, False if by groups.
-
-    Raises:
-      click.UsageError: both or neither of them, or an option of the other.
-    """
+    """True if the cache is given by a model, False if by groups."""
     by_model = options["model"] is not None
     if by_model == (options["groups"] is not None):
         raise click.UsageError("one of --groups, with --num-blocks, and --model, with --memory, says which cache it is")
@@ -115,12 +95,7 @@ def schedule_of(options: dict[str, Any], max_model_len: int) -> Schedule:
 
 
 def model_name(config: str, model: Model) -> str:
-    """Name of a model, and its type: that of the folder its config.json is in, or of another file.
-
-    Args:
-      config: path of the config, or of its folder.
-      model: the model that was read from it.
-    """
+    """Name of a model, and its type: that of the folder its config.json is in, or of another file."""
     path = pathlib.Path(config).resolve()
     name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
     return name if name == model.model_type else f"{name} ({model.model_type})"

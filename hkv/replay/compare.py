@@ -25,8 +25,6 @@ class Side:
     """One of the replays.
 
     Attributes:
-      name: names it.
-      totals: numbers over the whole replay; None where its engine does not count.
       requests: columns of `hkv.replay.result.ReplayResult.requests`.
     """
 
@@ -86,11 +84,7 @@ def side_of(name: str, result: ReplayResult) -> Side:
 
 
 def read_side(path: str | os.PathLike[str]) -> Side:
-    """A replay that `hkv replay --json` saved.
-
-    Raises:
-      FileError: the file is none.
-    """
+    """A replay that `hkv replay --json` saved."""
     name, expected = os.fspath(path), "a replay, as hkv replay --json writes it"
     found = decode_json(read_whole(name), name, None, expected, dict[str, Any])
     try:
@@ -104,11 +98,7 @@ def read_side(path: str | os.PathLike[str]) -> Side:
 
 
 def compared(sides: Sequence[Side]) -> CompareResult:
-    """Holds replays of one trace against the first of them.
-
-    Raises:
-      ConfigError: fewer than two, two of one name, or replays of different prompts.
-    """
+    """Holds replays of one trace against the first of them."""
     names = [side.name for side in sides]
     if len(sides) < 2 or len(set(names)) != len(names):
         raise ConfigError("replays", ", ".join(names), "at least two, each with a name of its own")

@@ -14,13 +14,7 @@ from hkv.replay.plot import PALETTE, grouped_causes
 
 
 def drawn(result: CompareResult, path: str, title: str) -> bytes:
-    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
-
-    Args:
-      result: the comparison.
-      path: the file it is for.
-      title: names the replays.
-    """
+    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`."""
     check_plot_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

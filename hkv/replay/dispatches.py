@@ -91,9 +91,6 @@ def incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
     """A trace as arrays; its keys are made here, in the order of the trace, for requests that are not too long.
 
     Arrays of arrivals that several replays share are made once.
-
-    Raises:
-      ConfigError: a request arrives too late to be counted.
     """
     if not isinstance(arrivals, SharedArrivals):
         return _incoming(arrivals, max_model_len)
@@ -121,15 +118,7 @@ def _incoming(arrivals: Sequence[Arrival], max_model_len: int) -> Incoming:
 def trace_arrays(
     schedule: Schedule, trace: Incoming, requests: int, keys: int, **more: int
 ) -> tuple[np.ndarray, jax.Array, np.ndarray]:
-    """The fields of a `hkv.replay.schedule_state.Trace`, the keys on the device, the others as NumPy arrays.
-
-    Args:
-      schedule: the schedule's numbers.
-      trace: the requests.
-      requests: bucket for requests.
-      keys: bucket for keys.
-      more: values of `Number` that the schedule does not give, named in small letters.
-    """
+    """The fields of a `hkv.replay.schedule_state.Trace`, the keys on the device, the others as NumPy arrays."""
     values = {
         Number.STEP_TOKENS: schedule.step_tokens,
         Number.DECODE_TOKENS: schedule.decode_tokens,
@@ -156,14 +145,7 @@ def rounded(size: int, least: int) -> int:
 
 
 class Dispatches(abc.ABC):
-    """A compiled schedule on its way through a trace.
-
-    Args:
-      trace: the requests.
-      groups: groups of the cache.
-      room: room for the ids that a dispatch reports; 0: none are.
-      resident: arrays on the device: at least `fates`, `samples` and `machine`.
-      inputs: a `hkv.replay.schedule_state.Trace` on the device.
+    """A compiled schedule on its way through a trace; `room` for the ids that a dispatch reports, 0 for none.
 
     Attributes:
       ids: ids that were reported, in order, dispatch after dispatch.
@@ -180,11 +162,7 @@ class Dispatches(abc.ABC):
         """One dispatch: what is on the device then, the ids reported, and how many there are."""
 
     def dispatch(self) -> Machine:
-        """Replays up to so many steps more. Returns where the schedule stands, as NumPy integers.
-
-        Raises:
-          EngineFailure: the cache refused an operation that the schedule may perform.
-        """
+        """Replays up to so many steps more. Returns where the schedule stands, as NumPy integers."""
         self._resident, ids, count = self._step(self._resident)
         machine = Machine(*np.asarray(self._resident.machine))
         if machine.mode == Mode.FAILED:
@@ -206,11 +184,8 @@ class Dispatches(abc.ABC):
     ) -> int:
         """Replays the whole trace. Returns the number of the last step + 1.
 
-        Args:
-          progress: called each time a request has finished or is refused for good, a dispatch's at once.
-          tells: is told the hits as they become known, for another replay.
-          asks: hits of another replay, `Arrival.asked` of each request; no step begins before they are known of all
-            requests that have arrived by then.
+        `tells` is told the hits as they become known, for another replay. With `asks`, hits of another replay, no step
+        begins before they are known of all requests that have arrived by then.
         """
         ended = step = 0
         if tells is not None:
@@ -267,12 +242,7 @@ class Dispatches(abc.ABC):
         return found
 
     def _record(self, recorder: Recorder, reasons: Sequence[str]) -> None:
-        """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it.
-
-        Args:
-          recorder: the recorder.
-          reasons: names of the reasons why hits ended, by their codes; none where nobody asked.
-        """
+        """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it."""
         fates = self.fates
         seen, lacking = np.broadcast_to(self._trace.seen, len(fates)), self._lacking(reasons) if reasons else ()
         for index, (row, fate) in enumerate(zip(self._trace.requests.tolist(), fates.tolist(), strict=False)):

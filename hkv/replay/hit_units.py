@@ -27,10 +27,6 @@ class HitUnits:
     def boundaries(self, prompt: Any, seen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Longest hits that the prefixes seen before leave, one limit after the other, never rising.
 
-        Args:
-          prompt: tokens of prompts, int64[...].
-          seen: tokens of each that an earlier request began with too, int64[...].
-
         Returns:
           Tokens, each int64[...]: all that was seen but the last token of the prompt, which is always computed; of
           that, whole blocks; of these, whole units; of these, what leaves room for a draft's proof.

@@ -46,15 +46,7 @@ class Occupancy:
 
 
 class Sampling:
-    """Samples after every so many steps with work, fewer and fewer as a replay gets longer.
-
-    Args:
-      every: steps between two samples at first.
-
-    Attributes:
-      every: steps between two samples now.
-      samples: so far, a step and its blocks each.
-    """
+    """Samples after every so many steps with work, fewer and fewer as a replay gets longer."""
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -65,12 +57,7 @@ class Sampling:
         return done % self.every == 0
 
     def add(self, step: int, blocks: np.ndarray) -> None:
-        """Takes a sample that is due.
-
-        Args:
-          step: the step that has ended.
-          blocks: int[3, groups], by `Kind`.
-        """
+        """Takes a sample that is due."""
         self.samples.append((step, blocks))
         if len(self.samples) == MOST:
             self.samples, self.every = self.samples[1::2], 2 * self.every
@@ -112,13 +99,7 @@ class Reuse:
 
 
 def reuse(trace: InternedTrace, units: HitUnits, max_model_len: int) -> Reuse:
-    """Finds the reuse of a trace's prompts.
-
-    Args:
-      trace: the trace.
-      units: the units in which the cache finds prefixes, with the blocks that prefixes are known by.
-      max_model_len: most tokens of a request that is served.
-    """
+    """Finds the reuse of a trace's prompts."""
     keys, seen = trace.keys(units.block, max_model_len), trace.shared(max_model_len)[0]
     lengths = np.array([each.input_length + each.output_length for each in trace.requests], np.int64)
     prompts = np.array([each.input_length for each in trace.requests], np.int64)

@@ -25,7 +25,6 @@ class Pool:
 
     Attributes:
       blocks: blocks that can be handed out.
-      specs: one per group.
       reserve: of these, blocks that a request may have to leave free.
     """
 
@@ -36,11 +35,6 @@ class Pool:
 
 def optimal_hits(reuse: Reuse, pools: Sequence[Pool], lookahead: int = 0) -> np.ndarray:
     """Hit tokens of each request, the sum of which no choice of evictions exceeds.
-
-    Args:
-      reuse: of the trace.
-      pools: the pools of the cache.
-      lookahead: slots allocated for draft tokens.
 
     Returns:
       int64[n]. Only the sum is a bound: another choice may find more for some request, and less for others.

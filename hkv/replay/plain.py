@@ -31,13 +31,6 @@ class PlainLoop(StepLoop):
     A trace says which prefixes are equal, not what they consist of: the tokens of a block are its prefix key, over and
     over; those after the last key are -1.
 
-    Args:
-      engine: an empty engine.
-      key_tokens: tokens between two keys.
-      schedule: the numbers.
-      arrivals: the trace, `step` never falling.
-      observer: is told what happens.
-
     Attributes:
       asks: whether the observer is told of lookups before blocks are asked for.
     """
@@ -96,14 +89,7 @@ class PlainMisses(HitReasons, Protocol):
 
 
 class PlainCache(ReplayedCache):
-    """A cache whose configuration is a log header, whose engines are the oracle's, and which has no compiled schedule.
-
-    Args:
-      header: the header; of a `PooledHeader` each group has a pool.
-      specs: one per group.
-      loop: the schedule.
-      misses: makes what is asked why hits ended; None where nothing tells.
-    """
+    """A cache configured by a log header, whose engines are the oracle's, and which has no compiled schedule."""
 
     def __init__(
         self,
@@ -161,12 +147,7 @@ class PlainCache(ReplayedCache):
 
 
 class PlainReplayCommand(ReplayCommand):
-    """Groups over one pool, or over one each where the dialect's logs begin with a `PooledHeader`.
-
-    Args:
-      loop: the schedule: a `PlainLoop` that was not made yet.
-      misses: what is asked why hits ended, of an engine and the tokens of a key; None where nothing tells.
-    """
+    """Groups over one pool, or over one each where the dialect's logs begin with a `PooledHeader`."""
 
     def __init__(self, loop: Callable[..., PlainLoop], misses: type[PlainMisses] | None = None) -> None:
         self._loop, self._misses = loop, misses
@@ -190,15 +171,7 @@ class PlainReplayCommand(ReplayCommand):
 
 
 class Difference(Exception):  # noqa: N818 - the answer of a check, not an error of the input
-    """Two engines answered differently.
-
-    Attributes:
-      number: operations performed up to and including this one.
-      operation: its name.
-      request: the request concerned, or "".
-      field: field that differs.
-      answers: per engine, its name and what it answered.
-    """
+    """Two engines answered differently, in the `number`-th operation."""
 
     def __init__(self, number: int, operation: str, request: str, field: str, answers: dict[str, object]) -> None:
         self.number = number
@@ -212,11 +185,7 @@ class Difference(Exception):  # noqa: N818 - the answer of a check, not an error
 
 
 def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, what groups lacked for it among that, and every step.
-
-    Raises:
-      Difference: names the first one.
-    """
+    """Compares every request's fate, what groups lacked for it among that, and every step."""
     for index in sorted(mine.requests.keys() | other.requests.keys()):
         compare(f"request {index}", mine.requests.get(index), other.requests.get(index), names)
     for field in dataclasses.fields(mine.steps):
@@ -228,11 +197,7 @@ def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> 
 
 
 def compare(field: str, mine: object, other: object, names: tuple[str, str]) -> None:
-    """Compares two answers.
-
-    Raises:
-      Difference: they differ.
-    """
+    """Compares two answers."""
     if mine != other:
         raise Difference(0, "replay", "", field, dict(zip(names, (mine, other), strict=True)))
 

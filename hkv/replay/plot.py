@@ -34,15 +34,7 @@ SHOWN = {
 
 
 def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> bytes:
-    """The plot, PNG or SVG by the suffix of the path that it is for.
-
-    Args:
-      outcome: the replay.
-      path: the file it is for; SVG for `-`.
-      step_ms: milliseconds of a step.
-      title: names the trace and the engine.
-      bins: stretches of time that hit rates are taken over.
-    """
+    """The plot, PNG or SVG by the suffix of the path that it is for."""
     check_plot_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

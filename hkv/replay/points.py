@@ -51,11 +51,7 @@ class Point:
     warmup: str = "0"
 
     def studied(self) -> StudiedCache:
-        """The cache that it is about, without `infinite`.
-
-        Raises:
-          HKVError: there is no such cache.
-        """
+        """The cache that it is about, without `infinite`."""
         return registry.dialect_of(self.options["dialect"]).replay_command().studied(dict(self.options))
 
     @property
@@ -65,11 +61,7 @@ class Point:
 
 
 def replayed(point: Point, trace: InternedTrace) -> ReplayResult:
-    """Replays one point, and finds out why hits ended.
-
-    Raises:
-      HKVError: it cannot be replayed.
-    """
+    """Replays one point, and finds out why hits ended."""
     studied = point.studied()
     engine = default_engine(studied.cache)[0] if point.engine is None else point.engine
     outcome = replay(trace, studied.cache, studied.schedule, point.timing, engine=engine, warmup=point.warmup)
@@ -77,11 +69,7 @@ def replayed(point: Point, trace: InternedTrace) -> ReplayResult:
 
 
 def measured(point: Point, trace: InternedTrace) -> Row:
-    """Replays one point. Nothing is found out about why hits ended.
-
-    Raises:
-      HKVError: it cannot be replayed.
-    """
+    """Replays one point. Nothing is found out about why hits ended."""
     studied = point.studied()
     cache = _infinite(studied, trace) if point.infinite else studied.cache
     cache.room = point.room
@@ -106,15 +94,6 @@ def at_once(
     """Has work done on so many points at once. Yields a point's place and what was found, as they come.
 
     Compiled replays run in threads, which share the trace and the program; others, in Python, in processes.
-
-    Args:
-      work: a function of a module.
-      points: the points.
-      trace: the trace.
-      jobs: points that are worked on at once.
-
-    Raises:
-      HKVError: one cannot be replayed.
     """
     if jobs == 1 or len(points) < 2:
         for place, point in enumerate(points):

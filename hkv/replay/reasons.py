@@ -42,13 +42,7 @@ class HitReasons(Protocol):
     def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
         """State of each group's blocks, for a request that is about to be allocated its own.
 
-        Args:
-          keys: the request's prefix keys.
-          hit: tokens that were found.
-          asked: a boundary at which hits may end.
-
         Returns:
           The furthest boundary up to `asked` whose blocks have been computed by anybody; and, one a group, what it
           lacks there, `NOTHING` where nothing was asked.
         """
-        ...

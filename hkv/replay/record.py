@@ -18,15 +18,11 @@ class RequestRecord:
     """One request's fate. Steps are -1 for what never happened.
 
     Attributes:
-      index: its number in the trace, from 0.
-      prompt: tokens of its prompt.
-      output: tokens it generates.
       arrived: the first step that could see it.
       hit: tokens found in the cache when it was first admitted.
       admitted: the step of its first admission.
       ended: the step in which it finished or was refused for good.
       outcome: `finished`, `never fits` or `too long`.
-      preemptions: times it was preempted.
       recomputed: tokens it had when it came back, over all its returns.
       recovered: of these, tokens found in the cache.
       seen: tokens at its start that an earlier request had too (`hkv.replay.schedule.Arrival.seen`).
@@ -55,14 +51,10 @@ class StepRecords:
     """One entry per step that was not skipped.
 
     Attributes:
-      step: its number.
       in_use: blocks held by requests when all of the step's blocks are allocated.
-      running: requests running.
-      waiting: requests waiting.
       prompt_tokens: prompt tokens of the requests first admitted in it.
       hit_tokens: of these, tokens found in the cache.
       put_off: 1 if the head of the queue was refused in it, else 0.
-      preemptions: requests preempted in it.
     """
 
     step: list[int] = dataclasses.field(default_factory=list)
@@ -76,17 +68,7 @@ class StepRecords:
 
 
 class Recorder:
-    """An `Observer` that keeps everything.
-
-    Args:
-      num_blocks: blocks in the pool, the null block included.
-      diagnosis: finds why hits ended, or None when the engine cannot tell.
-      progress: called each time a request has finished or is refused for good.
-
-    Attributes:
-      requests: by index.
-      steps: the time series.
-    """
+    """An `Observer` that keeps everything."""
 
     def __init__(self, num_blocks: int, diagnosis: HitReasons | None, progress: Callable[[], None]) -> None:
         self.requests: dict[int, RequestRecord] = {}

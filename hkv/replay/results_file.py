@@ -20,15 +20,7 @@ NOT_ASKED = ("trace", "json_path", "plot_path", "check", "ceilings")
 
 
 class ResultsFile:
-    """Rows of points that were measured, by a digest of all that they depend on.
-
-    Args:
-      path: the file; None keeps nothing.
-      trace: what is replayed.
-
-    Raises:
-      FileError: a line is none that a sweep wrote.
-    """
+    """Rows of points that were measured, by a digest of all that they depend on."""
 
     def __init__(self, path: str | None, trace: InternedTrace) -> None:
         self._path = path

@@ -42,12 +42,7 @@ Progress = Callable[[], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Conversion of a trace's milliseconds to steps.
-
-    Attributes:
-      step_ms: milliseconds of a step.
-      speed: factor by which requests arrive faster than recorded.
-    """
+    """Conversion of a trace's milliseconds to steps."""
 
     step_ms: int = 50
     speed: Fraction = Fraction(1)
@@ -132,22 +127,12 @@ class ReplayedCache(abc.ABC):
         return frozenset()
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
-        """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none.
-
-        Args:
-          tokens: of all requests that a replay serves, outputs included.
-          requests: their number.
-          schedule: the numbers that steer it.
-        """
+        """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none."""
         return {}
 
     @abc.abstractmethod
     def engine(self, name: str, make: EngineFactory) -> Any:
-        """The empty engine that `make` makes, which is called `name` and takes requests by their keys.
-
-        Raises:
-          HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
-        """
+        """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""
 
     @abc.abstractmethod
     def plain(
@@ -156,38 +141,20 @@ class ReplayedCache(abc.ABC):
         """The schedule in Python, over any engine; `oracle` is asked why hits ended, if it can tell."""
 
     def lockstep(self, engine: Any, reference: Any, names: tuple[str, str]) -> Any:
-        """An engine that performs everything on both and stops at the first answer that differs.
-
-        Raises:
-          HKVError: the dialect has none.
-        """
+        """An engine that performs everything on both and stops at the first answer that differs."""
         raise ConfigError("check", names[0], "a dialect whose engines can be run side by side")
 
     def require_compiled(self) -> None:
-        """Make sure that the compiled schedule has all of the cache's rules.
-
-        Raises:
-          HKVError: it has not; says which.
-        """
+        """Make sure that the compiled schedule has all of the cache's rules."""
         raise ConfigError("engine", COMPILED, f"{REFERENCE}: these rules have no compiled schedule")
 
     def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
-        """The compiled schedule over the compiled cache; checked, if wanted, by the plain one over the NumPy engine.
-
-        Raises:
-          HKVError: it has not the cache's rules.
-          Difference: the check found one.
-        """
+        """The compiled schedule over the compiled cache; checked, if wanted, by the plain one over the NumPy engine."""
         self.require_compiled()
         raise NotImplementedError
 
     def monitored(self, state: Any, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:
-        """Figures that the engine's operators would see after a replay, as plain values; none where HKV has none.
-
-        Args:
-          state: the cache's state, as the dialect's logs have it.
-          requests: time of arrival in milliseconds and keys of the whole blocks of its prompt, of each request.
-        """
+        """Figures that the engine's operators would see after a replay, as plain values; none where HKV has none."""
         return {}
 
     def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
@@ -253,13 +220,7 @@ class TraceFacts:
 
 
 def arrivals(requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
-    """The requests of a trace on their way in, read as the replay comes to need them.
-
-    Args:
-      requests: in order of arrival.
-      keys: makes their keys.
-      timing: makes steps of their times.
-    """
+    """The requests of a trace on their way in, read as the replay comes to need them."""
     for index, request in enumerate(requests):
         step = timing.step_of(request.timestamp)
         yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request))
@@ -286,13 +247,7 @@ def interned_arrivals(
 ) -> Iterator[Arrival]:
     """The same of a trace that is interned, with the tokens that earlier requests had too.
 
-    Args:
-      trace: the trace.
-      key_tokens: tokens that one prefix key stands for.
-      max_model_len: most tokens of a request that is served.
-      timing: makes steps of the requests' times.
-      lists: whether keys are lists, for engines in Python; else int32 arrays.
-      asked: `Arrival.asked` of each request.
+    Keys are lists for engines in Python, else int32 arrays.
     """
     keys, seen = trace.keys(key_tokens, max_model_len), trace.shared(max_model_len)[0].tolist()
     asked = asked or [0] * len(seen)
@@ -396,11 +351,7 @@ def replay(
 
 
 def warmup_requests(text: str, requests: int) -> int:
-    """Requests at the beginning of a trace that do not count: a number, or a percentage such as `50%`, rounded down.
-
-    Raises:
-      ConfigError: neither, or none would be left.
-    """
+    """Requests at the beginning of a trace that do not count: a number, or a percentage such as `50%`, rounded down."""
     number = whole_number(text.removesuffix("%"))
     count = None if number is None else number * requests // 100 if text.endswith("%") else number
     if count is None or not 0 <= count < requests:

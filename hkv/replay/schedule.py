@@ -47,10 +47,7 @@ class Arrival:
     """A request of the trace on its way in.
 
     Attributes:
-      index: its number in the trace, from 0; its id is this number in decimal.
       step: the first step that can see it.
-      prompt: tokens of its prompt.
-      output: tokens it generates.
       keys: makes its prefix keys, called once, on arrival, for requests that are not too long.
       seen: tokens at the start of its prompt that an earlier request that is not too long had too, as far as is known.
       asked: the boundary up to which it is asked why its hit ended.
@@ -80,13 +77,7 @@ class LiveRequest:
     """A request that is waiting or running.
 
     Attributes:
-      arrival: the request in the trace.
-      id: its id for the engine.
-      keys: its prefix keys.
-      tokens: tokens it has: the prompt and what it has generated.
-      computed: tokens whose cache entries are there.
       junction: `shared_prefix` of the lookup that admitted it.
-      preemptions: times it was preempted.
     """
 
     arrival: Arrival
@@ -111,45 +102,31 @@ class Observer(Protocol):
 
     def too_long(self, step: int, arrival: Arrival) -> None:
         """A request longer than `max_model_len` arrived and was refused for good."""
-        ...
 
     def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
         """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
-        ...
 
     def put_off(self, step: int, live: LiveRequest) -> None:
         """The request just looked up was refused and stays at the head of the queue."""
-        ...
 
     def admitted(self, step: int, live: LiveRequest, hit: int) -> None:
         """The request just looked up got its blocks and runs."""
-        ...
 
     def preempted(self, step: int, live: LiveRequest) -> None:
         """A running request gave all its blocks back and waits again."""
-        ...
 
     def never_fits(self, step: int, live: LiveRequest) -> None:
         """A request was refused blocks although no other holds any, and is refused for good."""
-        ...
 
     def scheduled(self, step: int, running: int, waiting: int, free: int) -> None:
         """Every request that computes in this step has its blocks; none has been given back by a finished one."""
-        ...
 
     def finished(self, step: int, live: LiveRequest) -> None:
         """A request generated its last token and gave its blocks back."""
-        ...
 
 
 class StepLoop(abc.ABC):
-    """Loop that all schedules share: requests arrive, wait in a queue, run in order of admission, grow, and end.
-
-    Args:
-      schedule: the numbers.
-      arrivals: the trace, `step` never falling.
-      observer: is told what happens.
-    """
+    """Loop that all schedules share: requests arrive, wait in a queue, run in order of admission, grow, and end."""
 
     def __init__(self, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer) -> None:
         self._schedule = schedule

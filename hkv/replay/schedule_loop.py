@@ -83,11 +83,7 @@ def _last_kept(tokens: Scalar, size: Scalar, eagle: Scalar) -> Scalar:
 def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
     """Gives running requests their tokens as long as the cache has nothing to do for that.
 
-    Args:
-      w: the workspace.
-      trace: the schedule's numbers.
-      m: the schedule.
-      whole: whether blocks are asked for all tokens that a request has, not only for those computed in this step.
+    `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step.
     """
     mine = m.at(Mode.GROW)
 
@@ -114,14 +110,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
 
 
 def choose(w: Any, trace: Trace, m: Machine, seated: Mode) -> Pair:
-    """Finds the head of the queue: the request that was preempted last, or the first that was never admitted.
-
-    Args:
-      w: the workspace.
-      trace: the requests.
-      m: the schedule.
-      seated: next mode if it has its seat already.
-    """
+    """Finds the head of the queue: the request that was preempted last, or the first that was never admitted."""
     mine = m.at(Mode.ADMIT)
     can = mine & (m.waiting > 0) & (m.budget > 0) & (m.active < trace.number(Number.MAX_RUNNING))
     again = m.stacked > 0
@@ -216,13 +205,6 @@ def after_running(
 ) -> tuple[Any, Machine, Scalar, Scalar]:
     """Transition of running requests by the cache's answer.
 
-    Args:
-      w: the workspace.
-      m: the schedule.
-      seat: the request that the operation was about.
-      granted: whether it took effect.
-      refused: whether it was refused as an allocation may be.
-
     Returns:
       The workspace, the schedule, whether a running request got its blocks, and whether one left its seat.
     """
@@ -261,16 +243,7 @@ def after_seating(w: Any, m: Machine, seat: Seated, granted: Scalar) -> tuple[An
 
 
 def after_taking(w: Any, m: Machine, seat: Seated, granted: Scalar, never: Scalar, not_now: Scalar) -> Pair:
-    """Transition of the head of the queue, which asked for blocks for `Machine.new` tokens after `Machine.hit`.
-
-    Args:
-      w: the workspace.
-      m: the schedule.
-      seat: the request.
-      granted: whether it got them.
-      never: whether it is refused for good.
-      not_now: whether it waits.
-    """
+    """Transition of the head of the queue, which asked for blocks for `Machine.new` tokens after `Machine.hit`."""
     m = m.when(not_now, put_off=1, mode=int(Mode.RECORD))
     w, m = _admit(w, m, seat, granted)
     w = w.set_fate(jnp.where(never, m.head, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))

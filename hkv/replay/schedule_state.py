@@ -240,15 +240,7 @@ SCHEDULE_ARRAYS = ("seats", "order", "vacant", "stack", "fates", "samples")
 
 
 def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int) -> dict[str, Any]:
-    """The arrays and the machine of a schedule in which nothing happened, as NumPy arrays, by name.
-
-    Args:
-      slots: request slots of the cache, at least two.
-      spare: the slot that no request has.
-      groups: bucket for its groups.
-      requests: bucket for the requests of the trace.
-      steps: most steps of one dispatch.
-    """
+    """The arrays and the machine of a schedule in which nothing happened, as NumPy arrays, by name."""
     machine = np.zeros(len(Machine._fields), np.int32)
     machine[Machine._fields.index("seated")] = -1
     machine[Machine._fields.index("vacant")] = slots - 1

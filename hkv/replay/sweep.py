@@ -52,11 +52,7 @@ Row = Mapping[str, Any]
 
 
 def values(option: str, text: str) -> list[str]:
-    """The values of an option, one by one: `a,b`, or `16GiB..1TiB:12`, so many from end to end in equal ratios.
-
-    Raises:
-      ConfigError: a range that is none.
-    """
+    """The values of an option, one by one: `a,b`, or `16GiB..1TiB:12`, so many from end to end in equal ratios."""
     if option not in (MEMORY, BLOCKS) or ".." not in text:
         return [part.strip() for part in text.split(SPLIT.get(option, ","))]
     ends, _, count = text.partition(":")
@@ -82,11 +78,7 @@ def _size(option: str, text: str) -> int:
 
 
 def points(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Every combination of the values of options, the last option's values following each other.
-
-    Raises:
-      ConfigError: more than `MAX_POINTS`.
-    """
+    """Every combination of the values of options, the last option's values following each other."""
     count = math.prod(len(each) for each in axes.values())
     if count > MAX_POINTS:
         raise ConfigError("sweep", count, f"at most {MAX_POINTS} combinations")

@@ -14,14 +14,7 @@ OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool t
 
 
 def drawn(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row] | None = None) -> bytes:
-    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
-
-    Args:
-      rows: of a sweep, at least one.
-      path: the file it is for.
-      title: names the trace.
-      infinite: of lines, what a pool that evicts nothing hits, where that is known.
-    """
+    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`."""
     check_plot_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -41,20 +41,8 @@ def swept(
 ) -> tuple[list[Row], dict[str, Row]]:
     """Replays all points.
 
-    Args:
-      points: the points.
-      trace: the trace.
-      jobs: points replayed at once.
-      ray: address of a Ray cluster that replays instead of them; None for none.
-      with_bounds: whether to find `sweep.OPTIMAL` of each row, and what each line finds in a pool that evicts nothing.
-      results: path of a file of rows, which are not measured again; None for none.
-      progress: called for each point.
-
     Returns:
       The rows in the order of the points; and of each line the row of a pool that evicts nothing, if that is wanted.
-
-    Raises:
-      HKVError: a point cannot be replayed, or the file of results is none.
     """
     file = ResultsFile(results, trace)
     points = with_room(points, trace)
@@ -102,13 +90,7 @@ def resolved(points: Sequence[Point]) -> dict[str, str]:
 def answers(
     rows: Sequence[Row], infinite: dict[str, Row] | None = None, targets: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
-    """Of each line its points, its knee, its highest rate, and the smallest pools that reach the targets.
-
-    Args:
-      rows: of a sweep.
-      infinite: what each line finds in a pool that evicts nothing, where that is known.
-      targets: percentages of the prompt tokens.
-    """
+    """Of each line its points, its knee, its highest rate, and the smallest pools that reach the targets."""
     found = []
     for name, line in sweep.lines(rows).items():
         bend, best = sweep.knee(line), max(line, key=lambda row: row["hit_rate"])

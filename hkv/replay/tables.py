@@ -22,13 +22,7 @@ UNBOUNDED = 10_000
 
 
 def tables(outcome: Outcome, engine: str, ceilings: Sequence[Ceiling] = ()) -> Iterator[RenderableType]:
-    """The totals, why prompts were no hits, and blocks in use over time.
-
-    Args:
-      outcome: the replay.
-      engine: name of the engine that was driven.
-      ceilings: what other replays of the trace found.
-    """
+    """The totals, why prompts were no hits, and blocks in use over time."""
     yield _totals(outcome, engine)
     yield _reasons(outcome, engine)
     if outcome.trace is not None:

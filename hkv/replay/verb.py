@@ -115,15 +115,7 @@ def replay_trace(
 
 
 def cache_options(arguments: Mapping[str, Any], own: Mapping[str, object]) -> dict[str, Any]:
-    """Arguments of `replay_trace` as a dialect's command takes them.
-
-    Args:
-      arguments: those about the cache and the schedule, by name.
-      own: options of the dialect that others need not have; those that are not given have the command's defaults.
-
-    Raises:
-      ConfigError: the dialect has no such option, or it is not for that dialect.
-    """
+    """Arguments of `replay_trace` as a dialect's command takes them."""
     options = {"tp" if name == "tensor_parallel" else name: value for name, value in arguments.items()}
     for name, convert in _CONVERSIONS.items():
         if options[name] is not None:

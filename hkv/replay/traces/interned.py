@@ -32,11 +32,7 @@ class Interned:
 class InternedTrace:
     """Requests of a trace, with what every replay of them needs to know, found when it is first asked for.
 
-    Args:
-      requests: in order of arrival.
-
     Attributes:
-      requests: the same.
       arrivals: lists of arrivals that replays of it made, by what these depend on.
       granularity: tokens of the finest part that the trace names, as `hkv.replay.traces.reader.granularity`.
     """
@@ -49,12 +45,7 @@ class InternedTrace:
         self._shared: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def keys(self, block: int, max_model_len: int) -> Interned:
-        """Prefix keys, one for every `block` tokens of prompt and output.
-
-        Args:
-          block: tokens between two keys.
-          max_model_len: most tokens of a request that is served.
-        """
+        """Prefix keys, one for every `block` tokens of prompt and output."""
         asked = block, max_model_len
         if asked not in self._keys:
             self._keys[asked] = self._interned(block, max_model_len)
@@ -86,13 +77,6 @@ class PrefixKeys:
     A prefix of t tokens that ends within the j-th id of a request is known by that id and t, since equal ids mean equal
     prefixes; any block size will do, whether or not it divides `tokens_per_id`. Token lists are known by their tokens.
     Tokens that the trace does not name (generated ones, mostly) make keys that no other request has.
-
-    Args:
-      hash_block_size: tokens between two keys of a request.
-      tokens_per_id: tokens that one of the `hash_ids` stands for.
-
-    Attributes:
-      count: keys given out so far.
     """
 
     def __init__(self, hash_block_size: int, tokens_per_id: int = TOKENS_PER_ID) -> None:
@@ -153,12 +137,6 @@ def keys_of_ids(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The keys that `PrefixKeys` gives requests with `hash_ids`, of all of them at once.
 
-    Args:
-      requests: in order of arrival; none has tokens.
-      served: of each, whether it has keys.
-      hash_block_size: tokens between two keys of a request.
-      tokens_per_id: tokens that one of the `hash_ids` stands for.
-
     Returns:
       int32[m], the keys of one request after the other's; int64[n + 1], where each request's begin, and the end.
     """
@@ -205,10 +183,6 @@ def shared_prefixes(requests: Sequence[TraceRequest], max_model_len: int) -> tup
     """Tokens at the start of each prompt that an earlier request had too, its output included.
 
     Requests that are too long are refused on arrival, so that nobody shares anything with them.
-
-    Args:
-      requests: in order of arrival.
-      max_model_len: most tokens of a request that is served.
 
     Returns:
       Two int64[n]: tokens that the trace says are shared; and how many more after them may be, which it cannot say: at

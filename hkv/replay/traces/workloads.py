@@ -73,13 +73,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedRequest:
-    """One request.
-
-    Attributes:
-      timestamp: time of arrival, in whole milliseconds.
-      tokens: its prompt, uint32 `[input_length]`.
-      output: tokens that it generates, uint32 `[output_length]`.
-    """
+    """One request: arrival in whole milliseconds, its prompt and what it generates as uint32 arrays."""
 
     timestamp: int
     tokens: np.ndarray
@@ -216,14 +210,8 @@ FORMATS = ("mooncake", "tokens")
 def trace_lines(requests: Iterable[GeneratedRequest], format: str, tokens_per_id: int) -> Iterator[dict[str, Any]]:
     """One JSON object a request, as `hkv.replay.traces.reader.read_trace` reads it.
 
-    Args:
-      requests: in order of arrival.
-      format: `mooncake` (lengths and one id for every `tokens_per_id` prompt tokens, the last one for what is left) or
-        `tokens` (all tokens, generated ones too).
-      tokens_per_id: tokens that one id stands for.
-
-    Raises:
-      ConfigError: no such format.
+    `mooncake`: lengths and one id for every `tokens_per_id` prompt tokens, the last one for what is left; `tokens`: all
+    tokens, generated ones too.
     """
     if format not in FORMATS:
         raise ConfigError("format", format, f"one of {', '.join(FORMATS)}")

@@ -48,17 +48,10 @@ class RtpMissDiagnosis(Protocol):
 
     def absence(self, group: int, key: int) -> str:
         """State of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.engines.numpy.STATES`."""
-        ...
 
 
 class RtpDiagnosis:
-    """Tells what groups lack, by the definition of a joint hit: full groups all of it, the others its last key.
-
-    Args:
-      config: the cache.
-      engine: asked about single blocks.
-      caching: whether anything is cached at all.
-    """
+    """Tells what groups lack, by the definition of a joint hit: full groups all of it, the others its last key."""
 
     def __init__(self, config: RtpConfig, engine: RtpMissDiagnosis, *, caching: bool) -> None:
         self._config, self._engine, self._caching = config, engine, caching
@@ -92,12 +85,6 @@ class RtpDiagnosis:
 
 class RtpRecorder(Recorder):
     """A `Recorder` that also counts verdicts.
-
-    Args:
-      config: the cache.
-      diagnosis: finds why hits ended, or None when the engine cannot tell.
-      cached: blocks that the cache holds now, or None when the engine does not count them.
-      progress: called each time a request has finished or is refused for good.
 
     Attributes:
       verdicts: of all allocations, admissions and growing requests apart.
@@ -139,11 +126,6 @@ class RtpLockstep:
     """A `KeyedRtpEngine` that performs everything on two engines and stops at the first answer that differs.
 
     Answers are the first engine's.
-
-    Args:
-      engine: the engine in question.
-      reference: the engine it is held against, empty too.
-      names: of both.
     """
 
     def __init__(self, engine: KeyedRtpEngine, reference: KeyedRtpEngine, names: tuple[str, str]) -> None:
@@ -185,12 +167,8 @@ class RtpLockstep:
 class ComparedRtpEngine:
     """A `KeyedRtpEngine` that compares every allocation with those that a compiled replay reported.
 
-    Args:
-      engine: an empty engine.
-      ids: integers that the compiled replay reported: of each allocation its verdict's place in `verdicts`, the tokens
-        reused, and for each group the length of the request's list and its blocks, 0 for holes.
-      verdicts: names of verdicts, by the numbers reported.
-      names: of the compiled engine and of this one.
+    `ids`: of each allocation its verdict's place in `verdicts`, the tokens reused, and for each group the length of the
+    request's list and its blocks, 0 for holes.
     """
 
     def __init__(
@@ -229,22 +207,14 @@ class ComparedRtpEngine:
         return found
 
     def check_all_compared(self) -> None:
-        """Raises where the compiled replay reported more, or less.
-
-        Raises:
-          Difference: some ids are left, or were missing.
-        """
+        """Raises where the compiled replay reported more, or less."""
         if self._place != len(self._ids):
             answers: dict[str, object] = dict(zip(self._names, (len(self._ids), self._place), strict=True))
             raise Difference(self._number, "replay", "", "integers reported", answers)
 
 
 def compare_rtp_records(mine: RtpRecorder, other: RtpRecorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, every step, every reason, all verdicts, and what the cache held.
-
-    Raises:
-      Difference: names the first one.
-    """
+    """Compares every request's fate, every step, every reason, all verdicts, and what the cache held."""
     compare_records(mine, other, names)
     for kind, counts in mine.verdicts.items():
         compare_values(f"verdicts of {kind}", dict(counts), dict(other.verdicts[kind]), names)
@@ -252,11 +222,7 @@ def compare_rtp_records(mine: RtpRecorder, other: RtpRecorder, names: tuple[str,
 
 
 def compare_states(mine: RtpState, other: RtpState, names: tuple[str, str]) -> None:
-    """Compares two caches, their free sets, references and keys in order of use.
-
-    Raises:
-      Difference: names the first place where they differ.
-    """
+    """Compares two caches, their free sets, references and keys in order of use."""
     mismatch = compare(other, mine)
     if mismatch is not None:
         answers = dict(zip(names, (mismatch.got, mismatch.want), strict=True))

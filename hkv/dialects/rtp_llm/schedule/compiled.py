@@ -31,13 +31,7 @@ REPORTED = {int(status): name for status, name in zip(VERDICTS, NAMES, strict=Tr
 
 @dataclasses.dataclass(frozen=True)
 class RtpSizes:
-    """Static sizes: the cache's buckets, and further ones.
-
-    Attributes:
-      buckets: sizes of the cache.
-      requests: requests of the trace.
-      keys: prefix keys of all requests together.
-    """
+    """Static sizes: the cache's buckets, and further ones."""
 
     buckets: PooledBuckets
     requests: int
@@ -69,31 +63,13 @@ class RtpSizes:
 
 
 def require_expressible(config: RtpConfig) -> None:
-    """Raises for configurations whose rules the compiled schedule does not have.
-
-    Raises:
-      ConfigError: context parallelism, of which a replay knows nothing.
-    """
+    """Raises for configurations whose rules the compiled schedule does not have."""
     if config.cp_size > 1:
         raise ConfigError("cp_size", config.cp_size, "1: the compiled schedule is one rank's")
 
 
 class RtpCompiledReplay(Dispatches):
-    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow.
-
-    Args:
-      config: the cache.
-      schedule: the numbers; `lookahead` drafts are a reserve of one token more.
-      trace: the requests.
-      caching: whether requests reuse and are reused.
-      sizes: static sizes, to share executables; by default those that fit.
-      diagnose: whether to find out why hits ended.
-      ids: room for what allocations report; 0: nothing is.
-      steps: most steps of a dispatch.
-
-    Raises:
-      HKVError: the configuration needs what the compiled schedule or cache does not have.
-    """
+    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow."""
 
     def __init__(
         self,

@@ -98,13 +98,7 @@ EVERYTHING = (*ARRAYS, *OUTPUTS, "num_ids", *OWN_ARRAYS)
 
 
 def begin(cache: PooledState, requests: int, steps: int) -> RtpResident:
-    """A replay in which nothing happened, as NumPy arrays.
-
-    Args:
-      cache: an empty cache with at least two request slots.
-      requests: bucket for the requests of the trace.
-      steps: most steps of one dispatch.
-    """
+    """A replay in which nothing happened, as NumPy arrays."""
     buckets = cache.buckets
     arrays = empty_arrays(buckets.requests, buckets.requests + SPARE, buckets.groups, requests, steps)
     history = np.zeros((buckets.keys + 1, HISTORY), np.int32)
@@ -146,15 +140,7 @@ Work = RtpScheduleWorkspace
 
 
 def use(work: Work, view: View, trace: Trace, request: Scalar, change: Scalar) -> Work:
-    """Notes that a request got blocks, or gave them back.
-
-    Args:
-      work: needs `history` to write.
-      view: the configuration.
-      trace: the requests.
-      request: its number in the trace.
-      change: 1, -1, or 0 for nothing to do.
-    """
+    """Notes that a request got blocks, or gave them back: `change` 1, -1, or 0 for nothing to do."""
     length = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT)
     start = trace.request(request, Arriving.KEY_START)
     end = jnp.where(change != 0, divide(length, view.whole(CacheField.BLOCK)), -1)
@@ -171,13 +157,6 @@ def use(work: Work, view: View, trace: Trace, request: Scalar, change: Scalar) -
 
 def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -> tuple[Work, tuple[Scalar, Scalar]]:
     """Notes what entering a request's whole blocks will change; asked right before.
-
-    Args:
-      work: needs `rows`, `chains`, `requests`, `items` and `history` to write; only `history` is changed.
-      view: the configuration.
-      slot: the request.
-      keys: its whole keys.
-      enabled: whether to do it.
 
     Returns:
       The workspace, how many blocks the cache will take, and how many it will not because another one is there.
@@ -212,15 +191,7 @@ def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -
 
 
 def diagnose(work: Work, view: View, trace: Trace, request: Scalar, enabled: Scalar) -> Work:
-    """Writes to a request's fate up to where its blocks were computed, and what each group lacks there.
-
-    Args:
-      work: needs `items`, `history` and `fates` to write; only `fates` is changed.
-      view: the configuration.
-      trace: the requests, and whether anything is cached.
-      request: its number in the trace; it is about to ask for its blocks.
-      enabled: whether to do it.
-    """
+    """Writes to a request's fate up to where its blocks were computed, and what each group lacks there."""
     names = ("items", "history", "fates")
     caching, size = trace.number(Number.CACHING) != 0, view.whole(CacheField.BLOCK)
     asked = jnp.where(caching, divide(trace.request(request, Arriving.ASKED), size), 0)

@@ -48,11 +48,8 @@ def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
     A dispatch ends when the trace does, before `Number.UNTIL`, when `RtpResident.samples` is full, or when half the
-    ids' room is used.
-
-    Args:
-      ids: room for what allocations report; 0: nothing is, and nothing is compiled for it. Of each allocation: its
-        status, the tokens reused, and for each group the length of the request's list and its blocks, 0 for holes.
+    ids' room is used. Without room nothing is reported, and nothing is compiled for it. Of each allocation: its status,
+    the tokens reused, and for each group the length of the request's list and its blocks, 0 for holes.
     """
     dispatch = functools.partial(_dispatch, room=ids)
     return KeptProgram(dispatch, (2,), f"rtp_llm-schedule-{ids}", lambda parameters, trace, resident: (resident, 0, 0))

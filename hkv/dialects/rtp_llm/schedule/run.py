@@ -58,19 +58,6 @@ def rtp_cache(
     as RTP-LLM's descriptions of state caches have it; more where nothing is cached and the window reads more. One
     number of blocks serves every pool; the pool of a window then has one for every `linear_step` of them
     (`CacheConfig::finalizeBlockNums`).
-
-    Args:
-      dialect: one of `hkv.dialects.rtp_llm.config.NAMES`; it must be the one that the groups amount to.
-      specs: one per group.
-      num_blocks: blocks of each pool, block 0 included, or one number.
-      linear_step: blocks between two states kept for reuse.
-      reserve_ratio: percent of the blocks that a first allocation leaves free.
-      prefix_tree: eviction by chains of the prefix tree.
-      independent_eviction: windows may lose blocks alone.
-      caching: whether requests reuse and are reused.
-
-    Raises:
-      HKVError: RTP-LLM has no such group, or forbids the cache.
     """
     groups = tuple(
         Group(tag=f"{spec.short_name}{index}", spec=spec, policy=_policy(index, spec, caching))
@@ -97,14 +84,8 @@ def rtp_cache(
 def check_replayable(config: RtpConfig, dialect: str, caching: bool) -> None:
     """Make sure that a configuration is the dialect's and that queries after a hit find all that they read.
 
-    Args:
-      config: the cache.
-      dialect: name of the dialect.
-      caching: whether there are hits.
-
-    Raises:
-      ConfigError: another dialect's, or hits, and a window or chunk that reads more than a block before its own token.
-        RTP-LLM looks a SWA group up under the last key alone (`SWAKVCacheGroup::matchSingleKey`), whatever it reads.
+    RTP-LLM looks a SWA group up under the last key alone (`SWAKVCacheGroup::matchSingleKey`), whatever it reads: with
+    hits, no window or chunk may read more than a block before its own token.
     """
     if config.name != dialect:
         groups = len(config.topology.groups)
@@ -130,11 +111,7 @@ def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
 
 
 def keyed_rtp_engine(name: str, make: EngineFactory, config: RtpConfig) -> KeyedRtpEngine:
-    """The empty engine that `make` makes, which is called `name` and takes requests by their keys.
-
-    Raises:
-      HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
-    """
+    """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""
     engine = make(to_rtp_header(config, "replay"))
     if not isinstance(engine, KeyedRtpEngine):
         raise ConfigError("engine", name, f"an engine that takes requests by their prefix keys under {config.name}")
@@ -142,12 +119,7 @@ def keyed_rtp_engine(name: str, make: EngineFactory, config: RtpConfig) -> Keyed
 
 
 class RtpReplayedCache(ReplayedCache):
-    """A cache under RTP-LLM's rules, for a replay to study.
-
-    Args:
-      config: its configuration.
-      caching: whether requests reuse and are reused.
-    """
+    """A cache under RTP-LLM's rules, for a replay to study."""
 
     reasons = REASONS
 
@@ -277,18 +249,7 @@ def verify(
     *,
     progress: Progress = lambda: None,
 ) -> None:
-    """Holds a compiled replay that has run, with room for ids, against the plain schedule over the NumPy engine.
-
-    Args:
-      running: the replay.
-      outcome: outcome of the replay.
-      schedule: the numbers.
-      coming: the same requests.
-      progress: called each time a request has finished or is refused for good.
-
-    Raises:
-      Difference: names the first one.
-    """
+    """Holds a compiled replay that has run, with room for ids, against the plain schedule over the NumPy engine."""
     from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
     from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
 

@@ -18,18 +18,15 @@ class RtpObserver(Observer, Protocol):
 
     def asked(self, step: int, live: LiveRequest) -> None:
         """The request at the head of the queue is about to ask for blocks."""
-        ...
 
     def answered(self, step: int, live: LiveRequest, verdict: str) -> None:
         """A request asked for blocks; the verdict is one of `malloc`'s."""
-        ...
 
 
 class _Held(NamedTuple):
     """Length for which a running request's last allocation was made.
 
     Attributes:
-      tokens: the tokens it had.
       slots: as `_slots` gives them; none after the first allocation, which prunes nothing.
     """
 
@@ -38,16 +35,7 @@ class _Held(NamedTuple):
 
 
 class RtpReplay(StepLoop):
-    """Drives an engine under RTP-LLM's rules through a trace.
-
-    Args:
-      engine: an empty engine.
-      block_size: tokens between two keys: a running request asks again when it begins a block.
-      caching: whether finished requests are entered into the cache, and new ones take over what is there.
-      schedule: the numbers.
-      arrivals: the trace, `step` never falling.
-      observer: is told what happens.
-    """
+    """Drives an engine under RTP-LLM's rules through a trace."""
 
     def __init__(
         self,

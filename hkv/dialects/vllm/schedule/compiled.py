@@ -27,13 +27,7 @@ from hkv.state.workspace import COPY_WORDS
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Static sizes: the cache's buckets, and further ones.
-
-    Attributes:
-      buckets: sizes of the cache.
-      requests: requests of the trace.
-      keys: prefix keys of all requests together.
-    """
+    """Static sizes: the cache's buckets, and further ones."""
 
     buckets: Buckets
     requests: int
@@ -57,33 +51,12 @@ class Sizes:
 
 
 def require_expressible(config: VllmConfig) -> None:
-    """Raises for configurations whose rules the compiled schedule does not have.
-
-    Raises:
-      ConfigError: what the compiled cache cannot do either.
-    """
+    """Raises for configurations whose rules the compiled schedule does not have."""
     of_config(config, len(config.topology.groups) + 1)
 
 
 class CompiledReplay(Dispatches):
-    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow.
-
-    Args:
-      config: the cache.
-      schedule: the numbers.
-      trace: the requests.
-      sizes: static sizes, to share executables; by default those that fit.
-      diagnose: whether to find out why hits ended.
-      ids: room for the block ids that are reported; 0: none are.
-      steps: most steps of a dispatch.
-      sampling: takes samples of the cache; None for none.
-
-    Attributes:
-      ids: ids that were reported, in order.
-
-    Raises:
-      ConfigError: the configuration needs what the compiled schedule or cache does not have.
-    """
+    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow."""
 
     def __init__(
         self,

@@ -11,13 +11,7 @@ from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 
 
 def of_arrays(state: State, table: np.ndarray, groups: int) -> np.ndarray:
-    """Blocks by `Kind` and group, int64[3, groups], in the arrays of a compiled cache between two steps.
-
-    Args:
-      state: its arrays, as NumPy ones.
-      table: `Parameters.groups`.
-      groups: number of groups.
-    """
+    """Blocks by `Kind` and group, int64[3, groups], in the arrays of a compiled cache between two steps."""
     sinks, members = table[:, GroupField.SINKS] > 0, table[:, GroupField.MEMBER]
     pool = slice(1, state.blocks.shape[0] - 1)
     references, keys = state.blocks[pool], state.keys[pool, : 1 + state.buckets.parts]

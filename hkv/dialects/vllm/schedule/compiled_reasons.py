@@ -48,10 +48,7 @@ class Lookup(NamedTuple):
     """A lookup just made.
 
     Attributes:
-      slot: slot of the waiting request.
-      request: its number in the trace.
       hit: tokens the lookup found.
-      asked: the boundary that groups are asked about.
       keys: prefix keys it has, output included.
     """
 
@@ -118,11 +115,7 @@ class _Group:
 def diagnose(work: ScheduleWorkspace, view: View, lookup: Lookup, enabled: Scalar) -> ScheduleWorkspace:
     """Writes to a request's fate up to where its blocks have been computed, and what each group lacks there.
 
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration, in which `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
-      lookup: a lookup just made, before its blocks are allocated.
-      enabled: whether to do it.
+    In `view`, `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
     """
     return when(enabled, lambda w: _diagnose(w, view, lookup), work, writes=WRITES)
 
@@ -262,13 +255,7 @@ EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies
 
 
 def begin(cache: State, requests: int, steps: int) -> Resident:
-    """A replay in which nothing happened, as NumPy arrays.
-
-    Args:
-      cache: an empty cache with at least two request slots.
-      requests: bucket for the requests of the trace.
-      steps: most steps of one dispatch.
-    """
+    """A replay in which nothing happened, as NumPy arrays."""
     slots, groups = cache.rows.shape[0] - 1, cache.rows.shape[1]
     return Resident(cache=cache, **empty_arrays(slots, slots, groups, requests, steps))
 

@@ -45,14 +45,12 @@ class MissDiagnosis(Protocol):
         out again; `retired`: its block was already given back when its span was to be registered; `not retained`: the
         retention rule left it out.
         """
-        ...
 
     def eviction(self, group: int, key: int) -> tuple[int, int] | None:
         """The step, 1 before the first begins, in which such a block was evicted, and the group that got it.
 
         None where it was not handed out, or is cached.
         """
-        ...
 
 
 def hit_units(config: VllmConfig) -> HitUnits:
@@ -78,12 +76,7 @@ def proof(config: VllmConfig, group: int) -> int:
 
 
 class Diagnosis:
-    """Tells what groups lack, given an engine that can be asked.
-
-    Args:
-      config: the cache.
-      engine: asked about single blocks.
-    """
+    """Tells what groups lack, given an engine that can be asked."""
 
     def __init__(self, config: VllmConfig, engine: MissDiagnosis) -> None:
         self._caching = config.caching

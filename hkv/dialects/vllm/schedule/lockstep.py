@@ -20,11 +20,6 @@ class LockstepEngine:
 
     Compared: hits and their blocks, the blocks of every allocation, refusals, free blocks, copies, resets, state.
     Answers are the first engine's, as is every attribute that is not an operation.
-
-    Args:
-      engine: the engine in question.
-      reference: the engine it is held against, empty too.
-      names: of both.
     """
 
     def __init__(self, engine: KeyedEngine, reference: KeyedEngine, names: tuple[str, str]) -> None:
@@ -140,17 +135,13 @@ class CopyingEngine(KeyedEngine, Protocol):
 
     def pending_copies(self) -> list[list[tuple[int, int]]]:
         """Copies that `copies` would drain, (source, target), a list a group."""
-        ...
 
 
 class ComparedEngine:
     """A `KeyedEngine` that compares every block it finds or hands out with those that a compiled replay reported.
 
-    Args:
-      engine: an empty engine.
-      ids: block ids that the compiled replay reported: for each lookup and allocation, group after group; null blocks
-        before a hit are left out, and before those of an allocation come the copies it asks for: group, block, copy.
-      names: of the compiled engine and of this one.
+    `ids`: for each lookup and allocation, group after group; null blocks before a hit are left out, and before those of
+    an allocation come the copies it asks for: group, block, copy.
     """
 
     def __init__(self, engine: CopyingEngine, ids: np.ndarray, names: tuple[str, str]) -> None:
@@ -194,21 +185,13 @@ class ComparedEngine:
         self._place = end
 
     def check_all_compared(self) -> None:
-        """Raises where the compiled replay reported more.
-
-        Raises:
-          Difference: some ids are left.
-        """
+        """Raises where the compiled replay reported more."""
         if self._place != len(self._ids):
             answers: dict[str, object] = dict(zip(self._names, (len(self._ids), self._place), strict=True))
             raise Difference(self._number, "replay", "", "number of blocks", answers)
 
 
 def compare_queues(mine: Sequence[int], other: Sequence[int], names: tuple[str, str]) -> None:
-    """Compares two free queues.
-
-    Raises:
-      Difference: names the first place where they differ.
-    """
+    """Compares two free queues."""
     for place, blocks in enumerate(itertools.zip_longest(mine, other)):
         compare(f"place {place} of the free queue at the end", *blocks, names)

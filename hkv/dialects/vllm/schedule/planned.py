@@ -25,21 +25,8 @@ def planned_cache(
 ) -> tuple[ServedPlan, VllmConfig]:
     """A model's plan under vLLM 0.33's rules, and the cache that it leads to.
 
-    Groups, block sizes and the number of blocks are the plan's; tokens in flight are those of one step.
-
-    Args:
-      model: the model on one tensor-parallel rank.
-      memory: bytes for the cache.
-      step_tokens: most tokens computed in one step.
-      max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
-      draft: a draft module's own model; its group is under the EAGLE drop rule.
-      caching: whether prefix caching is on.
-      eagle: groups under the EAGLE drop rule, none for all groups; None for those of `draft`.
-      retention_interval: tokens between two retained replay boundaries, 0 for none, None for dense.
-
-    Raises:
-      PlanError: the model caches nothing, does not fit, or cannot be laid out.
-      HKVError: the dialect forbids such a cache.
+    Groups, block sizes and the number of blocks are the plan's; tokens in flight are those of one step. `max_model_len`
+    0 is the longest that fits; no `eagle` groups are all; `retention_interval` None is dense.
     """
     longest = max_model_len or model.max_model_len
     in_flight = min(step_tokens, longest)

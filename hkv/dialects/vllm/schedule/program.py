@@ -39,11 +39,9 @@ def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
     A dispatch ends when the trace does, after `Number.STEPS` steps, before `Number.UNTIL`, when `Resident.samples` is
-    full, or when half the ids' room is used.
-
-    Args:
-      ids: room for block ids; 0: none are reported, and nothing is compiled for them. What lookups found and what
-        allocations took, operation after operation and group after group, null blocks before a hit left out.
+    full, or when half the ids' room is used. Without room no ids are reported, and nothing is compiled for them: what
+    lookups found and what allocations took, operation after operation and group after group, null blocks before a hit
+    left out.
     """
     dispatch = functools.partial(_dispatch, room=ids)
     return KeptProgram(dispatch, (2,), f"vllm-schedule-{ids}", lambda parameters, trace, resident: (resident, 0, 0))
@@ -261,13 +259,6 @@ def note(work: Any, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> 
     """Notes up to how many tokens an allocation for a request would take, register and give back nothing.
 
     What is noted may be too little, never too much: an allocation that changes nothing is no mistake.
-
-    Args:
-      work: a `ScheduleWorkspace`; needs `requests` and `seats` to write.
-      view: the configuration.
-      trace: the schedule's numbers.
-      slot: a request that was just granted blocks.
-      enabled: whether to do it.
     """
     work = calm.note(work, view, slot, enabled)
     work, (quiet,) = peek(enabled, lambda w: w.get(slot, Request.CALM), work, reads=("requests",), default=(0,))

@@ -43,17 +43,7 @@ def cache_config(
 
     Block sizes follow `resolve_kv_cache_block_sizes`; tokens in flight are those of one step; without caching a
     recurrent group keeps one block a request, as vLLM 0.33 then sets `mamba_block_size` to the longest request.
-
-    Args:
-      specs: one per group.
-      num_blocks: blocks in the pool, the null block included.
-      schedule: gives the longest request and the tokens of a step.
-      caching: whether prefix caching is on.
-      eagle: groups that serve a draft module, none for all groups; None without one.
-      retention_interval: tokens between two retained replay boundaries, 0 for none, None for dense.
-
-    Raises:
-      HKVError: the dialect forbids it.
+    No `eagle` groups are all of them, None is no draft; `retention_interval` None is dense.
     """
     if not specs:
         raise ConfigError("groups", list(specs), "at least one group")
@@ -78,11 +68,7 @@ def cache_config(
 
 
 def keyed_engine(name: str, make: EngineFactory, config: VllmConfig) -> KeyedEngine:
-    """The empty engine that `make` makes, which is called `name` and takes requests by their keys.
-
-    Raises:
-      HKVError: no such engine, a missing package, or an engine that cannot represent the configuration.
-    """
+    """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""
     engine = make(header(config))
     if not isinstance(engine, KeyedEngine):
         raise ConfigError("engine", name, "an engine that takes requests by their prefix keys")
@@ -95,14 +81,7 @@ def header(config: VllmConfig) -> Header:
 
 
 class VllmReplayedCache(ReplayedCache):
-    """A cache under vLLM 0.33's rules, for a replay to study.
-
-    Args:
-      config: its configuration.
-
-    Raises:
-      ConfigError: a group reads an encoder's output, or has tokens computed again after a hit.
-    """
+    """A cache under vLLM 0.33's rules, for a replay to study."""
 
     reasons = REASONS
 
@@ -260,11 +239,7 @@ def _finer(config: VllmConfig, factor: int, num_blocks: int) -> VllmConfig:
 
 
 def compare_outcomes(mine: Outcome, other: Outcome, names: tuple[str, str]) -> None:
-    """Compares two replays of one trace.
-
-    Raises:
-      Difference: names the first one.
-    """
+    """Compares two replays of one trace."""
     compare_records(mine.recorder, other.recorder, names)
     compare("number of steps", mine.steps, other.steps, names)
     compare("evictions", mine.evictions, other.evictions, names)

@@ -17,17 +17,7 @@ from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedul
 
 
 class Replay(StepLoop):
-    """Drives an engine through a trace, step by step, as vLLM 0.33's `Scheduler.schedule` would.
-
-    Args:
-      engine: an empty engine.
-      schedule: the numbers.
-      chunking: rule by which prefill chunks end.
-      arrivals: the trace, `step` never falling.
-      observer: is told what happens.
-      sampling: takes samples of the engine's state; None for none.
-      groups: groups of the cache.
-    """
+    """Drives an engine through a trace, step by step, as vLLM 0.33's `Scheduler.schedule` would."""
 
     def __init__(
         self,
@@ -131,7 +121,6 @@ class Chunking:
     """Cuts a request's tokens into chunks, one a step (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
 
     Attributes:
-      step_tokens: most tokens of one step.
       block_size: tokens between two states that recurrent groups can keep, or 0 when there are none to keep.
       eagle: whether the EAGLE drop rule is on: the last block after a hit cannot be trusted.
       hash_block_size: with sub-block hits, tokens between two boundaries where a prompt's last state is kept; else 0.

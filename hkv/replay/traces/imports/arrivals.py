@@ -33,16 +33,7 @@ class Pace:
 
 
 def in_order(requests: Sequence[Imported], pace: Pace, remarks: Remarks) -> list[Imported]:
-    """The requests in order of arrival, each with its time; the first comes at 0.
-
-    Args:
-      requests: in the source's order; those of one session follow each other.
-      pace: makes up what is missing.
-      remarks: is told what was made up.
-
-    Raises:
-      ConfigError: times are missing, and there is no rate.
-    """
+    """The requests in order of arrival, each with its time; the first comes at 0."""
     source = random.Random(pace.seed)
     clock = 0.0
     answered: dict[str, float] = {}

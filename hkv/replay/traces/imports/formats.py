@@ -27,7 +27,6 @@ class Format:
     """A format.
 
     Attributes:
-      read: yields the requests of a source.
       options: names of the options that mean something to it, besides those that all have.
       tokens_per_id: tokens that one of its ids stands for unless told otherwise; None where it has no ids.
     """

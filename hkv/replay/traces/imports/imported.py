@@ -78,13 +78,7 @@ class Remarks:
 
 
 class Fields:
-    """The named fields of one line, row or entry; what is wrong with one of them is told by place, name and value.
-
-    Args:
-      path: the source.
-      line: 1-based.
-      values: by name.
-    """
+    """The named fields of one line, row or entry; what is wrong with one of them is told by place, name and value."""
 
     def __init__(self, path: str, line: int, values: dict[str, Any]) -> None:
         self.path, self.line, self.values = path, line, values
@@ -127,11 +121,7 @@ class Fields:
 
 
 def require(options: ImportOptions, name: str, format: str, what: str) -> Any:
-    """An option that a format cannot do without.
-
-    Raises:
-      ConfigError: it was not given.
-    """
+    """An option that a format cannot do without."""
     value = getattr(options, name)
     if value is None or value == "":
         raise ConfigError(f"--{name.replace('_', '-')}", value, f"{what}, for --from {format}")
@@ -142,11 +132,7 @@ def require(options: ImportOptions, name: str, format: str, what: str) -> Any:
 
 
 def json_lines(path: str) -> Iterator[Fields]:
-    """The objects of a file of JSON lines; empty lines are passed over.
-
-    Raises:
-      FileError: the file cannot be read, or a line is no object.
-    """
+    """The objects of a file of JSON lines; empty lines are passed over."""
     with opened(path) as file:
         for number, text in enumerate(lines_of(file, path), start=1):
             if text.strip():
@@ -154,11 +140,7 @@ def json_lines(path: str) -> Iterator[Fields]:
 
 
 def text_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Lines of text that are not empty, without their ends, with their numbers.
-
-    Raises:
-      FileError: the file cannot be read, or is not UTF-8.
-    """
+    """Lines of text that are not empty, without their ends, with their numbers."""
     with opened(path) as file:
         for number, line in enumerate(lines_of(file, path), start=1):
             try:
@@ -177,11 +159,7 @@ def _object(path: str, number: int, text: bytes) -> dict[str, object]:
 
 
 def json_entries(path: str) -> Iterator[Fields]:
-    """The objects of a file that is one JSON list, or has one a line; numbered from 1.
-
-    Raises:
-      FileError: the file cannot be read, or has something else.
-    """
+    """The objects of a file that is one JSON list, or has one a line; numbered from 1."""
     text = read_whole(path)
     if not text.lstrip().startswith(b"["):
         for number, line in enumerate(lines_of(io.BytesIO(text), path), start=1):
@@ -196,11 +174,7 @@ def json_entries(path: str) -> Iterator[Fields]:
 
 
 def csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[Fields]:
-    """The rows of a CSV file with a heading that has at least these columns, which are numbered from line 2.
-
-    Raises:
-      FileError: the file cannot be read, is not UTF-8, or lacks a column.
-    """
+    """The rows of a CSV file with a heading that has at least these columns, which are numbered from line 2."""
     with opened(path) as file:
         try:
             rows = csv.reader(codecs.iterdecode(lines_of(file, path), "utf-8-sig"))

@@ -45,17 +45,7 @@ def kv_events(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[I
 
 
 def requests_of(items: Iterable[Item], options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
-    """Requests as the events of one group show them, the group that stores every block.
-
-    Args:
-      items: batches in order, and what is known to be missing.
-      options: names the group.
-      remarks: is told what events cannot tell.
-
-    Raises:
-      ConfigError: the group leaves blocks out, so that prefixes cannot be put together.
-      EventError: a batch that is none.
-    """
+    """Requests as the events of one group show them, the group that stores every block."""
     chains: Chains = {}
     ends: dict[Hash, _Open] = {}
     found: list[_Open] = []

@@ -15,13 +15,8 @@ def own_lines(requests: Iterable[Imported], tokens_per_id: int | None, synthetic
     """One JSON object a request, as `hkv.replay.traces.reader.read_trace` reads it, with the ids' granularity.
 
     Ids of a source are given anew, 0, 1, 2, ..., by what stands before them: whether they named blocks or whole
-    prefixes, equal ones then mean equal prefixes.
-
-    Args:
-      requests: in order of arrival.
-      tokens_per_id: tokens that one of the ids stands for; where requests have tokens, ids are written in their stead,
-        None: the tokens themselves.
-      synthetic: name of the model that made up prefixes, or "".
+    prefixes, equal ones then mean equal prefixes. Where requests have tokens, ids are written in their stead,
+    unless `tokens_per_id` is None.
     """
     chains = _Chains()
     prefixes = PrefixIds(tokens_per_id or 1)

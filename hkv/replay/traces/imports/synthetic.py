@@ -14,13 +14,7 @@ MODELS = ("shared-prefix",)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedPrefix:
-    """The model `shared-prefix`.
-
-    Attributes:
-      prefixes: different system prompts.
-      tokens: tokens of each; a shorter prompt is the beginning of one.
-      seed: of the choice.
-    """
+    """The model `shared-prefix`."""
 
     prefixes: int = 8
     tokens: int = 1024

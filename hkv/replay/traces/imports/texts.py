@@ -17,7 +17,6 @@ class Template:
     """Text around a message's own. A `{role}` is replaced.
 
     Attributes:
-      before: before the text.
       end: right after it; a model generates it at an answer's end.
       after: after that.
     """
@@ -42,10 +41,6 @@ class Message:
 class Prompts:
     """Makes requests of messages. Pieces of text become tokens one by one, so that equal messages are equal tokens
     wherever they stand: a prompt that goes on from another one begins with all of its tokens and those of its answer.
-
-    Args:
-      tokenize: tokens of a piece of text.
-      template: what stands around messages.
     """
 
     def __init__(self, tokenize: Tokenize, template: Template) -> None:
@@ -54,18 +49,7 @@ class Prompts:
     def request(
         self, entry: Fields, messages: Sequence[Message], answer: str | None, output: int | None, **rest: Any
     ) -> Imported:
-        """The request that asks for what follows these messages.
-
-        Args:
-          entry: where it stands, for messages.
-          messages: all that was said before.
-          answer: what was answered, or None where only its length is known.
-          output: tokens of the answer, where it is not known itself.
-          rest: other fields of `Imported`.
-
-        Raises:
-          FileError: an empty prompt, or an answer of no known length.
-        """
+        """The request that asks for what follows these messages."""
         pieces = [piece for message in messages for piece in self._pieces(message)]
         pieces.append(self._template.before.format(role="assistant"))
         tokens = [token for piece in pieces for token in self._tokenize(piece)]
@@ -90,11 +74,7 @@ class Prompts:
 
 
 def text_of(entry: Fields, field: str, message: dict[str, Any]) -> str:
-    """The text of an OpenAI message: its content, a text or parts that are texts, and its tool calls as JSON.
-
-    Raises:
-      FileError: it is something else, such as an image.
-    """
+    """The text of an OpenAI message: its content, a text or parts that are texts, and its tool calls as JSON."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [] if content is None else [content]
     texts = []

@@ -15,15 +15,7 @@ BYTES = "bytes"
 
 
 def load_tokenizer(path: str) -> Tokenize:
-    """A function from a piece of text to its tokens, none added at its ends; what it was given before, it remembers.
-
-    Args:
-      path: a `tokenizer.json`, as models bring it; or `BYTES`.
-
-    Raises:
-      MissingExtraError: the package `tokenizers` is not installed.
-      FileError: the file is none.
-    """
+    """A function from a piece of text to its tokens, none added at its ends; what it was given before, it remembers."""
     if path == BYTES:
         return lambda text: text.encode()
     try:
