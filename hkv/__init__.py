@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from hkv.oracle.comparison import diff
     from hkv.oracle.verbs import check, explain, record
     from hkv.paged.operations import copy_blocks, gather, scatter, write, zero_blocks
-    from hkv.replay.sweep_verb import compare, sweep
-    from hkv.replay.verb import replay_trace
+    from hkv.replay.verb import compare, replay_trace, sweep
     from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 
 __all__ = [
@@ -74,8 +73,7 @@ _MODULES = {
     "hkv.oracle.comparison": "diff",
     "hkv.oracle.verbs": "check explain record",
     "hkv.paged.operations": "copy_blocks gather scatter write zero_blocks",
-    "hkv.replay.sweep_verb": "compare sweep",
-    "hkv.replay.verb": "replay_trace",
+    "hkv.replay.verb": "compare replay_trace sweep",
     "hkv.spec": "ChunkedLocal FullAttention MLAAttention Mamba OpaqueState SlidingWindow",
     "hkv.testing": "testing",
 }

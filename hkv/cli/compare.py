@@ -18,7 +18,7 @@ from hkv.cli.output_option import OutputPath, json_option, talks, write_json, wr
 from hkv.cli.progress import progress_bar
 from hkv.limits import MAX_COUNT, MAX_WORKERS
 from hkv.plot_path import check_plot_path
-from hkv.replay import compare_plot
+from hkv.replay import plot
 from hkv.replay.attribution import CAUSES
 from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side, side_of
 from hkv.replay.points import at_once, replayed
@@ -60,7 +60,7 @@ def command(given: tuple[str, ...], jobs: int | None, most: int, plot_path: str 
     sides = _saved(words) if len(words.files) > 1 else _made(words, jobs or os.cpu_count() or 1)
     result = compared(sides)
     if plot_path:
-        write_output(plot_path, compare_plot.drawn(result, plot_path, " and ".join(map(_short, result.names))))
+        write_output(plot_path, plot.drawn_comparison(result, plot_path, " and ".join(map(_short, result.names))))
     write_json(json_path, _document(result))
     if talks(plot_path, json_path):
         _print(result, sides, most)

@@ -32,12 +32,12 @@ from hkv.limits import (
 )
 from hkv.plot_path import check_plot_path
 from hkv.replay import plot
-from hkv.replay.ceilings import Ceiling, ceilings
 from hkv.replay.command import StudiedCache, groups_text
 from hkv.replay.plain import Difference
 from hkv.replay.result import document
 from hkv.replay.run import COMPILED, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
+from hkv.replay.summary import Ceiling, ceilings
 from hkv.replay.tables import tables
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace

@@ -18,7 +18,7 @@ from hkv.cli.output_option import OutputPath, json_option, talks, write_json, wr
 from hkv.cli.progress import progress_bar
 from hkv.limits import MAX_WORKERS
 from hkv.plot_path import check_plot_path
-from hkv.replay import sweep, sweep_plot
+from hkv.replay import plot, sweep
 from hkv.replay.swept import answers, resolved, swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
@@ -95,7 +95,7 @@ def command(
     if csv_path:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:
-        write_output(plot_path, sweep_plot.drawn(rows, plot_path, f"{pathlib.Path(path).name}", infinite))
+        write_output(plot_path, plot.drawn_sweep(rows, plot_path, f"{pathlib.Path(path).name}", infinite))
     write_json(json_path, {"trace": path, "lines": found})
     if talks(csv_path, plot_path, json_path):
         _print(found)

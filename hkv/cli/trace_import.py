@@ -17,14 +17,11 @@ from hkv.cli.own_options import refuse_given
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_STEP_MS, MAX_TOKENS
 from hkv.oracle.events import Subscription
-from hkv.replay.traces.imports.arrivals import Pace, in_order
+from hkv.replay.traces.imports.arrivals import MODELS, Pace, SharedPrefix, in_order, own_lines
 from hkv.replay.traces.imports.formats import FORMATS, Format
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
 from hkv.replay.traces.imports.kv_events import requests_of
-from hkv.replay.traces.imports.own_lines import own_lines
-from hkv.replay.traces.imports.synthetic import MODELS, SharedPrefix
-from hkv.replay.traces.imports.texts import TEMPLATES
-from hkv.replay.traces.imports.tokenizer import BYTES
+from hkv.replay.traces.imports.texts import BYTES, TEMPLATES
 
 COMMON = {"source", "format", "output", "limit", "json_path"}
 """Parameters that mean something to every format."""

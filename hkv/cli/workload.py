@@ -20,8 +20,8 @@ import msgspec
 
 from hkv.byte_size import show_bytes
 from hkv.cli import varied_options
-from hkv.replay import bounds, sweep, sweep_plot
-from hkv.replay.swept import swept
+from hkv.replay import plot, sweep
+from hkv.replay.swept import swept, without_evictions
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 from hkv.replay.traces.workloads import DEFAULTS, FORMATS, generate, trace_lines
@@ -153,7 +153,7 @@ def answered(
         points = varied_options.points_of(varied_options.parsed(served.words(path, sizes)))
         jobs = os.cpu_count() or 1
         rows, _ = swept(points, trace, jobs=jobs)
-        infinite = _infinite(points, rows, trace, jobs)
+        infinite = without_evictions(points, rows, lambda left: swept(left, trace, jobs=jobs)[0])
         by_size = {sweep.size_of(row["options"]): row for row in rows}
         now, twice = by_size[served.memory], by_size[2 * served.memory]
         steps = {"half": STEP_MS // 2, "twice": 2 * STEP_MS}
@@ -161,7 +161,7 @@ def answered(
         bound = max((row["hit_rate"] for row in infinite.values()), default=now["hit_rate"])
         reached = None if target is None else _reaching(served, path, trace, jobs, target / 100, now, more_gpus)
         title = f"{served.config}: {workload if drawn else pathlib.Path(path).name}"
-        picture = sweep_plot.drawn(rows, plot_path, title, infinite) if plot_path else b""
+        picture = plot.drawn_sweep(rows, plot_path, title, infinite) if plot_path else b""
     report = {
         "workload": dataclasses.asdict(workload) | {"requests": REQUESTS} if drawn else {"trace": workload},
         "memory": served.memory,
@@ -175,16 +175,6 @@ def answered(
         "target": None if target is None else {"hit_rate": target / 100, "reached": reached},
     }
     return report, picture
-
-
-def _infinite(points: Any, rows: Any, trace: InternedTrace, jobs: int) -> dict[str, Any]:
-    """Of the line, what a pool that evicts nothing hits."""
-    found = bounds.without_evictions(points, rows)
-    left = {line: point for line, point in bounds.infinite_points(points, rows).items() if line not in found}
-    if left:
-        more, _ = swept(list(left.values()), trace, jobs=jobs)
-        found |= dict(zip(left, more, strict=True))
-    return found
 
 
 def _rate(served: Served, path: str, trace: InternedTrace, jobs: int, step_ms: int) -> float:

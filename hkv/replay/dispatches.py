@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
-from hkv.replay.boundaries import Boundaries
-from hkv.replay.reasons import Lacking
+from hkv.replay.reasons import Boundaries, Lacking
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
 from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
 from hkv.replay.schedule_state import ARRIVING, FATE, Arriving, Ending, Fate, Machine, Mode, Number

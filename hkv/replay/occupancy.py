@@ -10,7 +10,7 @@ import enum
 
 import numpy as np
 
-from hkv.replay.hit_units import HitUnits
+from hkv.replay.reasons import HitUnits
 from hkv.replay.traces.interned import InternedTrace
 
 MOST = 256

@@ -1,10 +1,10 @@
-"""Draws hit rate, causes of misses and occupancy over time."""
+"""Draws a replay over time, replays beside each other, and hit rates against the size of the pool."""
 
 from __future__ import annotations
 
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from hkv.columns import Columns
 from hkv.plot_path import check_plot_path
 from hkv.replay import summary
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
+from hkv.replay.compare import CompareResult
 from hkv.replay.occupancy import Kind, Occupancy
 from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.run import Outcome
+from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, refused, size_of
 
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
 
@@ -35,12 +37,7 @@ SHOWN = {
 
 def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240) -> bytes:
     """The plot, PNG or SVG by the suffix of the path that it is for."""
-    check_plot_path(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 10), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure((10, 10), path)
     panels: Any = figure.subplots(4, 1, sharex=True, height_ratios=(3, 3, 3, 2))
     scale, unit = _time_unit(outcome.steps * step_ms / 1000)
     edges = np.linspace(0, outcome.steps, min(bins, max(outcome.steps, 1)) + 1)
@@ -55,10 +52,7 @@ def drawn(outcome: Outcome, path: str, step_ms: int, title: str, bins: int = 240
         panel.grid(True, color="#e3e6e8", linewidth=0.8)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg" if path == "-" else pathlib.Path(path).suffix[1:].lower(), dpi=130)
-    return buffer.getvalue()
+    return _saved(figure, path, title)
 
 
 def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float) -> None:
@@ -178,3 +172,113 @@ def _time_unit(seconds: float) -> tuple[int, str]:
     if seconds > 7200:
         return 3600, "hours"
     return (60, "minutes") if seconds > 180 else (1, "seconds")
+
+
+def drawn_comparison(result: CompareResult, path: str, title: str) -> bytes:
+    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`."""
+    figure = _figure((11, 5), path)
+    panels: Any = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_rates(panels[0], result)
+    _draw_shares(panels[1], result)
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    return _saved(figure, path, title)
+
+
+def _draw_rates(panel: Any, result: CompareResult) -> None:
+    prompts = result.requests["prompt"].astype(float)
+    for name in result.names:
+        hits = result.requests[name]
+        there = hits >= 0
+        so_far = np.cumsum(np.where(there, prompts, 0))
+        rate = 100 * np.cumsum(np.where(there, hits, 0)) / np.maximum(so_far, 1)
+        panel.plot(np.arange(1, len(rate) + 1), rate, label=name)
+    panel.set_xlabel("requests of the trace")
+    panel.set_ylabel("hit rate so far (% of prompt tokens)")
+    panel.set_ylim(bottom=0)
+    panel.grid(True, color="#e3e6e8", linewidth=0.8)
+    panel.legend(frameon=False)
+
+
+def _draw_shares(panel: Any, result: CompareResult) -> None:
+    places, left = np.arange(len(result.names)), np.zeros(len(result.names))
+    parts = {"hit": result.causes["hit"], **grouped_causes(result.causes)}
+    whole = np.maximum(np.sum(list(parts.values()), axis=0), 1)
+    for (name, tokens), colour in zip(parts.items(), PALETTE, strict=False):
+        share = 100 * tokens / whole
+        if share.any():
+            panel.barh(places, share, left=left, color=colour, label=name)
+            left = left + share
+    panel.set_yticks(places, [f"{place + 1}" for place in places])
+    panel.set_ylabel("replay")
+    panel.invert_yaxis()
+    panel.set_xlabel("prompt tokens (%)")
+    panel.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+
+
+OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool that evicts nothing"
+
+
+def drawn_sweep(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row] | None = None) -> bytes:
+    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`."""
+    figure = _figure((9, 5.5), path)
+    from matplotlib.ticker import NullLocator
+
+    panel: Any = figure.subplots()
+    by_memory = MEMORY in rows[0]["options"]
+    scale = 2**30 if by_memory else 1
+    for name, line in lines(rows).items():
+        sizes = [size_of(row["options"]) / scale for row in line]
+        (drawn_line,) = panel.plot(sizes, [100 * row["hit_rate"] for row in line], marker="o", markersize=4)
+        drawn_line.set_label(name or "as replayed")
+        colour = drawn_line.get_color()
+        for size, row in zip(sizes, line, strict=True):
+            if refused(row):
+                at = (size, 100 * row["hit_rate"])
+                panel.plot(*at, marker="o", markersize=7, markerfacecolor="white", color=colour)
+                panel.annotate(f"{refused(row):,} refused", at, (4, 6), textcoords="offset points", fontsize=8)
+        if OPTIMAL in line[0]:
+            panel.plot(
+                sizes, [100 * optimal_rate(row) for row in line], color=colour, linestyle=":", label=OPTIMAL_LABEL
+            )
+        if infinite and name in infinite:
+            panel.axhline(100 * infinite[name]["hit_rate"], color=colour, linestyle="--", label=INFINITE_LABEL)
+    panel.set_xscale("log")
+    panel.set_xticks(_apart(sorted({size_of(row["options"]) / scale for row in rows})))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter("{x:,.4g}" if by_memory else "{x:,.0f}")
+    panel.set_xlabel("memory for the cache (GiB)" if by_memory else "blocks in the pool")
+    panel.set_ylabel("hit rate (% of prompt tokens)")
+    panel.set_ylim(bottom=0)
+    panel.grid(True, which="both", color="#e3e6e8", linewidth=0.8)
+    panel.spines[["top", "right"]].set_visible(False)
+    if len(lines(rows)) > 1 or OPTIMAL in rows[0] or infinite:
+        panel.legend(frameon=False)
+    return _saved(figure, path, title)
+
+
+def _apart(sizes: Sequence[float], most: int = 10) -> list[float]:
+    """Sizes for the ticks of a logarithmic axis: those that leave room for a number between them."""
+    kept = [sizes[0]]
+    for size in sizes:
+        if size >= kept[-1] * (sizes[-1] / sizes[0]) ** (1 / most) and size > kept[-1]:
+            kept.append(size)
+    return kept
+
+
+def _figure(size: tuple[float, float], path: str) -> Any:
+    check_plot_path(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _saved(figure: Any, path: str, title: str) -> bytes:
+    """The figure as PNG or SVG by the suffix of the path; SVG for `-`."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg" if path == "-" else pathlib.Path(path).suffix[1:].lower(), dpi=130)
+    return buffer.getvalue()

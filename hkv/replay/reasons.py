@@ -1,9 +1,13 @@
-"""State of the blocks that would take a hit further: each group's, and the protocol `HitReasons` of what tells them."""
+"""Ends of hits: boundaries that none can pass, what each group lacks further on, boundaries told between replays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 NOTHING = "nothing to find"
 HAD = "had it"
@@ -46,3 +50,91 @@ class HitReasons(Protocol):
           The furthest boundary up to `asked` whose blocks have been computed by anybody; and, one a group, what it
           lacks there, `NOTHING` where nothing was asked.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class HitUnits:
+    """Units in which a cache finds prefixes, in tokens.
+
+    Attributes:
+      block: tokens that one prefix key stands for: nothing finer is known of a prompt.
+      unit: hits end at multiples of it, a multiple of `block`.
+      proof: tokens after a hit that must be cached too, for a draft module that drops them; a multiple of `block`.
+      shared: whether any group is cached at all.
+    """
+
+    block: int
+    unit: int
+    proof: int = 0
+    shared: bool = True
+
+    def boundaries(self, prompt: Any, seen: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Longest hits that the prefixes seen before leave, one limit after the other, never rising.
+
+        Returns:
+          Tokens, each int64[...]: all that was seen but the last token of the prompt, which is always computed; of
+          that, whole blocks; of these, whole units; of these, what leaves room for a draft's proof.
+        """
+        prompt, seen = np.asarray(prompt, np.int64), np.asarray(seen, np.int64)
+        last = np.minimum(seen, prompt - 1)
+        blocks = last // self.block * self.block
+        units = blocks // self.unit * self.unit
+        proven = np.maximum(seen // self.block * self.block - self.proof, 0)
+        return last, blocks, units, np.minimum(units, proven // self.unit * self.unit)
+
+
+Found = TypeVar("Found")
+
+
+class Boundaries(Generic[Found]):
+    """Hits of a replay in a thread of its own, for another one that asks up to them why its hits ended.
+
+    Requests are first admitted in the order of the trace, so that hits become known in that order, too. The thread
+    ends with the process: an interrupt need not wait for it.
+
+    Attributes:
+      hits: int64[requests], tokens that were found for each; only those of known requests are final.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self.hits = np.zeros(requests, np.int64)
+        self._known = 0
+        self._news = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._found: Found | None = None
+
+    def begin(self, work: Callable[[], Found]) -> None:
+        """Begins the replay; `work` tells as it goes on, and returns what `found` returns."""
+
+        def run() -> None:
+            try:
+                self._found = work()
+            except BaseException as error:  # raised again where somebody waits
+                self._error = error
+            with self._news:
+                self._ended = True
+                self._news.notify_all()
+
+        threading.Thread(target=run, name="hkv-boundaries", daemon=True).start()
+
+    def tell(self, hits: np.ndarray, known: int) -> None:
+        """The hits of the first `known` requests are final."""
+        with self._news:
+            self.hits[:known] = hits[:known]
+            self._known = known
+            self._news.notify_all()
+
+    def known(self, enough: Callable[[int], bool]) -> int:
+        """Number of known requests, once that is enough, or all there will be."""
+        with self._news:
+            self._news.wait_for(lambda: self._ended or enough(self._known))
+            if self._error is not None:
+                raise self._error
+            return len(self.hits) if self._ended else self._known
+
+    def found(self) -> Found:
+        """The replay, once it ended."""
+        self.known(lambda _: False)
+        assert self._found is not None
+        return self._found

@@ -10,11 +10,10 @@ import numpy as np
 
 from hkv.columns import Columns
 from hkv.replay import summary
-from hkv.replay.advice import advice
 from hkv.replay.attribution import as_plain
-from hkv.replay.ceilings import Ceiling
 from hkv.replay.record import RequestRecord
 from hkv.replay.run import Outcome
+from hkv.replay.summary import Ceiling, advice
 from hkv.version import __version__
 
 

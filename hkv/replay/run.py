@@ -15,10 +15,9 @@ from hkv.limits import whole_number
 from hkv.model.topology import Group
 from hkv.oracle.engines import engine_factory
 from hkv.replay.attribution import Missed, attributed
-from hkv.replay.boundaries import Boundaries
-from hkv.replay.hit_units import HitUnits
 from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
+from hkv.replay.reasons import Boundaries, HitUnits
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
 from hkv.replay.traces.interned import Interned, InternedTrace, PrefixKeys

@@ -1,12 +1,18 @@
-"""A replay's totals and groups, as plain values: what the tables show."""
+"""A replay's totals and groups as plain values, hit rates with one cause of misses removed, and advice."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hkv.replay.attribution import BLOCK, DRAFT, FIRST_USE, TRACE, UNIT, Missed
+from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG
-from hkv.replay.run import Outcome
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
+from hkv.replay.schedule import Schedule
+from hkv.replay.traces.interned import InternedTrace
 
 UNAVAILABLE = "not available from this engine"
 
@@ -79,3 +85,105 @@ def groups(outcome: Outcome) -> list[dict[str, Any]]:
 
 def _median(values: list[int]) -> int:
     return sorted(values)[len(values) // 2] if values else 0
+
+
+MAX_KEYS = 16_000_000
+"""Prefix keys of a replay for a ceiling; a trace that needs more, in blocks of one token, is not replayed so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceiling:
+    """A replay with something changed.
+
+    Attributes:
+      hit_rate: of the prompt tokens of first admissions.
+      evictions: cached blocks that were still handed out; None where the engine does not count.
+    """
+
+    change: str
+    hit_tokens: int
+    hit_rate: float
+    evictions: int | None
+
+
+def ceilings(
+    trace: InternedTrace, outcome: Outcome, schedule: Schedule, timing: Timing, engine: str = COMPILED
+) -> tuple[Ceiling, ...]:
+    """Replays a trace once more for each change that the cache's dialect offers, compiled where it can be."""
+    served = [each for each in trace.requests if each.input_length + each.output_length <= schedule.max_model_len]
+    tokens = sum(each.input_length + each.output_length for each in served)
+    found = []
+    for change, cache in outcome.cache.changed(tokens, len(served), schedule).items():
+        if tokens // cache.key_tokens > MAX_KEYS:
+            continue
+        name = default_engine(cache)[0] if engine == COMPILED else engine
+        changed = outcome.unevicted if change == EVICTS_NOTHING else None
+        changed = changed or replay(
+            trace, cache, schedule, timing, engine=name, causes=False, warmup=str(outcome.warmup)
+        )
+        numbers = totals(changed)
+        found.append(Ceiling(change, numbers["hit_tokens"], numbers["hit_rate"], changed.evictions))
+    return tuple(found)
+
+
+WORTH_SAYING = 0.01
+"""Share of the prompt tokens below which a cause is not spoken of."""
+
+
+def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
+    """Sentences on a replay, the greatest share first; none where nothing costs much."""
+    found, prompt = outcome.missed, totals(outcome)["prompt_tokens"]
+    if not prompt:
+        return []
+    names = [group.spec.to_text() for group in outcome.cache.groups]
+    said = [each for each in _sentences(outcome, found, names) if each[0] >= WORTH_SAYING * prompt]
+    sentences = [f"{tokens / prompt:.1%} {text}" for tokens, text in sorted(said, reverse=True)]
+    return [*sentences, *_of_ceilings(ceilings, totals(outcome)["hit_rate"])]
+
+
+def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Tokens that a sentence is about, and what to say of them."""
+    tokens, unit = found.tokens, outcome.cache.hit_units.unit
+    size = outcome.trace.tokens_per_id if outcome.trace is not None else 0
+    yield tokens[FIRST_USE], "of the prompt tokens nobody asked for before: no cache can find them."
+    if size:
+        yield tokens[TRACE], f"may be shared within ids of {size:,} tokens, which the trace does not say."
+    else:
+        yield tokens[TRACE], "are of prompts that the trace does not name: it says nothing about hits."
+    if outcome.unevicted is not None:
+        yield tokens[EVICTED], f"was evicted{_pressure(found, names)}: {_without_evictions(outcome.unevicted)}."
+    sums = [counter[NOT_RETAINED] for counter in found.by_group]
+    most = f": most by {names[max(range(len(sums)), key=lambda place: sums[place])]}" if any(sums) else ""
+    yield tokens[NOT_RETAINED], f"was computed but not kept to resume from, evictions or not{most}."
+    yield (
+        tokens[UNIT],
+        f"lies after the last multiple of {unit:,} tokens, where hits end: smaller blocks would find it.",
+    )
+    yield tokens[BLOCK], f"lies in blocks of {outcome.cache.hit_units.block:,} tokens that are shared in part."
+    yield tokens[DRAFT], "is given up for the draft module's proof."
+
+
+def _pressure(found: Missed, names: Sequence[str]) -> str:
+    """By which group's pressure most was evicted, and how long before."""
+    if not found.evicted:
+        return ""
+    most = max(found.evicted, key=lambda each: (each.tokens, names[each.group], names[each.taker]))
+    share = most.tokens / max(found.tokens[EVICTED], 1)
+    took = f"{share:.0%} of that after {names[most.taker]} took blocks of {names[most.group]}"
+    return f", {took}, {most.steps:,} steps (median) before it was asked for again"
+
+
+def _without_evictions(unevicted: Outcome) -> str:
+    found = f"a pool that evicts nothing hits {totals(unevicted)['hit_rate']:.2%}"
+    return f"{found}, and the largest one still evicts" if unevicted.evictions else found
+
+
+def _of_ceilings(ceilings: Sequence[Ceiling], rate: float) -> Iterator[str]:
+    """Each replay with something changed, and the one that finds most."""
+    for ceiling in ceilings:
+        more = "more" if ceiling.hit_rate > rate else "less" if ceiling.hit_rate < rate else "the same"
+        bound = " (with evictions still)" if ceiling.evictions and ceiling.change == EVICTS_NOTHING else ""
+        yield f"{ceiling.change}: {ceiling.hit_rate:.2%}, {more}{bound}."
+    if len(ceilings) > 1:
+        best = max(ceilings, key=lambda each: each.hit_tokens)
+        yield f"Most is found by this: {best.change}." if best.hit_rate > rate else "None of these finds more."

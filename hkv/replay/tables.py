@@ -9,11 +9,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 from hkv.replay import summary
-from hkv.replay.advice import advice
 from hkv.replay.attribution import TRACE, Missed
-from hkv.replay.ceilings import Ceiling
 from hkv.replay.reasons import EVICTED
 from hkv.replay.run import Outcome
+from hkv.replay.summary import Ceiling, advice
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.advice import advice
 from hkv.replay.attribution import CAUSES
-from hkv.replay.ceilings import ceilings
 from hkv.replay.plot import causes_over_time
 from hkv.replay.result import result_of
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
+from hkv.replay.summary import advice, ceilings
 from hkv.replay.traces.interned import BLOCK, InternedTrace, shared_prefixes
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import OpaqueState, spec_from_text

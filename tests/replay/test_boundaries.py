@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hkv.errors import EngineFailure
-from hkv.replay.boundaries import Boundaries
+from hkv.replay.reasons import Boundaries
 
 
 def test_hits_become_known_in_order_and_final():

@@ -20,11 +20,9 @@ from hkv.errors import ConfigError, FileError, HKVError, MissingExtraError
 from hkv.oracle.events import Message, write_recording
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import record
-from hkv.replay.traces.imports.arrivals import Pace, in_order
+from hkv.replay.traces.imports.arrivals import Pace, SharedPrefix, in_order, own_lines
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
 from hkv.replay.traces.imports.kv_events import requests_of
-from hkv.replay.traces.imports.own_lines import own_lines
-from hkv.replay.traces.imports.synthetic import SharedPrefix
 from hkv.replay.traces.reader import granularity, read_trace
 
 

@@ -10,18 +10,18 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, of_config
+from hkv.dialects.vllm.rules.transitions import RUNNING
 from hkv.dialects.vllm.schedule import compiled_reasons, program
-from hkv.dialects.vllm.schedule.compiled_occupancy import of_arrays
 from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, Resident
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, proof
 from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.machine.operations import bucket
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
-from hkv.replay.occupancy import Sampling
+from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.record import Recorder
 from hkv.replay.schedule import Schedule
 from hkv.replay.schedule_state import Machine
-from hkv.state.state import Buckets, Counter, State
+from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State
 from hkv.state.workspace import COPY_WORDS
 
 
@@ -147,3 +147,25 @@ def free_queue(state: State) -> list[int]:
     places = np.arange(head, tail, dtype=np.int64) % ring
     blocks = np.asarray(state.queue)[places]
     return blocks[blocks != 0].tolist()
+
+
+def of_arrays(state: State, table: np.ndarray, groups: int) -> np.ndarray:
+    """Blocks by `Kind` and group, int64[3, groups], in the arrays of a compiled cache between two steps."""
+    sinks, members = table[:, GroupField.SINKS] > 0, table[:, GroupField.MEMBER]
+    pool = slice(1, state.blocks.shape[0] - 1)
+    references, keys = state.blocks[pool], state.keys[pool, : 1 + state.buckets.parts]
+    group_of = np.full(state.blocks.shape[0], groups)
+    for slot in np.flatnonzero(state.requests[:, Request.LIVE] == RUNNING):
+        for group in range(groups):
+            base = REQUEST_WORDS + GROUP_WORDS * group
+            length, first = (int(state.requests[slot, base + field]) for field in (Row.LENGTH, Row.FIRST))
+            group_of[state.rows[slot, group, 0 if sinks[group] else first : length]] = group
+    group_of = group_of[pool]
+    entries = (keys[:, 0] >> 2) - 1
+    for part in range(1, keys.shape[1]):
+        entries = np.where(entries < 0, keys[:, part] - 1, entries)
+    cached = entries >= 0
+    group_of[cached] = members[entries[cached] % state.table.shape[1]]
+    held = references < 0
+    chosen = {Kind.HELD: held, Kind.CACHED: cached, Kind.EVICTABLE: cached & ~held}
+    return np.stack([np.bincount(group_of[chosen[kind]], minlength=groups + 1)[:groups] for kind in Kind])

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.replay.hit_units import HitUnits
 from hkv.replay.reasons import (
     CACHING_OFF,
     EVICTED,
@@ -16,6 +15,7 @@ from hkv.replay.reasons import (
     NOT_SHARED,
     NOTHING,
     RETIRED,
+    HitUnits,
     Lacking,
 )
 

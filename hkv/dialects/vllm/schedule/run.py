@@ -21,9 +21,9 @@ from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology
-from hkv.replay.hit_units import HitUnits
 from hkv.replay.occupancy import Sampling
 from hkv.replay.plain import compare, compare_records
+from hkv.replay.reasons import HitUnits
 from hkv.replay.record import Recorder
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule

@@ -1,14 +1,18 @@
-"""Times of arrival where a source gives none, or gives delays between the turns of a session."""
+"""Imported requests as a trace of HKV's own: times of arrival, prefixes that are made up, and lines."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from hkv.errors import ConfigError
 from hkv.replay.traces.imports.imported import Imported, Remarks
+from hkv.replay.traces.workloads import PrefixIds
 
 MODELLED = "arrivals made up: sessions come at random, --rate a second on the average"
 FOLLOWING = "arrivals made up: a turn comes its delay after the answer before it, --ms-per-token for each of its tokens"
@@ -59,3 +63,81 @@ def in_order(requests: Sequence[Imported], pace: Pace, remarks: Remarks) -> list
     for request in ordered:
         request.timestamp = (request.timestamp or 0.0) - first
     return ordered
+
+
+MODELS = ("shared-prefix",)
+"""`shared-prefix`: every prompt begins with one of so many system prompts, the k-th 1/k as popular as the first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedPrefix:
+    """The model `shared-prefix`."""
+
+    prefixes: int = 8
+    tokens: int = 1024
+    seed: int = 0
+
+    def give_ids(self, requests: Sequence[Imported], tokens_per_id: int) -> None:
+        """Gives every request ids: those of its system prompt's whole parts, then ids that no other request has."""
+        source = random.Random(self.seed)
+        weights = [1 / (rank + 1) for rank in range(self.prefixes)]
+        shared = self.tokens // tokens_per_id
+        fresh = self.prefixes * shared
+        for request, prefix in zip(
+            requests, source.choices(range(self.prefixes), weights, k=len(requests)), strict=True
+        ):
+            count = -(-request.input_length // tokens_per_id)
+            common = min(shared, request.input_length // tokens_per_id)
+            request.ids = [*range(prefix * shared, prefix * shared + common), *range(fresh, fresh + count - common)]
+            fresh += count - common
+
+
+def own_lines(requests: Iterable[Imported], tokens_per_id: int | None, synthetic: str = "") -> Iterator[dict[str, Any]]:
+    """One JSON object a request, as `hkv.replay.traces.reader.read_trace` reads it, with the ids' granularity.
+
+    Ids of a source are given anew, 0, 1, 2, ..., by what stands before them: whether they named blocks or whole
+    prefixes, equal ones then mean equal prefixes. Where requests have tokens, ids are written in their stead,
+    unless `tokens_per_id` is None.
+    """
+    chains = _Chains()
+    prefixes = PrefixIds(tokens_per_id or 1)
+    for request in requests:
+        line: dict[str, Any] = {"timestamp": _plain(request.timestamp or 0.0)}
+        if request.tokens is not None and tokens_per_id is None:
+            line["tokens"] = list(request.tokens)
+            if request.output_tokens is None:
+                line["output_length"] = request.output_length
+            else:
+                line["output_tokens"] = list(request.output_tokens)
+        else:
+            ids = None
+            if request.tokens is not None:
+                ids = prefixes.of(np.asarray(request.tokens, np.uint32))
+            elif request.ids is not None:
+                ids = chains.of(request.ids)
+            line |= {"input_length": request.input_length, "output_length": request.output_length, "hash_ids": ids}
+            if ids is not None:
+                line["tokens_per_id"] = tokens_per_id
+        if synthetic:
+            line["synthetic"] = synthetic
+        yield line
+
+
+def _plain(milliseconds: float) -> int | float:
+    """Milliseconds, to a thousandth: seconds times 1,000 are not exact."""
+    rounded = round(milliseconds, 3)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+class _Chains:
+    """Ids of prefixes, given in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, int], int] = {}
+
+    def of(self, blocks: Iterable[int]) -> list[int]:
+        parent, ids = -1, []
+        for block in blocks:
+            parent = self._ids.setdefault((parent, block), len(self._ids))
+            ids.append(parent)
+        return ids

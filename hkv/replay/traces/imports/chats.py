@@ -17,8 +17,7 @@ from hkv.replay.traces.imports.imported import (
     require,
     text_lines,
 )
-from hkv.replay.traces.imports.texts import TEMPLATES, Message, Prompts, text_of
-from hkv.replay.traces.imports.tokenizer import BYTES, load_tokenizer
+from hkv.replay.traces.imports.texts import BYTES, TEMPLATES, Message, Prompts, load_tokenizer, text_of
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
          "bing": "assistant", "assistant": "assistant", "system": "system"}  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from hkv.replay.traces.imports import chats, hash_ids, kv_events, lengths, operation_log
+from hkv.replay.traces.imports import chats, kv_events, lengths
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
 from hkv.replay.traces.reader import TOKENS_PER_ID
 
@@ -37,10 +37,10 @@ class Format:
 
 
 FORMATS = {
-    "mooncake": Format(hash_ids.mooncake, IDS, TOKENS_PER_ID),
-    "bailian": Format(hash_ids.bailian, IDS, BAILIAN_TOKENS),
-    "timed-trace": Format(hash_ids.timed_trace, IDS, BAILIAN_TOKENS),
-    "dynamo": Format(hash_ids.dynamo, (*IDS, *UNTIMED, *ANSWERED), TOKENS_PER_ID),
+    "mooncake": Format(lengths.mooncake, IDS, TOKENS_PER_ID),
+    "bailian": Format(lengths.bailian, IDS, BAILIAN_TOKENS),
+    "timed-trace": Format(lengths.timed_trace, IDS, BAILIAN_TOKENS),
+    "dynamo": Format(lengths.dynamo, (*IDS, *UNTIMED, *ANSWERED), TOKENS_PER_ID),
     "azure": Format(lengths.azure, MADE_UP),
     "burstgpt": Format(lengths.burst_gpt, MADE_UP),
     "sharegpt": Format(chats.sharegpt, (*TEXTS, *UNTIMED, *ANSWERED, "pause")),
@@ -52,5 +52,5 @@ FORMATS = {
         kv_events.kv_events,
         ("tokens_per_id", "group", "endpoint", "replay_endpoint", "topic", "seconds"),
     ),
-    "operation-log": Format(operation_log.operation_log, ("tokens_per_id", "step_ms")),
+    "operation-log": Format(kv_events.operation_log, ("tokens_per_id", "step_ms")),
 }

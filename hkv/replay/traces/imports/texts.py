@@ -1,15 +1,16 @@
-"""Messages as prompts: what stands around each, and the tokens of all."""
+"""Messages as prompts: what stands around each, and the tokens of all, by a `tokenizer.json` or byte by byte."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from hkv.errors import FileError, MissingExtraError
 from hkv.replay.traces.imports.imported import Fields, Imported
-from hkv.replay.traces.imports.tokenizer import Tokenize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,3 +89,31 @@ def text_of(entry: Fields, field: str, message: dict[str, Any]) -> str:
     if content is None and not calls:
         raise entry.error(f"{field}.content", None, "a text, or tool_calls")
     return "".join(texts)
+
+
+Tokenize = Callable[[str], Sequence[int]]
+
+BYTES = "bytes"
+"""Name of the tokenizer that makes a token of every byte of UTF-8."""
+
+
+def load_tokenizer(path: str) -> Tokenize:
+    """A function from a piece of text to its tokens, none added at its ends; what it was given before, it remembers."""
+    if path == BYTES:
+        return lambda text: text.encode()
+    try:
+        package: Any = importlib.import_module("tokenizers")
+    except ImportError:
+        raise MissingExtraError("tokenizers", "traces", "to make tokens of texts") from None
+    try:
+        tokenizer = package.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises nothing narrower
+        raise FileError(path, None, "", str(error), "a tokenizer.json") from None
+    known: dict[str, list[int]] = {}
+
+    def tokenize(text: str) -> list[int]:
+        if text not in known:
+            known[text] = tokenizer.encode(text, add_special_tokens=False).ids
+        return known[text]
+
+    return tokenize

@@ -18,9 +18,9 @@ from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.errors import ConfigError, EngineFailure
 from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches, schedule_loop
-from hkv.replay.boundaries import Boundaries
 from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.plain import Difference, compare_records
+from hkv.replay.reasons import Boundaries
 from hkv.replay.run import Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
