@@ -14,11 +14,7 @@ HOPPER = 90
 
 
 def load() -> Any:
-    """The `jax_triton` module.
-
-    Raises:
-      ImportError: it is not installed, or it is 0.3 and JAX has no GPU support.
-    """
+    """The `jax_triton` module; ImportError if it is not installed, or is 0.3 and JAX has no GPU support."""
     kept = os.environ.get("TRITON_CACHE_DIR")
     try:
         return importlib.import_module("jax_triton")
@@ -36,13 +32,9 @@ def two_pointers() -> bool:
 
 
 def call(kernel: Any, *operands: Any, out: jax.ShapeDtypeStruct, **options: Any) -> Any:
-    """`jax_triton.triton_call` under the names of the installed release.
+    """`jax_triton.triton_call` of a `triton.jit` function under the names of the installed release.
 
-    Args:
-      kernel: a `triton.jit` function.
-      *operands: arrays.
-      out: shape and dtype of the result.
-      **options: grid, aliases and the kernel's constants.
+    `out` is the result's shape and dtype; `options` are grid, aliases and the kernel's constants.
     """
     name = "out_shape" if two_pointers() else "out_type"
     if jax.default_backend() != "gpu":

@@ -67,10 +67,7 @@ class TmaTiles:
 def common_tiles(units: Sequence[int], lengths: Sequence[int], word_bytes: int) -> list[TmaTiles] | None:
     """Tiles of several kinds of runs, all of one shape; None where no bulk copy can move them all.
 
-    Args:
-      units: words that starts count, for each kind.
-      lengths: words of a run, whole units, for each kind.
-      word_bytes: bytes of a word.
+    For each kind, `units` are the words that starts count and `lengths` the words of a run, whole units.
     """
     # One tile shape for all moves of a launch: the ring in shared memory has stages of one size.
     unit, length = math.gcd(*units), math.gcd(*lengths)
@@ -102,11 +99,7 @@ def tma_tiles(row: int, rows_per_run: int, word_bytes: int) -> TmaTiles | None:
 
 
 def required_tiles(units: Sequence[int], lengths: Sequence[int], word_bytes: int) -> list[TmaTiles]:
-    """`common_tiles`, of runs that bulk copies can move.
-
-    Raises:
-      ValueError: no bulk copy can.
-    """
+    """`common_tiles`, of runs that bulk copies can move; ValueError if none can."""
     tiles = common_tiles(units, lengths, word_bytes)
     if tiles is None:
         expected = f"lines of a multiple of {LINE_MULTIPLE_BYTES} bytes in tiles of a multiple of {TILE_MULTIPLE_BYTES}"

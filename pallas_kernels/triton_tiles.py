@@ -60,11 +60,7 @@ def addressable(array: jax.Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def check_addressable(*arrays: jax.Array | jax.ShapeDtypeStruct) -> None:
-    """Refuses what Pallas on Triton addresses wrongly.
-
-    Raises:
-      ValueError: an array that is not `addressable`.
-    """
+    """Refuses what Pallas on Triton addresses wrongly: ValueError for an array that is not `addressable`."""
     for array in arrays:
         if not addressable(array):
             raise ValueError(f"{array.dtype}{list(array.shape)}: expected words of 2 or 4 bytes from 2 GiB to 4 GiB")

@@ -15,12 +15,7 @@ from hkv.state.loops import Scalar
 
 @dataclasses.dataclass(frozen=True)
 class FlatArrays:
-    """Operations on arrays that every workspace has; a subclass says where things are in its arrays.
-
-    Attributes:
-      sizes: static sizes, among them `lanes`, the number of states.
-      lane: the lane that is worked on.
-    """
+    """Arrays of `sizes.lanes` states, one of which is worked on; a subclass says where things are in its arrays."""
 
     CARRIED: ClassVar[tuple[str, ...]]
     """Names of the arrays that a loop's body sees only if the loop names them."""

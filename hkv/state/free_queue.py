@@ -22,13 +22,8 @@ TAKE_WRITES = ("queue", "rows", "blocks", *key_table.WRITES, "head", "free", "ev
 
 
 def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
-    """Hands out the next `count` free blocks: one reference each, keys dropped, ids written to a row.
-
-    Args:
-      work: needs `TAKE_WRITES` to write.
-      start: index into `State.rows` of the entry that gets the first.
-      count: number of blocks; at most `work.free`.
-    """
+    """Hands out the next `count` free blocks: one reference each, keys dropped, ids written to `State.rows` from
+    `start` on."""
     buckets = work.sizes.buckets
     evicted = key_table.evicted_for(work, remainder(divide(start, jnp.int32(buckets.row)), jnp.int32(buckets.groups)))
 
@@ -82,12 +77,9 @@ ADOPT_WRITES = ("queue", "blocks", "free")
 
 
 def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
-    """Adds a reference to blocks of a row, taking those without one out of the queue.
+    """Adds a reference to `count` entries of `State.rows` from `start` on, taking blocks without one out of the queue.
 
-    Args:
-      work: needs `rows` to read and `ADOPT_WRITES` to write.
-      start: index into `State.rows` of the first entry; null entries are skipped, and no block is there twice.
-      count: number of entries.
+    Null entries are skipped; no block is there twice.
     """
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -113,12 +105,7 @@ def adopt(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
 
 
 def hold(work: Workspace, entry: Scalar) -> Workspace:
-    """Adds a reference to the block of one entry of a row, which may be held already: `adopt` of one entry.
-
-    Args:
-      work: needs `rows` to read and `ADOPT_WRITES` to write.
-      entry: index into `State.rows`; a null entry is skipped.
-    """
+    """`adopt` of one entry of `State.rows`, whose block may be held already; a null entry is skipped."""
 
     def look(w: Workspace) -> tuple[Scalar, Scalar]:
         block = w.read("rows", entry)
@@ -132,13 +119,7 @@ def hold(work: Workspace, entry: Scalar) -> Workspace:
 
 
 def add_reference(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
-    """Adds a reference to a block that has one, if `present`.
-
-    Args:
-      work: needs `blocks` to write.
-      present: whether to do it.
-      block: id of the block.
-    """
+    """Adds a reference to a block that has one, if `present`."""
     work, (references,) = peek(
         present, lambda w: (w.read("blocks", w.block(block)),), work, reads=("blocks",), default=(0,)
     )
@@ -150,16 +131,13 @@ RELEASE_WRITES = ("queue", "blocks", "head", "tail", "free")
 
 
 def release(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
-    """Takes a reference from blocks of a row, the last entry first.
+    """Takes a reference from `count` blocks of `State.rows` from `start` on, the last entry first; null ones are
+    skipped.
 
-    Blocks left without reference return to the queue: those without keys to its head, all of them before the blocks
-    that were there and in the order given back; those with keys to its tail, in that order. Since the order is known,
-    the row is walked from its first entry on, and places at the tail are left empty for blocks that do not go there.
-
-    Args:
-      work: needs `rows` and `keys` to read and `RELEASE_WRITES` to write, and room in the ring (`make_room`).
-      start: index into `State.rows` of the first entry; null entries are skipped.
-      count: number of entries.
+    Blocks left without reference return to the queue, which needs room (`make_room`): those without keys to its head,
+    all of them before the blocks that were there and in the order given back; those with keys to its tail, in that
+    order. Since the order is known, the row is walked from its first entry on, and places at the tail are left empty
+    for blocks that do not go there.
     """
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -206,11 +184,7 @@ def make_room(work: Workspace) -> Workspace:
 
 
 def squeeze(work: Workspace) -> Workspace:
-    """Moves the blocks of the queue together, towards its head.
-
-    Args:
-      work: needs `queue`, `blocks` and `tail` to write.
-    """
+    """Moves the blocks of the queue together, towards its head."""
     tail, spare = work.tail, work.queue.shape[0] - 1
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:

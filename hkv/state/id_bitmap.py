@@ -20,12 +20,7 @@ WRITES = ("bitmap",)
 
 
 def smallest(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
-    """The smallest id of a pool that has one, and the words on the way to it, the ids' own last.
-
-    Args:
-      work: needs `bitmap` to read.
-      pool: the pool.
-    """
+    """The smallest id of a pool that has one, and the words on the way to it, the ids' own last."""
     place, words = jnp.int32(0), []
     for level in reversed(range(len(work.sizes.buckets.levels))):
         words.append(work.read("bitmap", work.word(pool, level, place)))
@@ -36,14 +31,7 @@ def smallest(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
 
 
 def take(work: PooledWorkspace, present: Scalar, pool: Scalar, found: Sequence[Scalar]) -> PooledWorkspace:
-    """Takes the smallest id out, if `present`.
-
-    Args:
-      work: needs `bitmap` to write.
-      present: whether to do it.
-      pool: the pool.
-      found: result of `smallest`.
-    """
+    """Takes the smallest id, as `smallest` found it, out, if `present`."""
     id, *words = found
     emptied = jnp.asarray(present)
     for level, word in enumerate(reversed(words)):
@@ -55,27 +43,13 @@ def take(work: PooledWorkspace, present: Scalar, pool: Scalar, found: Sequence[S
 
 
 def path(work: PooledWorkspace, pool: Scalar, id: Scalar) -> list[Scalar]:
-    """The words that say whether an id is in, the ids' own first.
-
-    Args:
-      work: needs `bitmap` to read.
-      pool: the id's pool.
-      id: an id of it.
-    """
+    """The words that say whether an id is in, the ids' own first."""
     levels = range(len(work.sizes.buckets.levels))
     return [work.read("bitmap", work.word(pool, level, id >> (5 * level + 5))) for level in levels]
 
 
 def put(work: PooledWorkspace, present: Scalar, pool: Scalar, id: Scalar, words: Sequence[Scalar]) -> PooledWorkspace:
-    """Puts an id in, if `present`.
-
-    Args:
-      work: needs `bitmap` to write.
-      present: whether to do it.
-      pool: the id's pool.
-      id: an id of it.
-      words: result of `path`.
-    """
+    """Puts an id in, if `present`; `words` is its `path`."""
     for level, word in enumerate(words):
         bit = jnp.left_shift(jnp.int32(1), (id >> (5 * level)) & 31)
         work = work.write_if(present, "bitmap", word | bit, work.word(pool, level, id >> (5 * level + 5)))

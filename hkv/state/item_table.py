@@ -22,14 +22,7 @@ PRESENT, RESIDENT, NAMESPACE = 1, 2, 4
 
 
 def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """A key's block in a group, 0 for none. The key counts as used, even if the group has none.
-
-    Args:
-      work: needs `items` to write.
-      present: whether to look.
-      key: the key.
-      group: the group.
-    """
+    """A key's block in a group, 0 for none. The key counts as used, even if the group has none."""
     work, (flags, block, *seen) = peek(
         present,
         lambda w: (
@@ -61,19 +54,10 @@ def fill(
     block: Scalar,
     seen: Sequence[Scalar],
 ) -> tuple[PooledWorkspace, Scalar]:
-    """Puts a block under a key, with a reference, if `present` and the group has none there.
+    """Puts a held block under a key, with a reference, if `present` and the group has none there; and whether it was
+    put.
 
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      key: the key.
-      group: the group.
-      pool: the group's pool.
-      block: a block that somebody holds.
-      seen: result of `look`.
-
-    Returns:
-      The workspace, and whether it was put.
+    `seen` is the result of `look`.
     """
     old, references = seen
     # The first block under a key stays. A later one of the same content is not cached, and is freed with its request.
@@ -90,18 +74,9 @@ def remove(
     pool_of: Callable[[Scalar], Scalar],
     keep: Scalar,
 ) -> tuple[PooledWorkspace, Scalar]:
-    """Takes a key out, if `present`.
+    """Takes a cached key out, if `present`; and how many blocks left with it.
 
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      key: a cached key.
-      groups: number of groups.
-      pool_of: a group's pool.
-      keep: whether the blocks keep their references; the key and its block in each group are reported then.
-
-    Returns:
-      The workspace, and how many blocks left with it.
+    With `keep` the blocks keep their references; the key and its block in each group are reported then.
     """
     work = recency.unlink(work, present, key)
     work = work.write_if(present, "items", 0, work.item(key, Item.FLAGS))

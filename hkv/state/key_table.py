@@ -34,12 +34,8 @@ def first_block(value: Scalar) -> Scalar:
 
 
 def absent(value: Scalar, evicted: Scalar | int = EVICTED) -> Scalar:
-    """Value that replaces a positive value of the table when the last block it names is gone.
-
-    Args:
-      value: the value.
-      evicted: what to say of a key of which nothing else was to be said.
-    """
+    """Value that replaces a positive one when the last block it names is gone; `evicted` where nothing else was to be
+    said."""
     # Bits 1 and 2 hold what `note_absence` said while the key still had a block. They outlive the eviction: "retired
     # window" or "not retained" is why a later lookup misses, whatever took the last copy away.
     return jnp.where((value & 6) == 0, evicted, -1 - ((value >> 1) & 3))
@@ -59,12 +55,8 @@ _LATEST = 2**31 - 2**16
 
 
 def eviction_of(value: int, groups: int) -> tuple[int, int]:
-    """The step and the group that a value of the table tells of, on the host; (0, -1) where it tells of none.
-
-    Args:
-      value: of a key that has no block.
-      groups: columns of the table.
-    """
+    """The step and the group that a value of a key without blocks tells of, on the host; (0, -1) where it tells of
+    none."""
     return divmod(NOT_RETAINED - 1 - value, groups) if value < NOT_RETAINED else (0, -1)
 
 
@@ -94,14 +86,8 @@ def remove(
 ) -> Workspace:
     """Takes one key of a block out of the table, if `present`; `State.keys` of the block is not changed.
 
-    Args:
-      work: needs `table`, `links` and `events` to write.
-      present: whether to do it.
-      block: id of a block that is registered under the entry.
-      part: number of the key among the block's.
-      entry: the key's place in the table.
-      moving: whether another block will get the key at once, so that nobody need know.
-      evicted: what the table says of a key whose last block this was.
+    If the block was the key's last, the table says `evicted` from then on. No event if it is `moving`: another block
+    gets the key at once.
     """
     work, (value, after, before) = peek(
         present,
@@ -136,13 +122,7 @@ def insert(
 ) -> Workspace:
     """Enters a block under a key, after those that have it already; `State.keys` of the block is not changed.
 
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      block: id of a block that is not registered under the entry.
-      part: number of the key among the block's.
-      entry: the key's place in the table.
-      moving: whether what is to be said of the key later stays as it was.
+    If it is `moving`, what is to be said of the key later stays as it was.
     """
     work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
     first = first_block(value)
@@ -174,14 +154,7 @@ def insert(
 
 
 def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar | int = EVICTED) -> Workspace:
-    """Takes all keys of a block out of the table and off the block, if `present`.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      block: id of a block, with keys or without.
-      evicted: what the table says of keys whose last block it was.
-    """
+    """Takes all keys of a block out of the table and off the block, if `present`; `remove` says what `evicted` is."""
     parts = 1 + work.sizes.buckets.parts
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
@@ -199,14 +172,8 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar |
 
 
 def move_keys(work: Workspace, present: Scalar, source: Scalar, target: Scalar) -> Workspace:
-    """Lets a block stand under every key of another instead of it, if `present`. No event: what is cached moves.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      source: id of a block.
-      target: id of a block without keys.
-    """
+    """Lets a block without keys stand under every key of another instead of it, if `present`. No event: what is cached
+    moves."""
     parts = 1 + work.sizes.buckets.parts
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
@@ -225,13 +192,7 @@ def move_keys(work: Workspace, present: Scalar, source: Scalar, target: Scalar) 
 
 
 def primary_entry(work: Workspace, present: Scalar, block: Scalar) -> tuple[Workspace, Scalar]:
-    """The entry of the block's key that covers most tokens, -1 for none.
-
-    Args:
-      work: needs `keys` to read.
-      present: whether to look; -1 where not.
-      block: id of a block.
-    """
+    """The entry of the block's key that covers most tokens, -1 for none."""
     work, part = highest_part(work, present, block)
     found = part >= 0
     work, (value,) = peek(
@@ -241,15 +202,7 @@ def primary_entry(work: Workspace, present: Scalar, block: Scalar) -> tuple[Work
 
 
 def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry: Scalar) -> Workspace:
-    """Registers a block under a key, if `present`.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      block: id of a block that does not have the key.
-      part: number of the key among the block's; 0 for the key of the whole block.
-      entry: the key's place in the table.
-    """
+    """Registers a block under a key that it does not have, if `present`; part 0 is the key of the whole block."""
     work = insert(work, present, block, part, entry)
     if work.sizes.buckets.parts == 0:
         # Flagged though no other block may have the key: whether one has is known from the table only. `register`
@@ -263,14 +216,7 @@ def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry
 
 
 def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar) -> Workspace:
-    """Notes what to say of a key once its last block is gone, if `present`: `RETIRED` or `NOT_RETAINED`.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      entry: the key's place in the table.
-      reason: `RETIRED` or `NOT_RETAINED`.
-    """
+    """Notes what to say of a key once its last block is gone, if `present`: `RETIRED` or `NOT_RETAINED`."""
     work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
     cached = present & (value > 0)
     first = first_block(value)
@@ -286,13 +232,7 @@ def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar
 
 
 def highest_part(work: Workspace, present: Scalar, block: Scalar) -> tuple[Workspace, Scalar]:
-    """The part of the block's key that covers most tokens: 0 for the whole block's, p below it, -1 for no key.
-
-    Args:
-      work: needs `keys` to read.
-      present: whether to look; -1 where not.
-      block: id of a block.
-    """
+    """The part of the block's key that covers most tokens: 0 for the whole block's, p below it, -1 for no key."""
     parts = 1 + work.sizes.buckets.parts
     work, (word,) = peek(present, lambda w: (w.read("keys", w.key(block)),), work, reads=("keys",), default=(0,))
 

@@ -22,13 +22,7 @@ WRITES = ("nodes", "uses")
 
 
 def use(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
-    """Makes a node the most recently used, if `present`.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      node: a node, in the tree or about to be.
-    """
+    """Makes a node, in the tree or about to be, the most recently used, if `present`."""
     # Before the place is taken: a node that is used at the very moment the places run out needs one of the new ones.
     work = _close_gaps(work, present)
     work, (clock, flags, old) = peek(

@@ -40,12 +40,7 @@ ZERO = np.int32(0)
 
 
 def read(array: jax.Array, index: Any) -> Scalar:
-    """The element at an index that is in range; nothing is wrapped.
-
-    Args:
-      array: of one axis.
-      index: a non-negative integer below its size.
-    """
+    """The element of a flat array at a non-negative index that is in range; nothing is wrapped."""
     # Unsigned: for signed indices JAX adds the array's size to negative ones, two more operations in each access.
     start = (jnp.asarray(index).astype(jnp.uint32),)
     return lax.dynamic_slice(array, start, (1,), allow_negative_indices=False).reshape(())
@@ -124,8 +119,7 @@ def peek(
 ) -> tuple[W, tuple[Scalar, ...]]:
     """Reads scalars in a loop of at most one trip, so that they may be used after the arrays change.
 
-    Returns:
-      The workspace, and what `body` returned, or `default` where the predicate does not hold.
+    They are what `body` returned, or `default` where the predicate does not hold.
     """
 
     def once(inner: W, local: Local) -> tuple[W, Local]:

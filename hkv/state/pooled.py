@@ -245,12 +245,7 @@ class PooledState:
 def empty_pooled(buckets: PooledBuckets, num_blocks: tuple[int, ...]) -> PooledState:
     """A cache in which nothing happened, as NumPy arrays: every block but block 0 of each pool is free.
 
-    Args:
-      buckets: the sizes.
-      num_blocks: blocks of each pool, the reserved block 0 included.
-
-    Raises:
-      ConfigError: more pools, or larger ones, than the buckets.
+    Raises ConfigError for more pools, or larger ones, than the buckets.
     """
     if len(num_blocks) > buckets.pools:
         raise ConfigError("num_blocks", num_blocks, f"at most the bucket's {buckets.pools} pools")
@@ -303,14 +298,9 @@ def members_of(bitmap: np.ndarray, levels: tuple[int, ...]) -> list[int]:
 
 
 def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
-    """The same cache with more room, as NumPy arrays. Host-only.
+    """The same cache with more room, as NumPy arrays. Host-only. Blocks, groups, pools and names stay as they are.
 
-    Args:
-      state: a state of NumPy arrays.
-      buckets: sizes none of which is smaller; as many blocks, groups, pools and names.
-
-    Raises:
-      ConfigError: a size that is smaller, or that cannot change.
+    Raises ConfigError for a size that is smaller, or that cannot change.
     """
     old = state.buckets
     for name in ("blocks", "groups", "pools", "names"):

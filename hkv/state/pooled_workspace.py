@@ -39,15 +39,8 @@ OUTPUTS = ("ids", "results")
 
 @dataclasses.dataclass(frozen=True)
 class PooledSizes:
-    """Static sizes: the buckets, and further ones.
-
-    Attributes:
-      buckets: sizes of one state.
-      lanes: states.
-      operations: operations a lane.
-      width: integers of one operation's result.
-      ids: room for ids a lane; 0: none are reported.
-    """
+    """Static sizes: of one state, lanes, operations a lane, integers of a result, room for ids a lane (0: none are
+    reported)."""
 
     buckets: PooledBuckets
     lanes: int

@@ -25,15 +25,8 @@ def look(work: PooledWorkspace, key: Scalar) -> tuple[Scalar, Scalar, Scalar]:
 
 
 def use(work: PooledWorkspace, present: Scalar, known: Scalar, key: Scalar, seen: Sequence[Scalar]) -> PooledWorkspace:
-    """Makes a key the most recently used, if `present`.
-
-    Args:
-      work: needs `items` to write.
-      present: whether to do it.
-      known: whether the key is in the ring; it is put in where not.
-      key: the key.
-      seen: result of `look`.
-    """
+    """Makes a key the most recently used, if `present`; it enters the ring unless `known`. `seen` is the result of
+    `look`."""
     after, before, last = seen
     known = jnp.asarray(present) & known
     last = jnp.where(known & (last == key), before, last)
@@ -46,13 +39,7 @@ def use(work: PooledWorkspace, present: Scalar, known: Scalar, key: Scalar, seen
 
 
 def unlink(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
-    """Takes a key out of the ring, if `present`.
-
-    Args:
-      work: needs `items` to write.
-      present: whether to do it.
-      key: a key in the ring.
-    """
+    """Takes a key out of the ring, if `present`."""
     work, (after, before) = peek(
         present,
         lambda w: (w.read("items", w.item(key, Item.NEXT)), w.read("items", w.item(key, Item.PREVIOUS))),

@@ -16,16 +16,7 @@ WRITES = ("references", "counters", *id_bitmap.WRITES)
 
 
 def claim(work: PooledWorkspace, present: Scalar, pool: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Takes the smallest free block of a pool for a request, if `present`.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it; 0 is returned where not.
-      pool: a pool with a free block.
-
-    Returns:
-      The workspace, and the block.
-    """
+    """Takes the smallest free block of a pool that has one for a request, if `present`; 0 where not."""
     work, found = peek(present, lambda w: look_free(w, pool), work, ("counters", "bitmap"), (0,) * looked_free(work))
     return claim_found(work, present, pool, found), found[2]
 
@@ -50,15 +41,7 @@ def claim_found(work: PooledWorkspace, present: Scalar, pool: Scalar, seen: Sequ
 
 
 def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
-    """One more reference to a block that somebody holds, if `present`.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      pool: the block's pool.
-      block: its id.
-      role: a `Role`.
-    """
+    """One more reference to a block that somebody holds, if `present`."""
     asked = (Role.REQUEST, Role.CONNECTOR, role)
     work, (_, held, request, connector, own) = peek(
         present,
@@ -75,15 +58,7 @@ def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scala
 
 
 def release(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
-    """One reference less to a block that has one in this role, if `present`; a block that nobody holds then is free.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      pool: the block's pool.
-      block: its id.
-      role: a `Role`.
-    """
+    """One reference less to a block that has one in this role, if `present`; a block that nobody holds then is free."""
     work, seen = peek(present, lambda w: look(w, pool, block), work, WRITES, (0,) * looked(work))
     return let_go(work, present, pool, block, role, seen)
 

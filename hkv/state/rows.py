@@ -101,13 +101,8 @@ def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) ->
 def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Append `ids[r, :counts[r]]` to every row r: what a step's scheduler hands to the worker (vLLM `BlockTable`).
 
-    Args:
-      rows: donated.
-      ids: int32[rows, K].
-      counts: int32[rows].
-
-    Returns:
-      The rows, and a status int32[rows]; a refused row keeps what it had, the others are served.
+    `ids` is int32[rows, K], `counts` int32[rows]. Returns a status int32[rows]: a refused row keeps what it had, the
+    others are served.
     """
     live = jnp.arange(ids.shape[1]) < counts[:, None]
     status = _first(
@@ -195,11 +190,7 @@ def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array)
 
 @partial(jax.jit, donate_argnums=0)
 def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Array]:
-    """Take the last slot off a row.
-
-    Returns:
-      The rows; the block that stood there, int32[], null when refused; the status, BAD_LENGTH for an empty row.
-    """
+    """Take the last slot off a row: its block, int32[], null when refused, and the status, BAD_LENGTH for an empty row."""
     last = _length(rows, row) - 1
     status = _first((~_is_row(rows, row), Status.NO_SUCH_ROW), (last < 0, Status.BAD_LENGTH))
     ok = status == Status.OK

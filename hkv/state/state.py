@@ -240,12 +240,7 @@ class State:
 def empty(buckets: Buckets, num_blocks: int) -> State:
     """A cache in which nothing happened, as NumPy arrays: every block but the null block is free, in order of its id.
 
-    Args:
-      buckets: the sizes.
-      num_blocks: blocks in the pool, the null block 0 included.
-
-    Raises:
-      ConfigError: the pool does not fit its bucket.
+    Raises ConfigError if the pool does not fit its bucket.
     """
     if not 1 <= num_blocks <= buckets.blocks:
         raise ConfigError("num_blocks", num_blocks, f"between 1 and the bucket's {buckets.blocks}")

@@ -20,14 +20,8 @@ WRITES = leaves.WRITES
 
 
 class Above(NamedTuple):
-    """The way up from a node.
-
-    Attributes:
-      parent: 1 plus the node that it builds on, 0 for none in the tree.
-      free: True if nothing at the parent or below it is pinned.
-      pinned: True if the parent itself is pinned.
-      alone: True if the node is its only child.
-    """
+    """The way up from a node: 1 plus its parent, 0 for none in the tree; nothing at the parent or below it is pinned;
+    the parent itself is; the node is its only child."""
 
     parent: Scalar
     free: Scalar
@@ -36,15 +30,7 @@ class Above(NamedTuple):
 
 
 def enter(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar, flags: Scalar) -> PooledWorkspace:
-    """Puts a node into the tree, or under another parent, if `present`; it counts as used.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      node: the node.
-      parent: 1 plus the node that it builds on, 0 for none.
-      flags: `PINNED`, `BARRED`.
-    """
+    """Puts a node into the tree, or under another parent (1 plus it, 0 for none), if `present`; it counts as used."""
     work, (old, known) = _words(work, present, node, Node.PARENT, Node.FLAGS)
     moves = jnp.asarray(present) & (old != parent)
     work = _detach(work, moves & (old != 0), node)
@@ -65,14 +51,7 @@ def leave(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspa
 
 
 def mark(work: PooledWorkspace, present: Scalar, node: Scalar, flags: Scalar) -> PooledWorkspace:
-    """Sets `PINNED` and `BARRED` of a node, if `present` and it is in.
-
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      node: the node.
-      flags: both bits as they are to be.
-    """
+    """Sets `PINNED` and `BARRED` of a node to those of `flags`, if `present` and it is in."""
     work, (old, held, parent) = _words(work, present, node, Node.FLAGS, Node.HELD, Node.PARENT)
     there = jnp.asarray(present) & (old != 0)
     work = work.write_if(there, "nodes", (old & (PRESENT | LEAF)) | flags, work.node(node, Node.FLAGS))

@@ -26,13 +26,10 @@ AXIS = "program"
 def ring(
     tasks: int, load: Callable[[Any, Any], None], store: Callable[[Any, Any], None], wait: Callable[[Any], None]
 ) -> None:
-    """Moves `tasks` tiles through the stages of a ring: loads run ahead, one store may still be under way.
+    """Moves `tasks` tiles of a program through a ring's stages: loads run ahead, one store may still be under way.
 
-    Args:
-      tasks: tiles of a program.
-      load: starts loading tile `k` of the program into a stage; nothing for tiles that are not there.
-      store: starts storing tile `k` from a stage, as part of the group that is open.
-      wait: waits until tile `k`'s stage is full.
+    `load` starts loading tile `k` into a stage, if there is such a tile; `wait` waits until the stage is full; `store`
+    starts storing it, as part of the group that is open.
     """
     stages = stages_of(tasks)
     # One stage fewer than there are: the last one may still be read by the store before.
@@ -162,14 +159,9 @@ def move_runs(
 ) -> tuple[jax.Array, ...]:
     """The targets with runs of the sources in them, MAX_MOVES moves in a launch, in place where donated.
 
-    Args:
-      sources: words `[words]` each.
-      targets: words `[words]` each, or the shape and dtype of all of them, if they are made and every word is written.
-      moves: runs to move, between arrays of one dtype.
-      interpret: False, or the parameters of Mosaic GPU's interpreter (static).
-
-    Raises:
-      ValueError: runs that no bulk copy can move.
+    Sources are words `[words]` each of one dtype; so are targets, or their shapes and dtypes if they are made and every
+    word is written. `interpret`: False, or the parameters of Mosaic GPU's interpreter (static). Raises ValueError for
+    runs that no bulk copy can move.
     """
     moves, given = [move for move in moves if move.runs and move.length], cast("Any", targets)
     made = all(isinstance(target, jax.ShapeDtypeStruct) for target in targets)

@@ -78,23 +78,14 @@ class Move:
     def quantised(self, numbers: jax.Array, reciprocal: jax.Array, rounded: Callable[[jax.Array], jax.Array]) -> Any:
         """Numbers times the reciprocal of their scale, rounded to nearest even and saturated, as words of a byte.
 
-        Args:
-          numbers: any float dtype.
-          reciprocal: float32, of a shape that broadcasts to that of the numbers.
-          rounded: rounding of float32 to nearest even, for integers.
+        `rounded` rounds float32 to nearest even, for integers.
         """
         found = saturated(numbers.astype(jnp.float32) * reciprocal, self.dtype, rounded)
         return lax.bitcast_convert_type(found, jnp.uint8)
 
 
 def kernel_name(moves: Sequence[Move], targets: Any, sources: Any = ()) -> str:
-    """The name of a launch, which says how many bytes it moves, or zeroes: nothing else in a compiled program does.
-
-    Args:
-      moves: its moves.
-      targets: arrays that are written, by number.
-      sources: arrays that are read, by number; only where something is quantised.
-    """
+    """The name of a launch, which says how many bytes it moves, or zeroes: nothing else in a compiled program does."""
     total = sum(move.nbytes(targets) for move in moves)
     name = f"{'move' if any(move.reads for move in moves) else 'zero'}_runs_of_{total}_bytes"
     if not any(move.dtype for move in moves):

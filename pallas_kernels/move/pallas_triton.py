@@ -112,11 +112,8 @@ def move_runs(
 ) -> tuple[jax.Array, ...]:
     """The targets with runs of the sources in them, MAX_MOVES in a launch, in place where donated.
 
-    Args:
-      sources: words `[words]` each.
-      targets: words `[words]` each, or the shape and dtype of one that is made, every word of which the moves write.
-      moves: runs to move, between arrays of one dtype.
-      interpret: run on the CPU, slowly, as the kernel would (static).
+    Sources are words `[words]` each of one dtype; so are targets, or the shape and dtype of one that is made, every
+    word of which the moves write. `interpret` (static): run on the CPU, slowly, as the kernel would.
     """
     moves, given = [move for move in moves if move.runs and move.length], cast("Any", targets)
     if len(moves) > MAX_MOVES:

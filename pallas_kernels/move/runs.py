@@ -14,13 +14,9 @@ MoveRuns = Callable[..., tuple[jax.Array, ...]]
 
 
 def gather_runs(move_runs: MoveRuns, pools: Sequence[jax.Array], starts: jax.Array, rows_per_run: int) -> jax.Array:
-    """Runs `[pools, n, runs, rows_per_run, row]` of pools `[rows, row]`; zeros for those that start outside.
+    """Runs `[pools, n, runs, rows_per_run, row]` of pools `[rows, row]` of words; zeros for those that start outside.
 
-    Args:
-      move_runs: the implementation.
-      pools: words of any dtype `[rows, row]` each.
-      starts: int32 `[pools, n, runs]`, first row of each run.
-      rows_per_run: static.
+    `starts` is int32 `[pools, n, runs]`, the first row of each run.
     """
     row, dtype = pools[0].shape[1], pools[0].dtype
     count, length = starts.shape[1] * starts.shape[2], rows_per_run * row
@@ -36,14 +32,11 @@ def gather_runs(move_runs: MoveRuns, pools: Sequence[jax.Array], starts: jax.Arr
 def scatter_runs(
     move_runs: MoveRuns, pools: Sequence[jax.Array], starts: jax.Array, values: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Pools `[rows, row]` with some runs replaced, in place where donated.
+    """Pools `[rows, row]` of words with some runs replaced by `values[pools, n, runs, rows of a run, row]`, in place
+    where donated.
 
-    Args:
-      move_runs: the implementation.
-      pools: words of any dtype `[rows, row]` each.
-      starts: int32 `[pools, n, runs]`, first row of each run; runs that start outside are dropped, and no two inside
-        one pool overlap.
-      values: `[pools, n, runs, rows of a run, row]` of the same dtype.
+    `starts` is int32 `[pools, n, runs]`, the first row of each; runs that start outside are dropped, and no two inside
+    one pool overlap.
     """
     row, count = pools[0].shape[1], starts.shape[1] * starts.shape[2]
     length = values.shape[3] * row

@@ -37,14 +37,8 @@ class Ask(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """The verdict (RTP-LLM `evaluateInitCapacity`), all in blocks.
-
-    Attributes:
-      never: the pools are too small.
-      not_now: too much of them is held.
-      need: blocks that the request takes, over all groups.
-      available: blocks that nobody holds but the cache, over all pools.
-    """
+    """The verdict (RTP-LLM `evaluateInitCapacity`): the pools are too small; too much of them is held; blocks that the
+    request takes, over all groups; blocks that nobody holds but the cache, over all pools."""
 
     never: Scalar
     not_now: Scalar
@@ -55,12 +49,7 @@ class Capacity(NamedTuple):
 def need(view: View, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scalar) -> tuple[Scalar, Scalar]:
     """Blocks that a first allocation takes in one group: for all sequences, and for each (RTP-LLM `getNeed`).
 
-    Args:
-      view: the configuration.
-      work: a workspace, of which nothing is read.
-      shape: the group.
-      ask: the request.
-      reused: slots that it has already.
+    `reused` slots it has already. Nothing is read of `work`.
     """
     # Under context parallelism a rank holds its share of the blocks, and asks for as many tokens as fill those.
     common, seq = effective(view, shape.group, ask.common), effective(view, shape.group, ask.seq)
@@ -90,13 +79,7 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
     """Verdict on whether the pools have room for a request (RTP-LLM `evaluateInitCapacity`).
 
     With one pool, every group is credited with the longest list's slots, whatever its own length. With a pool a group
-    each is judged alone, and has its part of the reserve.
-
-    Args:
-      work: needs `requests` and `counters` to write, of which only spare elements are written.
-      view: the configuration.
-      ask: the request.
-      enabled: whether to ask; everything fits where not.
+    each is judged alone, and has its part of the reserve. Everything fits where not `enabled`.
     """
     groups, apart = view.num_groups, view.whole(CacheField.APART) != 0
     reserve = view.whole(CacheField.RESERVE)
@@ -149,14 +132,7 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
 
 
 def longest_list(work: PooledWorkspace, view: View, slot: Scalar, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Slots of the longest list of a request's first sequence, holes included; 0 means that it holds nothing yet.
-
-    Args:
-      work: needs `requests` to read.
-      view: the configuration.
-      slot: the request.
-      enabled: whether to look; 0 where not.
-    """
+    """Slots of the longest list of a request's first sequence, holes included; 0 means that it holds nothing yet."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, most = local
@@ -182,14 +158,7 @@ def _available(work: PooledWorkspace, view: View, enabled: Scalar) -> tuple[Pool
 
 
 def scaled(work: PooledWorkspace, number: Scalar, part: Scalar, whole: Scalar) -> Scalar:
-    """`number * part // whole`, whose product may have more than 31 bits; 0 for a whole of 0.
-
-    Args:
-      work: a workspace, of which nothing is read.
-      number: below 2**31.
-      part: at most `whole`.
-      whole: below 2**29.
-    """
+    """`number * part // whole`, whose product may have more than 31 bits; 0 for a whole of 0. `part <= whole < 2**29`."""
     divisor = jnp.maximum(whole, 1)
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
@@ -210,15 +179,8 @@ WRITES = ("rows", "requests")
 
 
 class Outlook(NamedTuple):
-    """A request and what is to come. Lengths are in tokens; `width`: sequences it will have.
-
-    Attributes:
-      slot, batch, seq, common, reserve: the request.
-      remaining: tokens to come.
-      reuse: whether states on the grid are kept.
-      width: sequences it will have, at least `batch`.
-      fresh: whether it holds nothing yet.
-    """
+    """A request and the tokens to come (`remaining`), in tokens. `reuse`: states on the grid are kept; `width`:
+    sequences it will have, at least `batch`; `fresh`: it holds nothing yet, which `batch_peak` finds."""
 
     slot: Scalar
     batch: Scalar
@@ -232,14 +194,7 @@ class Outlook(NamedTuple):
 
 
 def batch_peak(work: PooledWorkspace, view: View, outlook: Outlook, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Blocks beyond those it has that a request holds at its peak.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      outlook: the request; `fresh` is found here.
-      enabled: whether to ask; 0 where not.
-    """
+    """Blocks beyond those it has that a request holds at its peak."""
     work, held = longest_list(work, view, outlook.slot, enabled)
     outlook = outlook._replace(fresh=held == 0, common=jnp.clip(outlook.common, 0, outlook.seq))
 

@@ -22,13 +22,8 @@ ANY_GROUP = -1
 
 
 class Wanted(NamedTuple):
-    """Blocks to evict.
-
-    Attributes:
-      group: keys with a block in this group leave, and only its blocks are counted; `ANY_GROUP` for all.
-      least: blocks.
-      keep: whether the blocks keep their references; keys and blocks are reported then.
-    """
+    """Blocks to evict: keys with a block in this group leave, and only its blocks are counted (`ANY_GROUP` for all);
+    how many; whether they keep their references, and keys and blocks are reported."""
 
     group: Scalar
     least: Scalar
@@ -62,13 +57,11 @@ class Walk(NamedTuple):
 
 
 def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWorkspace, Scalar, Scalar]:
-    """Takes keys that are not resident out until enough blocks left (RTP-LLM `selectAndEvict[ForGroup]`).
+    """Takes keys that are not resident out until enough blocks left (RTP-LLM `selectAndEvict[ForGroup]`); how many
+    blocks and keys.
 
     Under a prefix tree with a leaf whole chains leave; before them blocks of a group that may lose them alone, and then
     nothing else. Without one, the least recently used keys.
-
-    Returns:
-      The workspace, how many blocks and how many keys left.
     """
     work, (oldest,) = peek(
         wanted.least > 0, lambda w: (w.read("items", w.item(w.ring, Item.NEXT)),), work, ("items",), (work.ring,)
@@ -284,17 +277,10 @@ def _remove(
 def make_room(
     work: PooledWorkspace, view: View, shape: Shape, count: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
-    """Evicts until a group's pool has `count` free blocks (RTP-LLM `ensureFreeBlocks`).
+    """Evicts until a group's pool has `count` free blocks (RTP-LLM `ensureFreeBlocks`), if `enabled`; whether there are
+    so many.
 
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      shape: the group.
-      count: blocks.
-      enabled: whether to do it; False is returned where not.
-
-    Returns:
-      The workspace, and whether there are so many. What was evicted stays evicted in either case.
+    What was evicted stays evicted in either case.
     """
 
     def look(w: PooledWorkspace, present: Scalar) -> tuple[PooledWorkspace, Scalar]:

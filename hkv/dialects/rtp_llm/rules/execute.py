@@ -25,17 +25,10 @@ EVERYTHING = (*ARRAYS, *OUTPUTS, "num_ids")
 def execute(
     parameters: RtpParameters, state: PooledState, operations: Operations, *, only: tuple[RtpCode, ...], ids: int
 ) -> tuple[PooledState, RtpResults]:
-    """Performs operations on one or more states, lane after lane.
+    """Performs operations with codes `only` on one or more states, lane after lane; every argument and result has a
+    leading axis of lanes.
 
-    Args:
-      parameters: as `hkv.dialects.rtp_llm.machine.run` takes it, with a leading axis of lanes.
-      state: likewise.
-      operations: likewise.
-      only: codes to know.
-      ids: room for ids.
-
-    Returns:
-      New states and results, with a leading axis of lanes.
+    `ids` is room for ids.
     """
     lanes, places = operations.table.shape[:2]
     buckets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state).buckets

@@ -23,14 +23,8 @@ WRITES = ("chains", *lists.WRITES)
 
 
 class Fork(NamedTuple):
-    """A fork at work.
-
-    Attributes:
-      slot, batch: the request, its sequences before.
-      numbers, start, count: the sources: integers, where they begin, how many there are.
-      copy: whether earlier uses get last blocks of their own.
-      keys: keys of whole blocks in each sequence's chain.
-    """
+    """A fork at work: the request, its sequences before; `count` sources, `numbers[start:]`; whether earlier uses get
+    last blocks of their own; keys of whole blocks in each sequence's chain."""
 
     slot: Scalar
     batch: Scalar
@@ -46,18 +40,11 @@ class Fork(NamedTuple):
 
 
 def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, Scalar, Scalar]:
-    """Forks, unless blocks for copies are missing.
+    """Forks, unless blocks for copies are missing: whether it was done, and how many copies to make.
 
-    A single group gives the blocks of sequences that nobody goes on from back first, and they stay given back when
-    the fork is refused. Several groups change nothing then; copies go first into the last blocks of such sequences.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      at: the fork; no sources for nothing to do. Its sources are sequences of the request.
-
-    Returns:
-      The workspace, whether it was done, and how many copies are to be made. They are reported as group, block, copy.
+    Copies are reported as group, block, copy. A single group gives the blocks of sequences that nobody goes on from
+    back first, and they stay given back when the fork is refused. Several groups change nothing then; copies go first
+    into the last blocks of such sequences.
     """
     single = view.whole(CacheField.SINGLE) != 0
     work = _count_uses(work, at)
@@ -276,17 +263,8 @@ def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> Poole
 
 
 def _move(work: PooledWorkspace, view: View, at: Fork, making: Scalar) -> tuple[PooledWorkspace, Scalar]:
-    """Makes the new sequences in the scratch slot; once they are made, moves them to the request's.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      at: the fork.
-      making: whether they are to be made.
-
-    Returns:
-      The workspace, and how many copies the new sequences need.
-    """
+    """Makes the new sequences in the scratch slot, if `making`, and moves them to the request's; how many copies they
+    need."""
     groups, scratch = view.num_groups, work.scratch_slot
     slots = jnp.where(making, at.slot, scratch), jnp.where(making, scratch, at.slot)
 

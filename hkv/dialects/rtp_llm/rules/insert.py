@@ -56,11 +56,6 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
     With a single group: those of the first sequence, first key first, each a root. Else those of all sequences, last
     key first, so that a prefix's first keys are the last to be evicted; under context parallelism group by group, and
     never the block of a last token.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      batch: the request; no sequences for nothing to do.
     """
     single, ranks, groups = view.whole(CacheField.SINGLE) != 0, view.whole(CacheField.RANKS), view.num_groups
     sharded = ranks > 1
@@ -131,13 +126,11 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
 
 
 def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspace, Scalar]:
-    """Enters one key, if any of its groups has a block there (RTP-LLM `SharedBlockCache::put`).
+    """Enters one key, if any of its groups has a block there (RTP-LLM `SharedBlockCache::put`); whether that is a new
+    version.
 
     A slot that is filled keeps its block. Residence stays once it is there, and a dependency among virtual blocks is
     not replaced by one of another namespace.
-
-    Returns:
-      The workspace, and whether this makes a new version of the cache.
     """
     work, there = _any_block(work, view, entry)
     fields = (Item.FLAGS, Item.ORDINAL, Item.PARENT)

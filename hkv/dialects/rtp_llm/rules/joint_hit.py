@@ -29,20 +29,12 @@ class Keys(NamedTuple):
 def adopt(
     work: PooledWorkspace, view: View, slot: Scalar, keys: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
-    """Takes over what is cached under all keys but the last, into the empty lists of a request's first sequence.
+    """Takes over what is cached under all keys but the last, into the empty lists of a request's first sequence, if
+    `enabled`.
 
     Full groups want a block under every key, and vote even if their policy forbids reuse. Of the others only the last
-    key counts: LINEAR groups always vote, SWA groups if their policy allows reuse. Looking counts as using.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      slot: the request.
-      keys: number of its keys, that of a partly filled block among them.
-      enabled: whether to do it; nothing is hit where not.
-
-    Returns:
-      The workspace, and how many keys were hit; under context parallelism keys of virtual blocks.
+    key counts: LINEAR groups always vote, SWA groups if their policy allows reuse. Looking counts as using. Returns how
+    many keys were hit; under context parallelism, of virtual blocks.
     """
     stride = view.whole(CacheField.RANKS)
     # Never the last key, even if it is that of a full block: something must be left to compute.

@@ -41,14 +41,9 @@ class LegacyState:
 
 
 def init(keys: int, groups: int) -> LegacyState:
-    """An empty cache, as NumPy arrays.
+    """An empty cache of keys 0 to `keys` - 1, as NumPy arrays.
 
-    Args:
-      keys: most distinct keys; they are numbers from 0 on.
-      groups: number of groups.
-
-    Raises:
-      ConfigError: a size below 1, or more pairs than one array can hold.
+    Raises ConfigError for a size below 1, or more pairs than one array can hold.
     """
     for name, value in (("keys", keys), ("groups", groups)):
         if type(value) is not int or value < 1:
@@ -63,18 +58,7 @@ def init(keys: int, groups: int) -> LegacyState:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def put(state: LegacyState, key: Any, group: Any, block: Any, resident: Any) -> tuple[LegacyState, jax.Array]:
-    """Enters a block, unless the pair has one, which then only counts as used.
-
-    Args:
-      state: the cache.
-      key: int32[], its number.
-      group: int32[].
-      block: int32[], the block.
-      resident: bool[], whether it is never evicted.
-
-    Returns:
-      The new state, and bool[]: whether it was entered.
-    """
+    """Enters a block, unless the pair has one, which then only counts as used. Returns bool[]: whether it was entered."""
     work, pair = _work(state, 0), key * state.groups + group
     work, (flags, *seen) = _look(work, pair)
     known = flags != 0
@@ -96,15 +80,9 @@ def match(state: LegacyState, key: Any, group: Any) -> tuple[LegacyState, jax.Ar
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames="room")
 def pop(state: LegacyState, count: Any, *, room: int) -> tuple[LegacyState, jax.Array, jax.Array]:
-    """Takes blocks out, the least recently used first, resident ones never.
+    """Takes at most `count` blocks out, the least recently used first, resident ones never.
 
-    Args:
-      state: the cache.
-      count: int32[], how many at most.
-      room: largest number of blocks that can be reported.
-
-    Returns:
-      The new state, int32[room]: the blocks, and int32[]: how many, those beyond the room included.
+    Returns int32[room], the blocks, and int32[], how many, those beyond the room included.
     """
     work = _work(state, room)
 
@@ -126,16 +104,8 @@ def pop(state: LegacyState, count: Any, *, room: int) -> tuple[LegacyState, jax.
 def select_and_evict(state: LegacyState, least: Any, *, room: int) -> tuple[LegacyState, jax.Array, jax.Array]:
     """Takes whole keys out, the least recently used first, until `least` blocks are out; always one key at least.
 
-    A key is as old as the oldest of its pairs. Keys with any resident block stay.
-
-    Args:
-      state: the cache.
-      least: int32[], blocks.
-      room: largest number of integers that can be reported.
-
-    Returns:
-      The new state, int32[room]: for each block its key and the block, and int32[]: how many integers, those beyond the
-      room included.
+    A key is as old as the oldest of its pairs. Keys with any resident block stay. Returns int32[room], for each block
+    its key and the block, and int32[], how many integers, those beyond the room included.
     """
     work, groups = _work(state, room), state.groups
 

@@ -54,11 +54,6 @@ def extend(work: PooledWorkspace, view: View, growth: Growth) -> tuple[PooledWor
     """Makes list after list longer, group by group and sequence by sequence, until one cannot grow.
 
     What each was before is noted in the scratch slot, for `sweep` to undo.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      growth: the request, and the lengths for which its lists grow.
     """
     groups = view.num_groups
 
@@ -169,14 +164,9 @@ class Sweep(enum.IntEnum):
 
 
 def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode: Scalar) -> PooledWorkspace:
-    """Gives blocks of the first so many lists back.
+    """Gives blocks of the first `lists` lists back, group by group and sequence by sequence.
 
-    Args:
-      work: needs `LISTS` to write.
-      view: the configuration.
-      growth: the request, and for UNDO and CLEAN the lengths for which its lists grew.
-      lists: number of lists, counted group by group and sequence by sequence.
-      mode: a `Sweep`.
+    `growth` has, for UNDO and CLEAN, the lengths for which the lists grew.
     """
     groups = view.num_groups
     undo, clean, clear = (mode == int(each) for each in Sweep)
@@ -228,15 +218,9 @@ def copy_list(
     target: tuple[Scalar, Scalar],
     shared: Scalar,
 ) -> PooledWorkspace:
-    """Makes a list what another one is.
+    """Makes the list at `target`, a slot and a sequence, whose blocks are forgotten, what the one at `source` is.
 
-    Args:
-      work: needs `LISTS` to write.
-      view: the configuration.
-      group: the group of both.
-      source: slot and sequence of the one.
-      target: slot and sequence of the other, whose blocks are forgotten.
-      shared: whether the blocks get a reference more.
+    If `shared`, the blocks get a reference more.
     """
     pool = view.pool_of(group)
     work, (length,) = peek(
@@ -256,14 +240,7 @@ def copy_list(
 
 
 def share(work: PooledWorkspace, view: View, slot: Scalar, batch: Scalar) -> PooledWorkspace:
-    """Lets every sequence after the first hold the first one's blocks too.
-
-    Args:
-      work: needs `LISTS` to write.
-      view: the configuration.
-      slot: a request whose other sequences hold nothing.
-      batch: its sequences; 0 for nothing to do.
-    """
+    """Lets every sequence after the first hold the first one's blocks too."""
     groups = view.num_groups
 
     def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:

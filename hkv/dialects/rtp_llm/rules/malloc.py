@@ -47,12 +47,8 @@ class Progress(NamedTuple):
 
 
 class Flags(NamedTuple):
-    """Flags of an allocation.
-
-    Attributes:
-      device_cache: a new request may take over cached blocks.
-      keep: a request that grows keeps what decoding does not need.
-    """
+    """Flags of an allocation: a new request may take over cached blocks; one that grows keeps what decoding does not
+    need."""
 
     device_cache: Scalar
     keep: Scalar
@@ -63,16 +59,8 @@ def malloc(
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Gives a request blocks for its tokens, or leaves it as it was. What was evicted to make room stays evicted.
 
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      ask: the request.
-      keys: its keys, that of a partly filled block among them.
-      flags: further flags.
-      start: `Stage` to begin with: CHECK for a new request, GROW for another, CLEAR to free it, DONE for nothing.
-
-    Returns:
-      The workspace, the `Status`, and how many keys were hit.
+    `start` is the `Stage` to begin with: CHECK for a new request, GROW for another, CLEAR to free it, DONE for nothing.
+    Returns the `Status`, and how many of its `keys` were hit.
     """
     single = view.whole(CacheField.SINGLE) != 0
     new = start == int(Stage.CHECK)

@@ -120,14 +120,9 @@ class View(ParameterView):
 
 
 def of_config(config: RtpConfig, groups: int) -> RtpParameters:
-    """A configuration as NumPy arrays.
+    """A configuration as NumPy arrays, with room for so many groups.
 
-    Args:
-      config: the configuration.
-      groups: bucket for the number of groups.
-
-    Raises:
-      ConfigError: more groups than the bucket.
+    Raises ConfigError for more groups than the bucket.
     """
     if len(config.policies) > groups:
         raise ConfigError("groups", len(config.policies), f"at most the bucket's {groups}")
@@ -244,15 +239,7 @@ def on_grid(shape: Shape, position: Scalar, reuse: Scalar) -> Scalar:
 
 
 def has_block(shape: Shape, position: Scalar, filled: Scalar, reserve: Scalar, reuse: Scalar) -> Scalar:
-    """True if an allocation brings a block to a slot.
-
-    Args:
-      shape: the group.
-      position: a slot of those that the allocation makes.
-      filled: slots that tokens fill; those after them are the reserve's.
-      reserve: tokens to come.
-      reuse: True if the request's blocks may be reused.
-    """
+    """True if an allocation brings a block to a slot; slots from `filled` on are the reserve's."""
     reserved = (reserve > 0) & (position >= filled)
     last = (position >= filled - shape.tail) & (position < filled)
     return reserved | last | on_grid(shape, position, reuse)
@@ -269,13 +256,9 @@ def local_blocks(tokens: Any, block_size: Any, ranks: Any) -> jax.Array:
 
 
 def effective_tokens(tokens: Any, block_size: Any, ranks: Any, dealt: Any) -> jax.Array:
-    """The length for which a group allocates on a rank.
+    """The length for which a group allocates on one of `ranks` ranks that share the sequence.
 
-    Args:
-      tokens: of the sequence.
-      block_size: tokens per logical block.
-      ranks: ranks that share the sequence.
-      dealt: bool, whether the group's blocks are dealt out one by one (`CpMapping.BLOCK_ROUND_ROBIN`).
+    `dealt`: its blocks are dealt out one by one (`CpMapping.BLOCK_ROUND_ROBIN`).
     """
     return jnp.where(dealt, local_blocks(tokens, block_size, ranks) * block_size, tokens)
 

@@ -39,16 +39,11 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
 def enter(
     work: PooledWorkspace, present: Scalar, key: Scalar, namespace: Scalar, parent: Scalar, flags: Scalar
 ) -> PooledWorkspace:
-    """Enters one of a key's names, if `present`, once its item was changed.
+    """Enters one of a key's names, if `present`, once its item was changed; `parent` is 1 plus the key that it builds
+    on.
 
-    Args:
-      work: needs `WRITES` to write.
-      present: whether to do it.
-      key: the key.
-      namespace: that of the name.
-      parent: 1 plus the key that it builds on, 0 for none.
-      flags: the item's `Item.FLAGS`: a resident key pins all its nodes, and eviction does not begin at a sequence's own
-        key whose item builds on a virtual block's.
+    `flags` are the item's: a resident key pins all its nodes, and eviction does not begin at a sequence's own key whose
+    item builds on a virtual block's.
     """
     names = work.sizes.buckets.names
     if not names:

@@ -21,14 +21,7 @@ from hkv.state.status import Status
 
 
 class Op(NamedTuple):
-    """The operation at hand, and what its request knew of itself before, as in `Request`.
-
-    Attributes:
-      code: `RtpCode`.
-      slot: the request's, the spare one if it does not exist; exists: whether it does.
-      row: all arguments.
-      held: slots of the request's longest list.
-    """
+    """The operation at hand, and what its request knew of itself before, as in `Request`."""
 
     code: Scalar
     slot: Scalar

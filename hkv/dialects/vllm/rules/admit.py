@@ -95,14 +95,7 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 
     The blocks of a hit count only if they are in the queue. They are first counted as if all were, and looked at only
     if that does not fit. The dialect's own estimate may be too small for recurrent groups; it is checked as well,
-    unless an upstream defect is asked for by name.
-
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      demand: the allocation's demand.
-      limit: blocks that may be taken, as the dialect estimates them.
-      enabled: whether to do it; fits where not.
+    unless an upstream defect is asked for by name. Everything fits where not `enabled`.
     """
 
     def attempt(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:

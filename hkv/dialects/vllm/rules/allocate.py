@@ -74,15 +74,13 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 
 
 def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
-    """Every group's row gets blocks for external tokens first, then every group's for the tokens to come.
+    """Every group's row gets blocks for external tokens first, then every group's for the tokens to come; how many
+    copies to make.
 
-    External tokens come in two turns of a group, of which the first is for sinks that the hit lacks.
-    A recurrent group gets one block, at the column of its next state, besides those for drafts and for a state that is
-    left behind for others; the columns it jumps over are null (`hkv.dialects.vllm.rules.admit.spread_row`). Where a row
-    ends in a block that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
-
-    Returns:
-      The workspace, and how many copies are to be made.
+    External tokens come in two turns of a group, of which the first is for sinks that the hit lacks. A recurrent group
+    gets one block, at the column of its next state, besides those for drafts and for a state that is left behind for
+    others; the columns it jumps over are null (`hkv.dialects.vllm.rules.admit.spread_row`). Where a row ends in a block
+    that is shared or registered though it is not full, a block more is taken for a copy (`_copy`).
     """
     slot = demand.slot
     groups = view.num_groups
@@ -188,16 +186,7 @@ def _move_scratch(work: Workspace, slot: Scalar, group: Scalar, spread: Spread) 
 
 
 def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, first: Scalar, end: Scalar) -> Workspace:
-    """Reports entries `[start, end)` of a row; those before `first` are null.
-
-    Args:
-      work: needs `rows` to read and `ids`, `num_ids` to write.
-      slot: the request.
-      group: the group of its row.
-      start: first entry to report.
-      first: first entry that is written in the row.
-      end: entry after the last.
-    """
+    """Reports entries `[start, end)` of a row; those before `first` are null."""
     if work.sizes.ids == 0:
         return work
     row = work.row(slot, group)
@@ -224,19 +213,7 @@ RESET_WRITES = ("keys", "table", "events", "num_events")
 def evict(
     work: Workspace, view: View, ids: jax.Array, start: Scalar, count: Scalar, enabled: Scalar
 ) -> tuple[Workspace, Scalar]:
-    """The named blocks lose their keys.
-
-    Args:
-      work: needs `EVICT_WRITES` to write.
-      view: the configuration.
-      ids: int32[n], block ids.
-      start: place of the first one.
-      count: number of them.
-      enabled: whether to do it.
-
-    Returns:
-      The workspace, and how many ids were not blocks of the pool; those are dropped.
-    """
+    """`count` named blocks, `ids[start:]`, lose their keys; how many were not blocks of the pool, which are dropped."""
     blocks = view.whole(CacheField.NUM_BLOCKS)
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
@@ -252,16 +229,7 @@ def evict(
 
 
 def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scalar]:
-    """All blocks lose their keys, unless some block is in use.
-
-    Args:
-      work: needs `RESET_WRITES` to write.
-      view: the configuration.
-      enabled: whether to do it.
-
-    Returns:
-      The workspace, and whether it was done.
-    """
+    """All blocks lose their keys, unless some block is in use; whether it was done."""
     # All but the null block are in the queue. vLLM's `reset_prefix_cache` compares the same numbers.
     done = enabled & (work.free == view.whole(CacheField.NUM_BLOCKS) - 1)
     buckets = work.sizes.buckets

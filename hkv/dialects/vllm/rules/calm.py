@@ -29,14 +29,8 @@ class _Known(NamedTuple):
 
 
 def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
-    """Notes up to how many tokens, lookahead ones included, nothing will be to do for a request.
-
-    Args:
-      work: needs `requests` to write.
-      view: the configuration.
-      slot: a request that was just granted blocks, and whose blocks were registered.
-      enabled: whether to do it.
-    """
+    """Notes up to how many tokens, lookahead ones included, nothing will be to do for a request that was just granted
+    blocks."""
 
     def bound(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, least = local

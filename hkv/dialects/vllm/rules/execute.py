@@ -26,18 +26,10 @@ EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies
 def execute(
     parameters: Parameters, state: State, operations: Operations, *, only: tuple[Code, ...], ids: int, events: int
 ) -> tuple[State, Results]:
-    """Performs operations on one or more states, lane after lane.
+    """Performs operations with codes `only` on one or more states, lane after lane; every argument and result has a
+    leading axis of lanes.
 
-    Args:
-      parameters: as `hkv.dialects.vllm.machine.run` takes it, with a leading axis of lanes.
-      state: likewise.
-      operations: likewise.
-      only: codes to know.
-      ids: room for block ids.
-      events: room for events.
-
-    Returns:
-      New states and results, with a leading axis of lanes.
+    `ids` and `events` are room for block ids and for events.
     """
     lanes, places = operations.table.shape[:2]
     buckets = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state).buckets

@@ -35,15 +35,7 @@ def plan(
 
     vLLM 0.33 `MambaManager.get_num_blocks_to_allocate`, `is_mamba_prefill_checkpoint_valid`: the chunk starts on a hash
     block, spans at least two column ends, and reaches the state's place after at least one hash block, a multiple of
-    the kernel's step from its start. The column must be free, or scratch.
-
-    Args:
-      work: needs `requests` to write and `rows` to read.
-      view: the configuration.
-      demand: the allocation's demand.
-      group: the group.
-      length: entries of its row.
-      scratch: number of them that are scratch, at the end.
+    the kernel's step from its start. The column must be free, or among the row's last `scratch` entries.
     """
     step = view.group(group, GroupField.EXPORT_STEP)
     start, end, slot = demand.total, demand.main, demand.slot
@@ -82,14 +74,7 @@ def plan(
 
 
 def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
-    """Forgets the states that a refused chunk would have left behind, if `enabled`.
-
-    Args:
-      work: needs `requests` to write.
-      view: the configuration.
-      slot: the request.
-      enabled: whether to do it.
-    """
+    """Forgets the states that a refused chunk would have left behind, if `enabled`."""
 
     def one(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
@@ -105,13 +90,6 @@ def leave(work: Workspace, view: View, slot: Scalar, group: Scalar, enabled: Sca
 
     Keys lag behind tokens, and steps on their way retire nothing: a state that it left behind may still stand when its
     entry's end has a key. The plan of the chunk that follows takes its place.
-
-    Args:
-      work: needs `requests` to write.
-      view: the configuration.
-      slot: a request that goes on.
-      group: the group.
-      enabled: whether to do it.
     """
     fields = (Row.EXPORT, Row.EXPORT_ENTRY, Row.BEGUN, Row.CACHED, Row.STANDING)
     work, (tokens, entry, begun, looked_at, standing) = peek(
@@ -224,17 +202,8 @@ NOTHING_DUE = (False, False, 0, 0, 0, 0)
 def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends) -> tuple[Workspace, Due, Scalar]:
     """The state that a chunk leaves behind, to be registered if somebody could resume there; else not to be found.
 
-    vLLM 0.33 `MambaManager._cache_partial_tail_block`.
-
-    Args:
-      work: needs `rows`, `chains`, `requests`, `keys` and `table` to write; all but `table` only to spare elements.
-      view: the configuration.
-      slot: the request.
-      group: the group.
-      ends: fields of the row.
-
-    Returns:
-      The workspace, what is due, and whether the engine fails (`hkv.bugs`: checkpoint-beyond-keys).
+    vLLM 0.33 `MambaManager._cache_partial_tail_block`. Returns what is due, and whether the engine fails (`hkv.bugs`:
+    checkpoint-beyond-keys).
     """
     hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)

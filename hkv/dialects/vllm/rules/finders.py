@@ -55,16 +55,14 @@ class Query(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Parameters of a search for a kind's longest hit.
+    """Parameters of a search for a kind's longest hit, in blocks.
 
-    Attributes:
-      backward: from the last block to the left, for a run that is long enough; else from `start` on to the right.
-      start: blocks before this one count as hit without a look.
-      need: blocks in a run; 0 for a kind that can be resumed anywhere. Where the query's `unit` is more than a token,
-        as many more as stand between the last multiple of it and the run's end. There, and where there are sinks, none
-        before the first block: vLLM 0.33 would round a run that begins there down before it drops a block.
-      drop: True if the last block found is given up.
-      sinks: blocks at the beginning that every hit needs, looked up first.
+    `backward`: from the last block to the left, for a run of `need` blocks; else from `start` on to the right, those
+    before it counted as hit without a look. `need` is 0 for a kind that can be resumed anywhere; where the query's
+    `unit` is more than a token, as many more as stand between the last multiple of it and the run's end. There, and
+    where there are sinks, none before the first block: vLLM 0.33 would round a run that begins there down before it
+    drops a block. `drop`: the last block found is given up. `sinks`: blocks at the beginning that every hit needs,
+    looked up first.
     """
 
     backward: Scalar
@@ -82,12 +80,10 @@ class Search(NamedTuple):
 def forward(
     work: Workspace, view: View, query: Query, search: Search, enabled: Scalar
 ) -> tuple[Workspace, Scalar, Scalar]:
-    """The run of cached blocks from the search's start on. Blocks found are written to the request's rows.
+    """The run of cached blocks from the search's start on, in manager blocks, and the first of them that is not null.
 
-    A group after the first is looked up no further than the ones before it reached.
-
-    Returns:
-      The workspace, the hit in manager blocks, and the first of them that is not null.
+    Blocks found are written to the request's rows. A group after the first is looked up no further than the ones before
+    it reached.
     """
     start = search.start
     groups = work.sizes.buckets.groups
@@ -127,10 +123,8 @@ def backward(
 ) -> tuple[Workspace, Scalar, Scalar]:
     """The last run of enough cached blocks that ends where a hit may end, or a shorter one from the first block on.
 
-    Blocks found are written to the request's rows. Between the sinks, which are there, and the run they are null.
-
-    Returns:
-      The workspace, the hit in manager blocks, and the first of them that is not null.
+    Returned in manager blocks, with the first that is not null. Blocks found are written to the request's rows. Between
+    the sinks, which are there, and the run they are null.
     """
     anywhere = search.need <= 0
     own = (query.unit > 1) | (search.sinks > 0)
@@ -177,13 +171,11 @@ def backward(
 def inside(
     work: Workspace, view: View, query: Query, search: Search, whole: Scalar, enabled: Scalar
 ) -> tuple[Workspace, Scalar, Scalar]:
-    """The last hash block up to which every group has a block, which may be filled partly.
+    """The last hash block up to which every group has a block, which may be filled partly; and the first block not
+    null.
 
     Looked for from the last one to the left: of all of the request's for a kind that is looked up backward, else of the
     manager block after the `whole` ones that were found. The block found is written to the request's rows.
-
-    Returns:
-      The workspace, the hit in hash blocks, and the first manager block that is not null.
     """
     least = jnp.where(search.backward, 0, whole * query.scale)
     most = jnp.where(search.backward, query.units, jnp.minimum(query.units, least + query.scale - 1))

@@ -63,12 +63,7 @@ def longest_hit(
 ) -> tuple[Workspace, Hit]:
     """Looks a waiting request up. Its rows take the blocks found, its `Row.HIT_FIRST` where they begin.
 
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      slot: the request.
-      enabled: whether to do it; no hit where not.
-      limit: one more than the most tokens of the hit; 0 for all but the last.
+    `limit` is one more than the most tokens of the hit; 0 for all but the last. No hit where not `enabled`.
     """
     work, (tokens, keys) = peek(
         enabled,

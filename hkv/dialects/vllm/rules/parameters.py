@@ -145,14 +145,9 @@ class View(ParameterView):
 
 
 def of_config(config: VllmConfig, groups: int) -> Parameters:
-    """A configuration as NumPy arrays.
+    """A configuration as NumPy arrays, with room for so many groups.
 
-    Args:
-      config: the configuration.
-      groups: bucket for the number of groups.
-
-    Raises:
-      ConfigError: a feature that the compiled cache does not have, or more groups than the bucket.
+    Raises ConfigError for a feature that the compiled cache does not have, or more groups than the bucket.
     """
     specs = config.topology.specs
     if len(specs) >= groups:

@@ -48,18 +48,11 @@ def cacheable_tokens(view: Any, group: Scalar, tokens: Scalar) -> Scalar:
 def register(
     work: Workspace, view: View, slot: Scalar, tokens: Scalar, computed: Scalar, enabled: Scalar
 ) -> tuple[Workspace, Scalar]:
-    """Every group registers those of a request's blocks that its first `tokens` tokens fill.
+    """Every group registers those of a request's blocks that its first `tokens` tokens fill; whether the engine fails
+    over it.
 
-    Args:
-      work: needs `WRITES` to write.
-      view: the configuration.
-      slot: the request.
-      tokens: tokens that are computed, or will be by this step, and certain.
-      computed: tokens that were computed before.
-      enabled: whether to do it.
-
-    Returns:
-      The workspace, and whether the engine fails over it (`hkv.bugs`: checkpoint-beyond-keys).
+    These tokens are computed, or will be by this step, and certain; `computed` were before. `hkv.bugs`:
+    checkpoint-beyond-keys.
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
     work, (tokens_held, prompt, keys, shared) = peek(
@@ -101,14 +94,12 @@ def register(
 def _group(
     work: Workspace, view: View, slot: Scalar, group: Scalar, done: Scalar, full: Scalar, ends: Ends
 ) -> tuple[Workspace, Scalar]:
-    """Registers blocks from `done` to `full` of a row, then what may be due inside a block.
+    """Registers blocks from `done` to `full` of a row, then what may be due inside a block; whether the engine fails
+    over it.
 
     Entries that nobody has under their key and blocks without keys come in stretches, a few nanoseconds each. What is
     different ends a stretch and is entered by itself. So is what is due inside a block, in a trip of its own at the
     end.
-
-    Returns:
-      The workspace, and whether the engine fails over it.
     """
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups, spare = work.sizes.buckets.groups, work.spare_entry

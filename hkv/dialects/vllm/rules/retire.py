@@ -126,14 +126,7 @@ class Kept(NamedTuple):
 
 
 def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Workspace, Kept]:
-    """Retained entries of a request's row in a group.
-
-    Args:
-      work: needs `requests` to read.
-      view: the configuration.
-      slot: the request.
-      group: the group.
-    """
+    """Retained entries of a request's row in a group."""
     period = view.group(group, GroupField.PERIOD)
     every = period == 0
     sparse = ~every & (view.whole(CacheField.RETAINED) != 0)

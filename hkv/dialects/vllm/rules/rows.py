@@ -22,15 +22,7 @@ def start(view: View, group: Scalar, first: Scalar) -> Scalar:
 
 
 def null(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
-    """Entries `[start, end)` of a request's row become null.
-
-    Args:
-      work: needs `rows` to write.
-      slot: the request.
-      group: the group of its row.
-      start: first entry.
-      end: entry after the last; none where it is not above `start`.
-    """
+    """Entries `[start, end)` of a request's row become null; none where `end` is not above `start`."""
     row = work.row(slot, group)
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:

@@ -355,11 +355,8 @@ ALLOCATE_WRITES = tuple(dict.fromkeys((*allocation.ADOPT_WRITES, *allocation.GRO
 
 
 def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) -> tuple[Workspace, Answer, Scalar]:
-    """ALLOCATE once it is granted, without its registration.
-
-    Returns:
-      The workspace, the answer, and the number of tokens to register, -1 for no registration.
-    """
+    """ALLOCATE once it is granted, without its registration; and the number of tokens to register, -1 for no
+    registration."""
     demand = Demand(
         slot=op.slot,
         slots=plan.slots,

@@ -21,12 +21,7 @@ from hkv.state.workspace import Workspace
 def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enabled: Scalar) -> Workspace:
     """Notes of a request what the step finds written, the first time that the step grants it blocks.
 
-    Args:
-      work: needs `requests` to write.
-      slot: the request.
-      local: tokens computed, or of the hit that it comes in by.
-      joins: whether it comes in by it.
-      enabled: whether to do it.
+    `local` tokens are computed, or are the hit's by which it `joins`.
     """
     # Without keys inside blocks nothing is copied, so that nothing has to wait: nothing is compiled either.
     if work.sizes.buckets.parts == 0:
@@ -93,15 +88,10 @@ def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start:
 def must_wait(
     work: Workspace, view: View, slot: Scalar, hit: Scalar, given: Scalar, enabled: Scalar
 ) -> tuple[Workspace, Scalar]:
-    """True if a hit needs a block that this very step writes, after it would have been copied.
+    """True if a hit of a request that was just looked up needs a block that this very step writes, after it would have
+    been copied.
 
-    Args:
-      work: needs `chains`, `table`, `rows` and `keys` to read.
-      view: the configuration.
-      slot: a request that was just looked up.
-      hit: tokens that were found.
-      given: whether the hit is not the lookup's: its states are not those that the request's keys name.
-      enabled: whether to look; nothing waits where not.
+    A hit that is `given` is not the lookup's: its states are not those that the request's keys name.
     """
     enabled = enabled & (hit > 0)
     work, state = _state_unwritten(work, view, slot, hit, enabled & ~given)
