@@ -190,7 +190,7 @@ def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array)
 
 @partial(jax.jit, donate_argnums=0)
 def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Array]:
-    """Take the last slot off a row: its block, int32[], null when refused, and the status, BAD_LENGTH for an empty row."""
+    """Take the last slot off a row: its block, null when refused, and the status, BAD_LENGTH for an empty row."""
     last = _length(rows, row) - 1
     status = _first((~_is_row(rows, row), Status.NO_SUCH_ROW), (last < 0, Status.BAD_LENGTH))
     ok = status == Status.OK

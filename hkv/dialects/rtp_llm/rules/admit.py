@@ -158,7 +158,7 @@ def _available(work: PooledWorkspace, view: View, enabled: Scalar) -> tuple[Pool
 
 
 def scaled(work: PooledWorkspace, number: Scalar, part: Scalar, whole: Scalar) -> Scalar:
-    """`number * part // whole`, whose product may have more than 31 bits; 0 for a whole of 0. `part <= whole < 2**29`."""
+    """`number * part // whole`, whose product may have more than 31 bits; 0 if `whole` is. `part <= whole < 2**29`."""
     divisor = jnp.maximum(whole, 1)
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:

@@ -58,7 +58,7 @@ def init(keys: int, groups: int) -> LegacyState:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def put(state: LegacyState, key: Any, group: Any, block: Any, resident: Any) -> tuple[LegacyState, jax.Array]:
-    """Enters a block, unless the pair has one, which then only counts as used. Returns bool[]: whether it was entered."""
+    """Enters a block, unless the pair has one, which then only counts as used; bool[]: it was entered."""
     work, pair = _work(state, 0), key * state.groups + group
     work, (flags, *seen) = _look(work, pair)
     known = flags != 0
