@@ -66,17 +66,11 @@ class GroupPolicy:
     """Policy of a group (RTP-LLM `CacheGroupPolicy`, all eleven fields with the struct's own defaults).
 
     Attributes:
-      group_type: blocks of a sequence that the group keeps.
-      enable_prefix_reuse: whether a later request may reuse its blocks.
-      evict_policy: extent of an eviction.
       reservable: whether the pool's reserve counts this group's blocks.
       explicit_block_num: blocks of the group's own pool, 0 to derive them from the memory budget.
       charge_to_paged_budget: whether an explicit pool is paid from the memory budget.
-      memory_placement: memory in which the pool lies.
       active_tail_blocks: blocks at the end of a sequence that must stay.
       validate_tail_blocks: whether a missing tail block is an error.
-      cp_mapping: mapping of blocks to ranks.
-      cp_slice: part of a block that a rank holds.
     """
 
     group_type: GroupType = GroupType.FULL
@@ -157,14 +151,8 @@ DEFAULT_TAG = "default"
 class CacheDescription:
     """One cache of one layer: its tag, its bytes, and what differs from the default policy (RTP-LLM `KVCacheSpecDesc`).
 
-    Attributes:
-      tag: the group it joins.
-      spec: description of what the layer caches in it.
-      group_type: overrides the type that follows from the spec.
-      state_cache: a state of which single blocks can be reused and evicted: prefix reuse on, eviction INDEPENDENT.
-      enable_prefix_reuse, evict_policy, reservable, explicit_block_num, charge_to_paged_budget, memory_placement,
-        active_tail_blocks, validate_tail_blocks, cp_mapping, cp_slice: override that field of the policy; None keeps
-        the default.
+    A `state_cache` is one of which single blocks can be reused and evicted: prefix reuse on, eviction INDEPENDENT. The
+    type of group, where it is given, overrides the one that follows from the spec; fields of the policy likewise.
     """
 
     tag: str

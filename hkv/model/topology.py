@@ -117,12 +117,7 @@ class Topology:
 
     @classmethod
     def of_specs(cls, specs: Sequence[LayerSpec], eagle_groups: Sequence[int] = ()) -> Topology:
-        """Anonymous groups, tagged `g0`, `g1`, ..., one for each spec.
-
-        Args:
-          specs: one per group, in group order.
-          eagle_groups: indices of the groups that serve a draft module.
-        """
+        """Anonymous groups, tagged `g0`, `g1`, ..., one for each spec; those of these indices serve a draft module."""
         for index in eagle_groups:
             if not 0 <= index < len(specs):
                 raise TopologyError("eagle_groups", index, f"an index below {len(specs)}")

@@ -34,9 +34,6 @@ class PlannedCache:
 
     Layers are named by their index, those of draft modules by the numbers after the target's; groups by their tags.
     A pool is a flat array of bytes, and every view of it shares its memory.
-
-    Attributes:
-      plan: groups, strides, block counts.
     """
 
     plan: PoolPlan
@@ -111,14 +108,8 @@ class PlannedCache:
         """Views of a layer's cache as its kernels take them (RTP-LLM `getLayerCache`).
 
         Full attention is `[rows, 2, heads, tokens, head size]`, a latent `[rows, tokens, elements]`, compressed keys
-        and values `[rows, elements]`, with a row for each kernel block; other groups `[blocks, elements]`.
-
-        Args:
-          layer: index of the layer.
-          tag: its group; may be left out for a layer of one group.
-
-        Raises:
-          LayoutError: no such layer; no group of that tag, or several and no tag: the error names them.
+        and values `[rows, elements]`, with a row for each kernel block; other groups `[blocks, elements]`. A layer of
+        several groups needs a tag; a LayoutError names them.
         """
         home = self.addresses.home(layer, tag)
         pages, index = self.pages_of(layer, home.group.tag)

@@ -27,13 +27,7 @@ TURBOQUANT_BITS = {
 
 @dataclasses.dataclass
 class Decoder:
-    """Collects a model's caches. One of them is made for each call of a family's reader.
-
-    Attributes:
-      fields: the config.
-      options: settings with which the model is served.
-      default_block_size: tokens per block where the options do not say.
-    """
+    """Collects a model's caches. One of them is made for each call of a family's reader."""
 
     fields: Fields
     options: ReadOptions
@@ -102,20 +96,11 @@ class Decoder:
         part: str = "",
         causal: bool = True,
     ) -> None:
-        """Adds a layer with keys and values.
+        """Adds a layer with keys and values, of a kind and with the fields that say so.
 
-        Args:
-          index: the decoder layer.
-          kind: `full_attention`, `sliding_attention`, `chunked_attention` or `cross_attention`.
-          kind_fields: the fields that say so.
-          heads: key/value heads before sharding, None for the config's.
-          head_dim: elements of a key, None for the config's.
-          value_dim: elements of a value, None for a key's.
-          window: tokens of the window, the chunk or the encoder's output; without one a window layer caches like full
-            attention, as in vLLM.
-          shares: decoder layer whose cache this one reads instead of its own, or None.
-          part: which of several caches of the layer this is.
-          causal: False for full attention that reads later tokens of a prompt too.
+        Heads, before sharding, and sizes are the config's where they are left out, values' size that of keys. The
+        window is one of tokens, a chunk's or the encoder's output; without one a window layer caches like full
+        attention, as in vLLM. A layer that shares another's cache has none; `part` names one of several.
         """
         heads = heads or self.fields.derived("num_key_value_heads", self.fields.kv_heads)
         head_dim = head_dim or self.fields.head_dim
@@ -184,12 +169,7 @@ class Decoder:
     ) -> None:
         """Adds a multi-head latent attention layer: one vector of `kv_lora_rank + qk_rope_head_dim` a token.
 
-        Args:
-          index: the decoder layer.
-          kind_fields: the fields that say so.
-          part: which of several caches of the layer this is.
-          indexed: the layer has an indexer of its own, whose picks others may read.
-          sizes: elements of the latent and of its rotary key, None for the config's.
+        One that is `indexed` has an indexer of its own, whose picks others may read.
         """
         rank, rope = sizes or (self.fields.integer("kv_lora_rank"), self.fields.integer("qk_rope_head_dim"))
         kv = self.options.kv_dtype
@@ -230,19 +210,10 @@ class Decoder:
         part: str = "",
         on_grid: bool = True,
     ) -> None:
-        """Adds a layer with recurrent states.
+        """Adds a layer with recurrent states, by their shapes on this rank and their element types with their fields.
 
-        Args:
-          index: the decoder layer.
-          kind_fields: the fields that say so.
-          shapes: shape of each state on this rank.
-          dtypes: element type of each state, and the fields that decide it.
-          size_fields: fields that decide the shapes.
-          heads_fields: those of them that count heads.
-          checkpoint: tokens; the layer keeps a state inside each chunk of a prompt, so far apart, or None for none
-            (vLLM 0.33: the mixer's own `get_kv_cache_spec`).
-          part: which of several caches of the layer this is.
-          on_grid: such a state stands where blocks end, not wherever its kernel can leave one.
+        With a `checkpoint` it keeps a state inside each chunk of a prompt, at multiples of so many tokens (vLLM 0.33:
+        the mixer's own `get_kv_cache_spec`), where blocks end, or, not `on_grid`, wherever its kernel can leave one.
         """
         spec = Mamba(
             block_size=self.block_size,

@@ -29,15 +29,10 @@ REQUIRED = Missing.REQUIRED
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One `model_type`.
+    """One `model_type`: the model's name, its reader, and its fields as families.toml has them.
 
-    Attributes:
-      name: the model's name, for people.
-      read: makes the layers.
-      fields: every field that decides, and its default: a value, None for "derived or absent", or `REQUIRED`.
-      inert: fields of this family's config class, beside those of all families, on which no byte depends.
-      only: fields that are inert as long as they have this value; another value is refused.
-      spellings: other names of deciding fields, as the file may have them, and the field each stands for.
+    A field that decides has a default: a value, None for "derived or absent", or `REQUIRED`. The others are inert, some
+    only at one value. Spellings are other names that a file may have, and the field each stands for.
     """
 
     name: str

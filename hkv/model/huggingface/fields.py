@@ -17,12 +17,7 @@ MOST_LAYERS = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A number, and the fields of the config that decide it.
-
-    Attributes:
-      value: the number.
-      names: fields, as a path from the top of the file.
-    """
+    """A number, and the fields of the config that decide it, as paths from the top of the file."""
 
     value: int
     names: tuple[str, ...]
@@ -48,13 +43,8 @@ class Field:
 class Fields:
     """The fields that describe a decoder. A value of another type than is asked for is a ConfigError that names it.
 
-    Attributes:
-      values: the decoder's own fields.
-      model_type: the decoder's `model_type`.
-      family: the family of that type.
-      outer: fields around them, where a multimodal config nests the decoder's; else empty.
-      path: the decoder's place in the file, e.g. `text_config.`.
-      notes: a line for each default that was used, in order of use.
+    `outer` are the fields around them, where a multimodal config nests the decoder's under `path`, e.g. `text_config.`;
+    `notes` have a line for each default that was used, in order of use.
     """
 
     values: Mapping[str, Any]

@@ -20,13 +20,9 @@ QUANTIZATION_FILE = "hf_quant_config.json"
 
 
 class ConfigFile(dict[str, Any]):
-    """A config, and the file that it is from, which errors about its fields name.
+    """A config, and the file that it is from, which errors about its fields name; None for a released model's.
 
-    Args:
-      fields: the config.
-      path: the file; None for a released model's.
-      note: a line for the plan on where it is from, or empty.
-      whole: it has all fields of the file; a released model's may be an excerpt or single values.
+    The note is a line for the plan. A released model's config may be an excerpt, or single values: not `whole`.
     """
 
     def __init__(

@@ -14,15 +14,10 @@ from hkv.spec import AttentionSpec, LayerSpec, attention_of
 
 @dataclasses.dataclass(frozen=True)
 class CacheLayer:
-    """One cache of one decoder layer. A layer may have several, or none.
+    """One cache of one decoder layer, `layers.3` or, of several, `layers.3.indexer`; no spec where it shares another's.
 
-    Attributes:
-      name: `layers.3`, or `layers.3.indexer` for one of several.
-      index: the decoder layer.
-      spec: description of its cache, or None for a layer without a cache of its own.
-      fields: fields of the config by what they decide: `kind`, `heads`, `size`, `window`, `state`, `dtype`.
-      shares: name of the layer whose cache this one reads instead, or None.
-      full_token_bytes: bytes a token would cost here if the layer were full attention.
+    `fields` are those of the config by what they decide: `kind`, `heads`, `size`, `window`, `state`, `dtype`.
+    `full_token_bytes` is what a token would cost here if the layer were full attention.
     """
 
     name: str
@@ -55,15 +50,10 @@ class CacheLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Caches of a model on one tensor-parallel rank.
+    """Caches of a model on one tensor-parallel rank, in the order in which the engine lists them.
 
     Attributes:
-      model_type: the decoder's `model_type`.
-      layers: its caches, in the order in which the engine lists them.
-      num_layers: decoder layers.
-      max_model_len: tokens of the longest request.
       layouts: physical orders that the model's kernels accept, best first, or None for all.
-      tensor_parallel: ranks that split the heads.
       latent_sizes: elements of a latent and of its rotary key where there are any, or None.
       indexer_size: elements of a sparse indexer's key, scales not counted, or None.
       least_step_tokens: tokens of the largest image or video that has to be computed in one step, or 0.

@@ -9,25 +9,9 @@ from hkv.limits import MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whol
 from hkv.spec.dtypes import ITEM_BYTES
 
 KV_DTYPES = (
-    "auto",
-    "float32",
-    "float16",
-    "bfloat16",
-    "fp8",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_inc",
-    "nvfp4",
-    "nvfp4_4over6",
-    "turboquant_k8v4",
-    "turboquant_4bit_nc",
-    "turboquant_k3v4_nc",
-    "turboquant_3bit_nc",
-    "int8_per_token_head",
-    "fp8_per_token_head",
-    "int4_per_token_head",
-    "fp8_ds_mla",
-    "nvfp4_ds_mla",
+    *("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "nvfp4", "nvfp4_4over6"),
+    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+    *("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "fp8_ds_mla", "nvfp4_ds_mla"),
 )
 """Element types and packings that a cache can be asked for by name."""
 
@@ -43,21 +27,9 @@ Blackwell, leaves a state behind inside a chunk."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Settings with which a model is served.
+    """Settings with which a model is served, each as `hkv.read_model` has it.
 
-    Attributes:
-      block_size: tokens per block, or None for what the model's kernels want.
-      tensor_parallel: ranks that split the heads.
-      context_parallel: ranks that split the tokens of full-attention layers; windows and states are replicated.
-      dtype: the model's element type, or None for what its config says.
-      kv_dtype: one of `KV_DTYPES`; `auto` stores what the model computes with.
-      state_dtype: element type of recurrent states, or None for what the model says.
-      speculative_tokens: draft tokens verified in one step; recurrent states keep scratch for them.
-      gdn_prefill: one of `GDN_PREFILLS`, for Qwen3-Next and Qwen3.5.
-      kda_prefill: one of `KDA_PREFILLS`, for Kimi K3.
-      draft: the layers belong to a draft module.
-      ignore_fields: names of fields that HKV does not know, to be read over whatever they say.
-      strict: refuse every field that HKV does not know, also those on which no byte depends.
+    `kda_prefill` is one of `KDA_PREFILLS`, for Kimi K3, as `gdn_prefill` is for Qwen3-Next and Qwen3.5.
     """
 
     block_size: int | None = None

@@ -18,13 +18,7 @@ ARCHITECTURES = {"LongcatFlashForCausalLM": "longcat_flash", "Mistral3ForConditi
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper:
-    """One `model_type` around a decoder.
-
-    Attributes:
-      decoder: the decoder's `model_type` where the inner config names none.
-      keys: names under which the inner config stands, the outermost first; it may stand under the first alone.
-      flat: the decoder's fields may stand beside the others, without an inner config.
-    """
+    """One `model_type` around a decoder, as wrappers.toml has it."""
 
     decoder: str
     keys: tuple[str, ...] = ("text_config",)

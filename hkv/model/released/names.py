@@ -47,25 +47,14 @@ SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 
 
 class Variants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Repositories with a released model's values.
-
-    Attributes:
-      same: their names, separated by white space.
-      longest: tokens of the longest request of those that differ in that, by name.
-    """
+    """Repositories with a released model's values; of those that differ in their longest request, its tokens."""
 
     same: str = ""
     longest: dict[str, int] = {}
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """A config for a name.
-
-    Attributes:
-      model: the released model that it is from.
-      config: the content of the config.json.
-      note: a line for the plan where the name is not the model's own, else empty.
-    """
+    """The config for a name, and a line for the plan where the name is not the released model's own."""
 
     model: Released
     config: dict[str, Any]

@@ -105,17 +105,9 @@ MIB = 1 << 20
 
 
 def blocks_for_budget(total: int, *, reserve: int = 0, paged: int, swa: int = 0, step: int = 1) -> int:
-    """The largest N with `reserve + N * paged + ceil(N / step) * swa <= total`; 0 if none (RTP-LLM).
+    """The largest N with `reserve + N * paged + ceil(N / step) * swa <= total`, in bytes; 0 if none (RTP-LLM).
 
-    Args:
-      total: bytes.
-      reserve: bytes of pools of a fixed size.
-      paged: bytes of one more block of full and linear groups.
-      swa: bytes of one more block of SWA groups.
-      step: paged blocks for each SWA block.
-
-    Raises:
-      PlanError: a block costs nothing.
+    `paged` is what one more block of full and linear groups costs, `swa` one of SWA groups; `reserve` are fixed pools.
     """
     if paged + swa <= 0:
         raise PlanError("paged", paged, "bytes that a block costs")
@@ -137,15 +129,9 @@ def runtime_reserve(total: int, *, configured: int = 0, used_in_warm_up: int = 0
 def cache_memory(
     available: int, *, total: int, configured: int = 0, vocab_size: int = 0, batch: int = 0, runtime: int | None = None
 ) -> int:
-    """Bytes for the cache: what is configured, or what sampling and running leave.
+    """Bytes for the cache: what is configured, or what sampling and running leave of `available`.
 
-    Args:
-      available: free bytes, the fewer of now and at warm-up.
-      total: bytes of the device.
-      configured: bytes for the cache as configured, 0 to derive them.
-      vocab_size: tokens of the vocabulary.
-      batch: requests sampled at once.
-      runtime: bytes for running, None for `runtime_reserve(total)`.
+    That is the fewer of the bytes that are free now and at warm-up; `runtime` left out is `runtime_reserve(total)`.
     """
     if configured > 0:
         return configured

@@ -23,12 +23,10 @@ MATRICES = ("value heads", "rows", "columns")
 
 @dataclasses.dataclass(frozen=True)
 class DescribedModel:
-    """Description of a model's caches, as its author would write it down.
+    """Description of a model's caches, as its author would write it: in the server's blocks, with all ranks' heads.
 
-    Attributes:
-      layers: one description a layer, with the heads of all ranks together and the server's own block size.
-      latent_sizes: elements of a latent and of its rotary key, where there are latents.
-      indexer_size: elements of a sparse indexer's key, which every latent layer then has beside it; or None.
+    Where there are latents, `latent_sizes` are the elements of one and of its rotary key; `indexer_size` is a sparse
+    indexer's key, which every latent layer then has beside it.
     """
 
     layers: tuple[LayerDescription, ...]

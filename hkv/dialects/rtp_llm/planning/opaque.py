@@ -92,12 +92,7 @@ def region_of(spec: LayerSpec) -> OpaqueRegion | None:
 class OpaqueContext:
     """Settings of a server that a region's size depends on.
 
-    Attributes:
-      kernel_tokens: tokens per kernel block.
-      drafts: draft tokens of a cycle.
-      ranks: ranks that slice a sharded cache: prefill's tensor-parallel ranks, or those a decoder was prefilled by; 1
-        when the cache is not sharded.
-      prefill: this is a prefill server.
+    `ranks` slice a sharded cache: prefill's tensor-parallel ranks, or those a decoder was prefilled by; else 1.
     """
 
     kernel_tokens: int

@@ -75,20 +75,9 @@ def plan_described(
     num_blocks: int | None = None,
     draft: DescribedModel | None = None,
 ) -> PoolPlan:
-    """RTP-LLM's plan for layers that somebody described.
+    """RTP-LLM's plan for layers that somebody described, in a memory or for a number of blocks, block 0 included.
 
     A draft's blocks cost as many bytes again for each module, and have the ids of the target's.
-
-    Args:
-      model: descriptions of the layers.
-      options: pools, ranks, kernel blocks, step, draft modules.
-      memory: bytes for the cache; or
-      num_blocks: blocks of the paged pools, block 0 included (RTP-LLM `test_block_num`).
-      draft: descriptions of one draft module's layers, or None.
-
-    Raises:
-      PlanError: descriptions that do not fit together, no group for the draft's, or not one block fits.
-      SpecError: an impossible size.
     """
     shared = options.pools == "shared"
     groups = _groups(model, options)

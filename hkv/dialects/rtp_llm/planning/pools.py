@@ -14,17 +14,10 @@ from hkv.model.group_policy import CpMapping, GroupPolicy, GroupType
 
 @dataclasses.dataclass(frozen=True)
 class PoolGroup:
-    """One group: its layers, their block, and its share of the memory.
+    """One group: its layers' indices, the block of one of them, and its share of the memory.
 
-    Attributes:
-      tag: the group's identity.
-      block: sizes of one of its layers in one block.
-      policy: policy of the group.
-      layers: indices of its layers.
-      kernel_blocks: kernel blocks in one block, for groups of type FULL.
-      stride: bytes from one block of a layer to the next in its pool.
-      scale_stride: the same for scales.
-      num_blocks: blocks of its pool.
+    `kernel_blocks` is how many one block holds, in groups of type FULL; `stride` and `scale_stride` are bytes from one
+    block of a layer to the next in the pool of `num_blocks`.
     """
 
     tag: str
@@ -65,17 +58,13 @@ class PoolPlan:
     """RTP-LLM's memory plan.
 
     Attributes:
-      groups: the groups, in order.
-      shared: one pool for all groups.
       num_blocks: blocks of the paged pools, block 0 included.
       bytes_per_block: bytes one more block costs.
       tail_bytes_per_block: bytes one more block of the SWA pools costs; 0 in a shared pool.
-      reserve_bytes: bytes of pools of a fixed size that are paid from the budget.
-      memory: the budget.
+      reserve_bytes: bytes of pools of a fixed size that are paid from `memory`.
       modules: the groups of each draft module, tags as in `groups`; their layers lie in regions of their own behind the
         target's, and their bytes are counted above.
-      ranks: ranks among which a sequence's blocks are dealt out.
-      prefill_ranks: of a decode server, those of the prefill servers behind it.
+      ranks: ranks among which a sequence's blocks are dealt out; `prefill_ranks` those of a decode server's prefill.
     """
 
     groups: tuple[PoolGroup, ...]

@@ -23,19 +23,15 @@ class BlockBytes:
     Attributes:
       spec: the layer as this rank caches it: its heads, its blocks.
       kind: `mha`, `mla`, `linear`, `opaque_kv` or `opaque_state`.
-      dtype: element type of the pool, in which the layer's view is (RTP-LLM `memoryLayoutDType`): of a linear layer,
-        that of the cache, whatever its states are.
+      dtype: element type of the pool and the view (RTP-LLM `memoryLayoutDType`): of a linear layer, the cache's.
       seq_size: tokens that the block stands for.
       k_elems: elements of the first part: keys, latent, recurrent state, or all entries of an opaque block.
       v_elems: elements of the second part: values, rotary keys, convolution state; 0 for opaque blocks.
       elems: elements of the block; under float8 a latent block has more than its two parts, for scales.
-      bytes: distance from one block to the next.
-      payload: bytes that carry data; fewer than `bytes` where the block is padded.
+      bytes: distance from one block to the next, of which `payload` carry data.
       scale: bytes of scales, which lie in a region of their own.
-      local_heads: key/value heads (for linear layers value heads) on this rank.
-      heads: those of all ranks together, 0 where there are none to split.
-      entries: entries of an opaque block, else 0.
-      tokens_per_entry: tokens that share one of them, where they are compressed; else None.
+      local_heads: key/value heads (value heads of linear layers) on this rank; `heads` those of all, 0 without any.
+      entries: entries of an opaque block, else 0; `tokens_per_entry` share one where they are compressed.
       slices: ranks that hold an equal part of the block each; `payload` then counts the data of all of them.
     """
 

@@ -28,13 +28,9 @@ FLAGS = ("sink", "images", "window", "dcp", "grouped", "cross")
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """An attention kernel, for layers of one sort.
+    """An attention kernel: its blocks are multiples of one of `sizes`, its own those alone unless it takes `multiples`.
 
-    Attributes:
-      name: vLLM's name of the backend.
-      sizes: tokens of its blocks; a longer block is a multiple of one of them.
-      multiples: a kernel block may be any multiple, not these sizes alone.
-      refuses: the implementation refuses what the selector took.
+    One that `refuses` is what the selector takes and the implementation then does not.
     """
 
     name: str
@@ -61,13 +57,9 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
-    """A layer, as far as the selector asks about it.
+    """A layer, as far as the selector asks about it: names out of `FLAGS`, or sizes of a latent by the table's names.
 
-    Attributes:
-      head_size: elements of a key.
-      flags: names out of `FLAGS`.
-      latent: sizes of a latent layer by the table's names, or None for keys and values.
-      only: the one kernel that the model lets the selector take, or None.
+    `only` is the one kernel that the model lets the selector take, if it names one.
     """
 
     head_size: int

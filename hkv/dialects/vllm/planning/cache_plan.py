@@ -27,15 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ServedPlan:
-    """Plan for a model with given settings, and what a simulation says of it.
-
-    Attributes:
-      plan: groups, blocks and tensors.
-      limits: the longest request that the plan is for.
-      stages: each pipeline stage's layers.
-      options: options that the plan was made with.
-      concurrent_batches: steps that run at the same time.
-    """
+    """Plan for a model with given settings, each stage's layers, and what a simulation says of it."""
 
     plan: Plan
     limits: RequestLimits
@@ -140,14 +132,9 @@ def _stages(
 
 @dataclasses.dataclass(frozen=True)
 class CachePlan:
-    """A model's cache in a given memory.
+    """A model's cache in a given memory, under the settings that the engine starts with.
 
-    Attributes:
-      model: the model.
-      served: groups, workers and tensors, and how many of the longest requests fit.
-      settings: settings that the engine starts with.
-      kernel_block_size: tokens of a kernel block, 0 for the whole block.
-      at_most: makes the plan with the most memory that there may be, where it is estimated; else None.
+    `kernel_block_size` is 0 for whole blocks. Where the memory is estimated, `at_most` plans for the most of it.
     """
 
     model: Model
@@ -376,11 +363,7 @@ def cache_config(plan: Plan, limits: RequestLimits, *, caching: bool = True) -> 
 class Startup:
     """Numbers that vLLM 0.33 logs of its cache (`update_kv_cache_capacity`).
 
-    Attributes:
-      tokens: `GPU KV cache size`.
-      concurrency: `Maximum concurrency for ... tokens per request`; infinite for a model that caches nothing, of which
-        vLLM says nothing.
-      max_model_len: tokens of the longest request.
+    Of a model that caches nothing, vLLM says nothing, and the concurrency is infinite.
     """
 
     tokens: int

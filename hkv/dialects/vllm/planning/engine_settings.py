@@ -25,12 +25,7 @@ BATCHED_EXPERTS = ("deepep_low_latency", "nixl_ep")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One option's value.
-
-    Attributes:
-      option: as `vllm serve` has it, with its value.
-      origin: reason for that value; empty if it was given.
-    """
+    """One option with its value, as `vllm serve` has it, and the reason for that value, empty if it was given."""
 
     option: str
     origin: str = ""
@@ -38,19 +33,9 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """Settings that vLLM 0.33 starts with.
+    """Settings that vLLM 0.33 starts with, and the options that they mean.
 
-    Attributes:
-      max_model_len: tokens of the longest request, before it is fitted into the memory.
-      max_num_batched_tokens: tokens of one step.
-      max_num_seqs: requests of one step.
-      async_scheduling: the next step is scheduled while one runs.
-      max_concurrent_batches: steps that run at the same time.
-      max_in_flight_tokens: tokens scheduled and not yet settled: those of all these steps.
-      enable_prefix_caching: prefixes are reused.
-      disable_hybrid_kv_cache_manager: every layer is cached like full attention.
-      memory: bytes for the cache on the GPUs of each stage, and what they are left over from.
-      settings: the options that all of this means.
+    `max_model_len` is not yet fitted into the memory; the tokens in flight are those of all steps that run at once.
     """
 
     max_model_len: int

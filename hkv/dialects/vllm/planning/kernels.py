@@ -49,12 +49,9 @@ NOPE_SIZES = {"glm4_moe_lite": 192, "glm_moe_dsa": 192, "hy_v4": 192, "mistral4"
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """Choices that follow from a model's attention kernels.
+    """Consequences of kernels: tokens per block, the type that is stored, and orders of memory, best first.
 
-    Attributes:
-      block_size: tokens per block, or None for what the model is read with.
-      kv_dtype: the type of the cache that is stored, of which another may have been asked for.
-      layouts: orders of memory that all kernels take, best first, or None for any.
+    None leaves blocks to the model's reader, and takes any order.
     """
 
     block_size: int | None

@@ -28,13 +28,7 @@ LARGE_TABLES = 256 * MIB
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a GPU's memory.
-
-    Attributes:
-      least: bytes, or the least that is expected.
-      most: the most that is expected.
-      origin: `given`, `computed` or `estimated`.
-    """
+    """A part of a GPU's memory: bytes from the least to the most that is expected; `given`, `computed`, `estimated`."""
 
     least: int
     most: int
@@ -43,15 +37,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class CacheMemory:
-    """Memory for the cache on the GPUs of each pipeline stage.
+    """Bytes for the cache on the GPUs of each pipeline stage: in `stages` with the most that all else may take.
 
-    Attributes:
-      stages: bytes on each GPU of each stage, with the most that all else may take.
-      most: the same with the least that it may take.
-      parts: a GPU's memory, the weights of each stage, large tables of rotary positions and all else, by name; empty
-        where the memory was given itself.
-      taken: bytes of each GPU's memory that the engine may take in all.
-      unpacked: element type of computed weights, where their packing may be missing from a shipped part of a config.
+    In `most` it takes the least. `parts` are a GPU's memory, each stage's weights, large tables of rotary positions and
+    all else; none where the memory was given itself. Of each GPU the engine takes `taken` bytes in all. `unpacked` is
+    the element type of computed weights, where their packing may be missing from a shipped part of a config.
     """
 
     stages: tuple[int, ...]

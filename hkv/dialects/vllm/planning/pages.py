@@ -77,13 +77,8 @@ def align_states(
 
     Without it a 16-token block would be padded to the size of a state. The attention block becomes the smallest
     multiple of `kernel_block_size` (at least 128 tokens next to latent layers) whose page holds the largest state;
-    states that are kept inside chunks, at places of their own alignment, make it a multiple of that too.
-
-    Args:
-      layers: the layers by name; returned as they are unless both attention and recurrent states are among them.
-      kernel_block_size: tokens of which attention blocks are multiples.
-      mamba_mode: `align` keeps a state at each block boundary, `none` one a request.
-      max_model_len: tokens that one state stands for in mode `none`.
+    states that are kept inside chunks, at places of their own alignment, make it a multiple of that too. In mode
+    `align` there is a state at each block boundary, in mode `none` one a request, for `max_model_len` tokens.
     """
     states = [spec for spec in layers.values() if spec.snapshot]
     tokens = [spec for spec in layers.values() if spec.attends and not spec.is_draft]
@@ -162,11 +157,7 @@ def _check_compression(specs: Sequence[LayerSpec], alignment: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Layers of one type.
-
-    Attributes:
-      layers: the layers by name.
-    """
+    """Layers of one type, by name."""
 
     layers: dict[str, LayerSpec]
 

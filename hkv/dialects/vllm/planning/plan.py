@@ -14,15 +14,10 @@ from hkv.spec import LayerSpec, RequestLimits
 
 @dataclasses.dataclass(frozen=True)
 class PlannedGroup:
-    """Layers that share one block table, with the spec under which each is laid out.
+    """Layers that share one block table, with the spec under which each is laid out; none on a stage that owns none.
 
-    Attributes:
-      names: the layers; may be empty on a pipeline stage that owns none of the group's.
-      specs: one for each layer, in the same order.
-      spec: the spec the block table is managed by: the members' merged spec, or the first member's of a mixed group.
-      mixed: the layers are of one type but differ in size, so each keeps its own spec (vLLM 0.33
-        `UniformTypeKVCacheSpecs`).
-      eagle: the group holds draft layers and takes the EAGLE drop.
+    The table is managed by `spec`: the members' merged one, or the first's in a `mixed` group of one type and several
+    sizes (vLLM 0.33 `UniformTypeKVCacheSpecs`). An `eagle` group holds draft layers and takes the EAGLE drop.
     """
 
     names: tuple[str, ...]
@@ -72,15 +67,8 @@ class PlannedGroup:
 class CacheTensor:
     """Place of a set of equal layers: layer `l`'s block `b` starts at `offset + l*layer_stride + b*block_stride`.
 
-    Tensors of different groups overlap on purpose: a block belongs to one group at a time.
-
-    Attributes:
-      layers: names, in the order of the L axis.
-      layer_stride: bytes from one layer to the next.
-      block_stride: bytes from one block to the next.
-      offset: byte of the first layer's block 0.
-      size: bytes of the whole buffer.
-      spec: cache description of each of the layers.
+    Layers are in the order of the L axis; `size` is that of the whole buffer, in bytes. Tensors of different groups
+    overlap on purpose: a block belongs to one group at a time.
     """
 
     layers: tuple[str, ...]
@@ -93,16 +81,10 @@ class CacheTensor:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPlan:
-    """One worker's share of the cache.
+    """One worker's share of the cache: the model's groups restricted to its layers, and places of those.
 
-    Attributes:
-      groups: the model's groups restricted to this worker's layers; some may be empty.
-      num_blocks: blocks in the pool, the null block included; the same on every worker.
-      bytes_per_block: bytes of the buffer that one more block costs.
-      tensors: places of the layers.
-      memory: bytes the worker had for its cache.
-      fitting_blocks: blocks that would have fitted on this worker alone.
-      tp_replicas: consecutive tensor-parallel ranks that hold the same bytes.
+    `num_blocks`, the null block among them, is the same on every worker; `fitting_blocks` would have fitted on this one
+    alone. `tp_replicas` consecutive tensor-parallel ranks hold the same bytes.
     """
 
     groups: tuple[PlannedGroup, ...]
@@ -117,11 +99,6 @@ class WorkerPlan:
     def size(self) -> int:
         """Bytes of the worker's buffer."""
         return self.bytes_per_block * self.num_blocks
-
-    @property
-    def waste_per_block(self) -> int:
-        """Bytes of one block that no group ever fills: padding, and the room up to the widest group, at best."""
-        return self.bytes_per_block - max((group.payload_bytes for group in self.groups), default=0)
 
     def spec_of(self, layer: str) -> LayerSpec:
         """The spec under which a layer of this worker is laid out."""
@@ -139,11 +116,9 @@ class Plan:
       groups: groups over the whole model, in the order in which the block manager visits them.
       workers: one plan for each rank that has layers of its own (pipeline stages).
       num_blocks: blocks in the pool, the null block 0 included.
-      layout: name of the physical order of the axes.
       scheduler_block_size: tokens; common multiple of the groups' blocks.
       hash_block_size: tokens between two hashes of a prefix.
-      max_model_len: tokens of the longest request that the plan was made for.
-      request_blocks: blocks reserved for one request of that length, all groups together.
+      request_blocks: blocks reserved for one request of `max_model_len` tokens, all groups together.
       limited_by: index of the worker that limits the number of blocks.
       needs_zeroing: new blocks must be zeroed: recurrent states, or element types that differ between layers.
     """
@@ -182,10 +157,8 @@ class PlanOptions:
     """The switches of vLLM 0.33 that planning reads.
 
     Attributes:
-      limits: longest request, tokens in flight, context parallelism, Mamba mode.
       layout: name of the physical order, or None to take the first that can express the model.
       supported_layouts: orders that the model's attention backends accept, best first; None for all.
-      tensor_parallel: ranks that split the heads.
       hybrid: False gives every layer the blocks of full attention (`disable_hybrid_kv_cache_manager`).
       auto_fit: lower `max_model_len` to what fits.
       num_blocks: number of blocks, whatever the memory (`num_gpu_blocks_override`), or None.
@@ -193,7 +166,6 @@ class PlanOptions:
       prefill_lookahead: tokens that a multi-module draft looks ahead in prefill.
       caching: prefix caching or a connector is on, so that block hashes are used.
       prefix_match_unit: tokens between two hashes, or None for the largest that all groups allow.
-      bugs: names of upstream defects to reproduce (`hkv.bugs`).
     """
 
     limits: RequestLimits

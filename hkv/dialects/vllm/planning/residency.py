@@ -17,13 +17,9 @@ from hkv.spec import LayerSpec, RequestLimits
 
 @dataclasses.dataclass(frozen=True)
 class Residency:
-    """Result of a simulation of equal requests of the longest length.
+    """Number of the longest requests that the pool holds at once, all at their full length.
 
-    Attributes:
-      requests: number of them that the pool holds at once, all at their full length.
-      full_length_blocks: blocks that one of them holds at its last token, by group.
-      peak_blocks: most blocks that one of them holds at any time, by group.
-      peak_usage: most blocks in use at any time while `requests` of them run.
+    Of one of them, by group: blocks at its last token, and most blocks at any time; of all together, the most in use.
     """
 
     requests: int

@@ -9,6 +9,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whole
+from hkv.model.huggingface.family import words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.reading import decoder_fields
 
@@ -24,44 +25,23 @@ METHODS = (*WITH_HIDDEN_STATES, "draft_model", *WITHOUT_LAYERS)
 ON_V1_RUNNER = ("suffix",)
 """Methods that the V2 model runner does not have; the V1 runner schedules synchronously with them."""
 
-INERT = frozenset(
-    [
-        "attention_backend",
-        "code_revision",
-        "draft_sample_method",
-        "enforce_eager",
-        "fly_entropy_threshold",
-        "fly_entropy_top_k",
-        "fly_window_size",
-        "moe_backend",
-        "prompt_lookup_max",
-        "prompt_lookup_min",
-        "quantization",
-        "rejection_sample_method",
-        "revision",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_min_token_prob",
-        "synthetic_acceptance_length",
-        "synthetic_acceptance_rates",
-        "use_local_argmax_reduction",
-    ]
+INERT = words(
+    """
+    attention_backend code_revision draft_sample_method enforce_eager fly_entropy_threshold fly_entropy_top_k
+    fly_window_size moe_backend prompt_lookup_max prompt_lookup_min quantization rejection_sample_method revision
+    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth
+    suffix_decoding_min_token_prob synthetic_acceptance_length synthetic_acceptance_rates use_local_argmax_reduction
+    """
 )
 """Fields of vLLM's `SpeculativeConfig` on which the cache does not depend."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """Drafting of tokens (vLLM 0.33 `SpeculativeConfig`).
+    """Drafting of tokens (vLLM 0.33 `SpeculativeConfig`), by a model or config of its own or a part of the target.
 
-    Attributes:
-      method: one of `METHODS`.
-      num_speculative_tokens: tokens drafted in a step.
-      model: folder or config of the draft, or None where it is part of the target.
-      max_model_len: tokens of the draft's longest request, or None for its config's.
-      disable_eagle_block_drop: a hit keeps its last block although the draft's half of it is stale.
-      disable_lookahead_block_hashes: block hashes cover no tokens after their block.
+    Without the block drop, a hit keeps its last block although the draft's half of it is stale; without lookahead,
+    block hashes cover no tokens after their block.
     """
 
     method: str

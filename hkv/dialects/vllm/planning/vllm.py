@@ -22,16 +22,8 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
     """The plan of vLLM 0.33 (`get_kv_cache_configs` and `resolve_kv_cache_block_sizes`).
 
     Groups are made for the whole model and then restricted to each worker's layers, so that every worker has the same
-    groups. The null block is reserved, and every worker takes the smallest number of blocks.
-
-    Args:
-      workers: each rank's layers by name; ranks that hold the same layers may be given once.
-      memory: bytes for the cache on each.
-      options: lengths, parallel shape, layout and switches.
-
-    Raises:
-      PlanError: the layers cannot be grouped or laid out, one longest request does not fit, or some workers have layers
-        and others none.
+    groups. The null block is reserved, and every worker takes the smallest number of blocks. Ranks that hold the same
+    layers may be given once. A PlanError says why layers cannot be grouped or laid out, or a request does not fit.
     """
     if len(workers) != len(memory) or not workers:
         raise PlanError("memory", list(memory), f"one number of bytes for each of {len(workers)} workers")

@@ -24,15 +24,8 @@ ALL = "embedding norm head"
 class Weights:
     """Bytes of a model's parameters on one tensor-parallel rank, by the pipeline stages that hold them.
 
-    Attributes:
-      embedding: of tokens; on the first stage, and on the last one where the head is the same.
-      layers: each decoder layer.
-      norm: after the layers; on the last stage.
-      head: 0 where it is the embedding; on the last stage.
-      tied: the head is the embedding.
-      spread: which of `embedding`, `norm` and `head` every stage holds.
-      every: what every stage holds beside.
-      encoders: of images and sound, and what joins them to the decoder; on the first stage.
+    The first stage has the embedding and encoders, with what joins them to the decoder; the last one the norm and the
+    head, or the embedding again where they are tied. Every stage has `every`, and the parts named in `spread`.
     """
 
     embedding: int

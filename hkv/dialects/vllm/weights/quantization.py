@@ -26,14 +26,10 @@ LEAST_BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """One linear layer on one rank.
+    """One linear layer on one rank, with the outputs of each of the checkpoint's layers that are held as one.
 
-    Attributes:
-      name: its module's name.
-      inputs: of each output, on this rank.
-      outputs: of each of the checkpoint's layers that are held as one, on this rank.
-      split: `row` or `column` where ranks divide its inputs or outputs; `heads` for a column whose blocks of scales may
-        straddle them; else `whole`.
+    It is split by `row` or `column` where ranks divide its inputs or outputs, by `heads` for a column whose blocks of
+    scales may straddle them, else `whole`.
     """
 
     name: str
@@ -71,15 +67,10 @@ class Plain(Quantization):
 
 @dataclasses.dataclass(frozen=True)
 class Fp8(Quantization):
-    """Eight-bit floats with scales: one for each block, or one for each layer of the checkpoint (`Fp8Config`).
+    """Eight-bit floats with scales: one for each block of outputs and inputs, or each layer (`Fp8Config`).
 
-    Attributes:
-      block: outputs and inputs that share a scale, or None for a whole layer.
-      static: activations have a scale of their own.
-      skipped: modules that are not quantized.
-      ranks: that divide the layers.
-      scale: bytes of a block's scale: 1 where it is a power of two.
-      packed: how experts are packed, where they are of four bits.
+    Activations may have a `static` scale of their own; a block's scale has 1 byte where it is a power of two. Experts
+    of four bits are `packed`.
     """
 
     block: tuple[int, int] | None
@@ -130,13 +121,9 @@ class Fp8(Quantization):
 
 @dataclasses.dataclass(frozen=True)
 class Grouped(Quantization):
-    """Integers of few bits in words of 32, with a scale and a zero for each group of inputs (AWQ and GPTQ).
+    """Integers of few bits in words of 32, with a scale and a zero for each group of inputs, -1 for all (AWQ and GPTQ).
 
-    Attributes:
-      bits: of an element.
-      group: inputs that share a scale, or -1 for all of them.
-      skipped: parts of names of modules that are not quantized.
-      biased: experts have biases, whether the model has them or not (`AutoGPTQMoEMethod`).
+    Experts may have biases, whether the model has them or not (`AutoGPTQMoEMethod`).
     """
 
     bits: int
@@ -164,9 +151,7 @@ class Grouped(Quantization):
 class Mxfp4(Quantization):
     """Experts of four-bit floats, 32 of which share a scale of eight bits; all else in the model's own type.
 
-    Attributes:
-      multiple: elements inside an expert on a rank are padded to a multiple of it.
-      hidden: those of a token likewise.
+    Elements inside an expert on a rank are padded to a multiple, those of a token (`hidden`) likewise.
     """
 
     multiple: int

@@ -16,15 +16,7 @@ VOCABULARY_PADDING = 64
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """One rank, with what its layers are made from.
-
-    Attributes:
-      fields: of the config.
-      ranks: tensor-parallel ranks.
-      expert_parallel: experts are dealt out to ranks, not split.
-      width: bytes of an element of the model's own type.
-      quantization: of the checkpoint.
-    """
+    """One rank, with what its layers are made from; `width` is that of an element of the model's own type, in bytes."""
 
     fields: Fields
     ranks: int
@@ -112,7 +104,11 @@ class Rank:
         return self.share(padded, "rows of the vocabulary") * (size + bias) * self.width
 
     def experts(self, name: str, count: int, size: int, inner: int, *, gated: bool = True, bias: bool = False) -> int:
-        """Experts of one layer (`FusedMoE`)."""
+        """Routed experts with their router, and shared ones of `shared` elements inside.
+
+        `correction` and `gate_width` are bytes of an element of the router's correction bias, 0 without one, and of the
+        router; it may be quantized as other layers are, and the shared expert may have a gate.
+        """
         mine = -(-count // self.ranks) if self.expert_parallel else count
         part = inner if self.expert_parallel else self.share(inner, f"elements inside {name}")
         size, part = self.quantization.padded(size, part)
@@ -145,18 +141,10 @@ def attention(
     gated: bool = False,
     out: str = "o_proj",
 ) -> int:
-    """`QKVParallelLinear`, the projection out and norms of queries and keys.
+    """`QKVParallelLinear`, the projection out and norms of queries and keys; sizes left out are the config's.
 
-    Args:
-      rank: the rank.
-      name: the module's.
-      bias: queries, keys and values have one.
-      out_bias: the projection out has one.
-      norm: `head` for norms over a head, `rank` for norms over a rank's heads, `all` over those of all ranks, or none.
-      size: elements of a head; left out, the config's.
-      kv_heads: key/value heads; left out, the config's.
-      gated: queries come with as many gates.
-      out: the projection's name.
+    Norms are over a `head`, over a `rank`'s heads, over `all` of those of all ranks, or none. Queries that are gated
+    come with as many gates.
     """
     fields = rank.fields
     size = fields.head_dim.value if size is None else size

@@ -34,21 +34,10 @@ def blocks(
     heads: str = "num_attention_heads",
     extra: int = 0,
 ) -> int:
-    """One layer of a vision transformer.
+    """One layer of a vision transformer, with `extra` bytes beside.
 
-    Args:
-      rank: of the vision config.
-      name: the layer's.
-      inner: elements inside the MLP.
-      norms: vectors of its norms.
-      attention: name of queries, keys and values as one.
-      out: name of the projection out.
-      gated: the MLP has a gate.
-      bias: MLPs, and attention unless it says otherwise, have biases.
-      attention_bias: likewise of attention alone.
-      mlp: names of its projections up and down.
-      heads: field of the number of heads.
-      extra: bytes beside all of these.
+    `mlp` names the projections up and down, `heads` the field of their number. The MLP, and attention unless it says
+    otherwise, have biases.
     """
     size = rank.hidden
     count = rank.number(heads)

@@ -36,19 +36,7 @@ def weights_of(
     """Bytes of parameters on each pipeline stage, on the tensor-parallel rank that holds most of them.
 
     The parameters are those of vLLM's model class when it is made, before a kernel repacks them. Tables of rotary
-    positions and other buffers are not among them.
-
-    Args:
-      config: the content of a `config.json`.
-      tensor_parallel: ranks that split the layers.
-      pipeline_parallel: stages.
-      expert_parallel: experts are dealt out to ranks, not split.
-      dtype: the model's element type; None for its config's.
-      capability: compute capability of the GPU.
-
-    Raises:
-      ConfigError: a family, a packing or an encoder whose weights HKV does not know, or a field that the file lacks.
-      PlanError: the ranks cannot share the layers.
+    positions and other buffers are not among them. Weights that are not known are refused by name.
     """
     fields = decoder_fields(config)
     family = FAMILIES.get(fields.model_type)
