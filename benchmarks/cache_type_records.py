@@ -14,7 +14,7 @@ from benchmarks.judges.recorded import published
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.errors import HKVError
-from hkv.model.huggingface.served_dtype import SCHEMES
+from hkv.model.huggingface.common_fields import SCHEMES
 
 DEVICES = ("h100", "b200", "a100", "l40s", "rtx5090")
 """GPUs of compute capabilities 9.0, 10.0, 8.0, 8.9 and 12.0."""

@@ -32,9 +32,9 @@ from hkv.layout.strided import StridedView
 from hkv.limits import whole_number
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+from hkv.model.huggingface.common_fields import served_dtype
 from hkv.model.huggingface.loading import naming_file
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.model.huggingface.served_dtype import served_dtype
 from hkv.request_length import parse_length
 
 BLOCK_SIZE = 64

@@ -16,10 +16,10 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.model.huggingface import wrappers
+from hkv.model.huggingface.common_fields import LENGTHS
 from hkv.model.huggingface.families import known_families
 from hkv.model.huggingface.family import INERT, ONLY, words
 from hkv.model.huggingface.fields import Fields, show
-from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.options import ReadOptions
 
 QUANTIZATION = "quantization_config"

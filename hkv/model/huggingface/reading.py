@@ -9,6 +9,7 @@ from typing import Any
 from hkv.errors import ConfigError
 from hkv.model.huggingface import wrappers
 from hkv.model.huggingface.closed import QUANTIZATION, check_closed, nearest_family
+from hkv.model.huggingface.common_fields import check_quantization
 from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.families import known_families
 from hkv.model.huggingface.family import Family, layer_template, words
@@ -16,7 +17,6 @@ from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.loading import ConfigFile, naming_file
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
-from hkv.model.huggingface.served_dtype import check_quantization
 from hkv.model.huggingface.wrappers import LAYER_LIST, type_of
 
 SINCE = {

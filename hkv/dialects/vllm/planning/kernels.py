@@ -21,8 +21,8 @@ from hkv.dialects.vllm.planning.grouping import keeps_layers
 from hkv.dialects.vllm.planning.model_checks import reads_ahead
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
+from hkv.model.huggingface.common_fields import quantized_cache
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.model.huggingface.served_dtype import quantized_cache
 from hkv.spec import AttentionSpec
 
 FLASHINFER_KEYS = 128

@@ -16,9 +16,9 @@ from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import PlanError
 from hkv.model.huggingface.closed import QUANTIZATION
+from hkv.model.huggingface.common_fields import served_dtype
 from hkv.model.huggingface.loading import ConfigFile
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.model.huggingface.served_dtype import served_dtype
 
 MIB, GIB = 1 << 20, 1 << 30
 

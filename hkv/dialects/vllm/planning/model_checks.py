@@ -9,10 +9,9 @@ from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError
 from hkv.model.huggingface import Model
+from hkv.model.huggingface.common_fields import LENGTHS, quantization_method, served_dtype
 from hkv.model.huggingface.family import words
-from hkv.model.huggingface.longest import LENGTHS
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.model.huggingface.served_dtype import quantization_method, served_dtype
 
 REACHING = ("default", "linear", "llama3", "ntk", "proportional")
 """Kinds of rotary scaling that a longer table leaves as they are (vLLM 0.33 `_CACHE_ONLY_ROPE_TYPES`)."""
