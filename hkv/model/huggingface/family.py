@@ -84,8 +84,8 @@ def families_of(readers: Mapping[str, Reader]) -> dict[str, Family]:
     """Families by `model_type`, each with its reader out of `readers`."""
     found = {}
     for block in _TABLE["family"]:
-        columns = [COLUMNS.get(name, name) for name in block.get("columns", "").split()]
-        common = {
+        columns: list[str] = [COLUMNS.get(name, name) for name in block.get("columns", "").split()]
+        common: dict[str, Any] = {
             **block.get("fields", {}),
             **dict.fromkeys(block.get("absent", "").split()),
             **dict.fromkeys(block.get("required", "").split(), REQUIRED),

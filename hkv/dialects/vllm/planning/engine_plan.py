@@ -167,7 +167,7 @@ def read_models(config: Config, options: EngineOptions, draft: Config | None = N
         "gdn_prefill": gdn_prefill(content, device, options.gdn_prefill_backend),
         "kda_prefill": kda_prefill(device, options.kda_prefill_backend),
     }
-    own = {**of_model, "kv_dtype": "auto"}
+    own: dict[str, Any] = {**of_model, "kv_dtype": "auto"}
     model = read_model(content, ReadOptions(block_size=options.block_size, **own))
     kernels = model_kernels(content, model, device, options)
     of_model["kv_dtype"] = kernels.kv_dtype

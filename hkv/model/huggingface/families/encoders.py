@@ -30,7 +30,7 @@ def _reader(sizes: Callable[[Fields], Sizes]) -> Callable[[Decoder], Model]:
         decoder.divide(heads)
         if layers.value > MOST_LAYERS:
             raise ConfigError(layers.names[0], layers.value, f"at most {MOST_LAYERS}")
-        geometry = {"heads": heads, "head_dim": head_dim}
+        geometry: dict[str, Any] = {"heads": heads, "head_dim": head_dim}
         for index in range(layers.value):
             decoder.attention(index, FULL, layers.names, **geometry)
             decoder.attention(index, CROSS, layers.names, **geometry, window=encoded, part="encoder_attn")

@@ -142,21 +142,11 @@ def _add_mamba2(
     add_states(decoder, index, names, mamba2, sizes, state, heads=("heads",), checkpoint=ANY_TOKEN, part=part)
 
 
-def _sizes(intermediate: Field, heads: Field, head_dim: Field, rest: Mapping[str, Field]) -> dict[str, Field]:
-    """Sizes of a Mamba-2 layer in the order in which their fields are told."""
-    groups, state, kernel = (rest[name] for name in ("groups", "state", "kernel"))
-    return {
-        "intermediate": intermediate,
-        "groups": groups,
-        "heads": heads,
-        "head_dim": head_dim,
-        "state": state,
-        "kernel": kernel,
-    }
-
-
-def _three(fields: Fields, groups: str, state: str, kernel: str) -> dict[str, Field]:
-    return {name: fields.integer(field) for name, field in (("groups", groups), ("state", state), ("kernel", kernel))}
+def _sizes(fields: Fields, intermediate: Field, heads: Field, head_dim: Field, rest: str) -> dict[str, Field]:
+    """Sizes of a Mamba-2 layer; the rest are fields of its groups, its state and its kernel."""
+    groups, state, kernel = map(fields.integer, rest.split())
+    names = ("intermediate", "groups", "heads", "head_dim", "state", "kernel")
+    return dict(zip(names, (intermediate, groups, heads, head_dim, state, kernel), strict=True))
 
 
 def _mamba2_sizes(fields: Fields) -> dict[str, Field]:
@@ -167,7 +157,7 @@ def _mamba2_sizes(fields: Fields) -> dict[str, Field]:
     heads = fields.integer("mamba_n_heads")
     automatic = fields.raw("mamba_d_head") == "auto"
     head_dim = intermediate.over(heads) if automatic else fields.integer("mamba_d_head")
-    return _sizes(intermediate, heads, head_dim, _three(fields, "mamba_n_groups", "mamba_d_state", "mamba_d_conv"))
+    return _sizes(fields, intermediate, heads, head_dim, "mamba_n_groups mamba_d_state mamba_d_conv")
 
 
 def _granite(decoder: Decoder) -> Model:
@@ -205,8 +195,7 @@ def _nemotron_h(decoder: Decoder) -> Model:
             decoder.attention(index, kind, (name,))
         elif kind == STATE:
             heads, head_dim = fields.integer("mamba_num_heads"), fields.integer("mamba_head_dim")
-            rest = _three(fields, "n_groups", "ssm_state_size", "conv_kernel")
-            sizes = _sizes(heads.times(head_dim), heads, head_dim, rest)
+            sizes = _sizes(fields, heads.times(head_dim), heads, head_dim, "n_groups ssm_state_size conv_kernel")
             _add_mamba2(decoder, index, (name,), sizes, "", "mamba_ssm_cache_dtype", "float32")
     return decoder.model(len(layers))
 
@@ -232,8 +221,8 @@ def _zamba2(decoder: Decoder) -> Model:
     for index in range(len(kinds)):
         intermediate = fields.integer("mamba_expand").times(fields.integer("hidden_size"))
         own = fields.integer("n_mamba_heads")
-        rest = _three(fields, "mamba_ngroups", "mamba_d_state", "mamba_d_conv")
-        _add_mamba2(decoder, index, (), _sizes(intermediate, own, intermediate.over(own), rest))
+        sizes = _sizes(fields, intermediate, own, intermediate.over(own), "mamba_ngroups mamba_d_state mamba_d_conv")
+        _add_mamba2(decoder, index, (), sizes)
     return decoder.model(len(kinds))
 
 
@@ -244,8 +233,8 @@ def _mamba2(decoder: Decoder) -> Model:
         expanded = fields.integer("expand").times(fields.integer("hidden_size"))
         intermediate = fields.optional("intermediate_size") or expanded
         heads, head_dim = fields.integer("num_heads"), fields.integer("head_dim")
-        rest = _three(fields, "n_groups", "state_size", "conv_kernel")
-        _add_mamba2(decoder, index, (), _sizes(intermediate, heads, head_dim, rest))
+        sizes = _sizes(fields, intermediate, heads, head_dim, "n_groups state_size conv_kernel")
+        _add_mamba2(decoder, index, (), sizes)
     return decoder.model(count)
 
 
