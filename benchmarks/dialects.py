@@ -37,9 +37,8 @@ from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches
-from hkv.replay.record import Recorder
 from hkv.replay.run import Timing, arrivals
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.replay.traces.interned import PrefixKeys
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text

@@ -20,8 +20,7 @@ from hkv.dialects.vllm.engines.installed import InstalledVllmEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
 from hkv.dialects.vllm.schedule.run import cache_config, header
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
-from hkv.replay.record import Recorder
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import spec_from_text
 
 

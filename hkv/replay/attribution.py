@@ -16,7 +16,7 @@ import numpy as np
 
 from hkv.columns import Columns
 from hkv.replay.reasons import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, Lacking
-from hkv.replay.record import Recorder, RequestRecord
+from hkv.replay.schedule import Recorder, RequestRecord
 
 FIRST_USE = "first use"
 TRACE = "trace granularity"

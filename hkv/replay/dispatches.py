@@ -13,8 +13,17 @@ import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
 from hkv.replay.reasons import Boundaries, Lacking
-from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, StepRecords
-from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
+from hkv.replay.schedule import (
+    FINISHED,
+    NEVER_FITS,
+    TOO_LONG,
+    Arrival,
+    Recorder,
+    RequestRecord,
+    Schedule,
+    SharedArrivals,
+    StepRecords,
+)
 from hkv.replay.schedule_state import ARRIVING, FATE, Arriving, Ending, Fate, Machine, Mode, Number
 from hkv.state.key_table import eviction_of
 from hkv.state.status import Status

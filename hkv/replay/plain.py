@@ -7,9 +7,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
@@ -19,9 +20,8 @@ from hkv.model.topology import Group, Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
 from hkv.replay.optimal import Pool
 from hkv.replay.reasons import HitReasons
-from hkv.replay.record import Recorder
 from hkv.replay.run import EVICTS_NOTHING, Outcome, Progress, ReplayedCache
-from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
+from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec
 
 
@@ -38,7 +38,7 @@ class PlainLoop(StepLoop):
     asks: bool = False
 
     def __init__(
-        self, engine: Any, key_tokens: int, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer
+        self, engine: Any, key_tokens: int, schedule: Schedule, arrivals: Iterable[Arrival], observer: Recorder
     ) -> None:
         super().__init__(schedule, arrivals, observer)
         self._engine = engine
@@ -200,6 +200,66 @@ def compare(field: str, mine: object, other: object, names: tuple[str, str]) -> 
     """Compares two answers."""
     if mine != other:
         raise Difference(0, "replay", "", field, dict(zip(names, (mine, other), strict=True)))
+
+
+class Lockstep(abc.ABC):
+    """An engine that performs every operation on two engines, and stops at the first answer that differs.
+
+    Answers are the first engine's, as is every attribute that is not one of `operations`.
+    """
+
+    operations: ClassVar[tuple[str, ...]]
+
+    def __init__(self, engine: Any, reference: Any, names: tuple[str, str]) -> None:
+        self._engine, self._reference, self._names, self._number = engine, reference, names, 0
+
+    @abc.abstractmethod
+    def _parts(self, name: str, arguments: tuple[Any, ...], mine: Any, other: Any) -> Iterable[Part]:
+        """Parts of the answers to an operation that are compared."""
+
+    def __getattr__(self, name: str) -> Any:
+        mine = getattr(self._engine, name)
+        if name not in self.operations:
+            return mine
+        other = getattr(self._reference, name)
+
+        def both(*arguments: Any) -> Any:
+            answers = mine(*arguments), other(*arguments)
+            self._number += 1
+            for operation, request, field, *values in self._parts(name, arguments, *answers):
+                if values[0] != values[1]:
+                    told: dict[str, object] = dict(zip(self._names, values, strict=True))
+                    raise Difference(self._number, operation, request, field, told)
+            return answers[0]
+
+        return both
+
+
+Part: TypeAlias = tuple[str, str, str, object, object]
+"""An operation, the request that it concerns or "", a field of its answer, and both engines' values of that."""
+
+
+class Compared:
+    """An engine whose answers are held against `ids`, integers that a compiled replay reported one after the other."""
+
+    def __init__(self, engine: Any, ids: np.ndarray, names: tuple[str, str]) -> None:
+        self._engine, self._ids, self._names = engine, ids, names
+        self._place = self._number = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def _read(self, count: int) -> list[int]:
+        self._place += count
+        return self._ids[self._place - count : self._place].tolist()
+
+    def _differ(self, operation: str, request: str, field: str, *values: object) -> Difference:
+        return Difference(self._number, operation, request, field, dict(zip(self._names, values, strict=True)))
+
+    def check_all_compared(self) -> None:
+        """Raises Difference where the compiled replay reported more, or less."""
+        if self._place != len(self._ids):
+            raise self._differ("replay", "", "integers reported", len(self._ids), self._place)
 
 
 def _shorten(value: object, limit: int = 200) -> str:

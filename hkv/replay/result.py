@@ -11,8 +11,8 @@ import numpy as np
 from hkv.columns import Columns
 from hkv.replay import summary
 from hkv.replay.attribution import as_plain
-from hkv.replay.record import RequestRecord
 from hkv.replay.run import Outcome
+from hkv.replay.schedule import RequestRecord
 from hkv.replay.summary import Ceiling, advice
 from hkv.version import __version__
 
@@ -26,10 +26,11 @@ class ReplayResult:
       totals: numbers over the whole replay, by name; None where the engine does not count.
       groups: one entry a group: `group`, `layers` (how many), `eagle`, and, where the engine tells, the number of
         requests by what the group lacked beyond their hits (`hkv.replay.attribution.Missed.lacking`).
-      requests: one entry a request, in the trace's order: the fields of `hkv.replay.record.RequestRecord` but for what
-        groups lacked, its prompt tokens by the cause for which they were no hits (`hkv.replay.attribution.CAUSES`), and
-        `evicted_steps_before` and `evicted_for` (who got the block that was lacking): -1 for none.
-      steps: one entry a step with work: the fields of `hkv.replay.record.StepRecords`.
+      requests: one entry a request, in the trace's order: the fields of `hkv.replay.schedule.RequestRecord` but for
+        what groups lacked, its prompt tokens by the cause for which they were no hits
+        (`hkv.replay.attribution.CAUSES`), and `evicted_steps_before` and `evicted_for` (who got the block that was
+        lacking): -1 for none.
+      steps: one entry a step with work: the fields of `hkv.replay.schedule.StepRecords`.
       occupancy: one entry a sample, at the ends of at most 256 steps: `step`, and of group 0 `held_0`, `cached_0` and
         `evictable_0`, its blocks that requests hold, that are cached, and that are cached and not held; and so on.
         Nothing where the dialect does not tell.

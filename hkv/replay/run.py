@@ -18,9 +18,8 @@ from hkv.replay.attribution import Missed, attributed
 from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
 from hkv.replay.reasons import Boundaries, HitUnits
-from hkv.replay.record import Recorder
-from hkv.replay.schedule import Arrival, Schedule, SharedArrivals
-from hkv.replay.traces.interned import Interned, InternedTrace, PrefixKeys
+from hkv.replay.schedule import Arrival, Recorder, Schedule, SharedArrivals
+from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.reader import TraceRequest, read_trace
 
 REFERENCE = "numpy"
@@ -218,24 +217,6 @@ class TraceFacts:
     unresolved: Sequence[int]
 
 
-def arrivals(requests: Iterable[TraceRequest], keys: PrefixKeys, timing: Timing) -> Iterator[Arrival]:
-    """The requests of a trace on their way in, read as the replay comes to need them."""
-    for index, request in enumerate(requests):
-        step = timing.step_of(request.timestamp)
-        yield Arrival(index, step, request.input_length, request.output_length, _Keys(keys, request))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Keys:
-    """Makes one request's keys when called."""
-
-    keys: PrefixKeys
-    request: TraceRequest
-
-    def __call__(self) -> list[int]:
-        return self.keys.of(self.request).tolist()
-
-
 def interned_arrivals(
     trace: InternedTrace,
     key_tokens: int,
@@ -244,7 +225,7 @@ def interned_arrivals(
     lists: bool = True,
     asked: Sequence[int] = (),
 ) -> Iterator[Arrival]:
-    """The same of a trace that is interned, with the tokens that earlier requests had too.
+    """The requests of a trace on their way in, with the tokens that earlier requests had too.
 
     Keys are lists for engines in Python, else int32 arrays.
     """
@@ -252,21 +233,12 @@ def interned_arrivals(
     asked = asked or [0] * len(seen)
     for index, request in enumerate(trace.requests):
         step = timing.step_of(request.timestamp)
-        made = _InternedKeys(keys, index, lists)
+        made = functools.partial(_keys if lists else Interned.of, keys, index)
         yield Arrival(index, step, request.input_length, request.output_length, made, seen[index], asked[index])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _InternedKeys:
-    """Looks up one request's keys when called."""
-
-    keys: Interned
-    index: int
-    lists: bool
-
-    def __call__(self) -> Any:
-        found = self.keys.of(self.index)
-        return found.tolist() if self.lists else found
+def _keys(keys: Interned, index: int) -> list[int]:
+    return keys.of(index).tolist()
 
 
 def default_engine(cache: ReplayedCache) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The schedule of a replay: which request gets how many tokens computed in which step. `docs/replay.md` defines it."""
+"""The schedule of a replay: which request gets how many tokens computed in which step, and its record."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
+from hkv.replay.reasons import HitReasons, Lacking
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,38 +98,10 @@ class Refusal(enum.Enum):
     NEVER = "they never will be"
 
 
-class Observer(Protocol):
-    """Is told what happens; must not touch the engine's state."""
-
-    def too_long(self, step: int, arrival: Arrival) -> None:
-        """A request longer than `max_model_len` arrived and was refused for good."""
-
-    def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
-        """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
-
-    def put_off(self, step: int, live: LiveRequest) -> None:
-        """The request just looked up was refused and stays at the head of the queue."""
-
-    def admitted(self, step: int, live: LiveRequest, hit: int) -> None:
-        """The request just looked up got its blocks and runs."""
-
-    def preempted(self, step: int, live: LiveRequest) -> None:
-        """A running request gave all its blocks back and waits again."""
-
-    def never_fits(self, step: int, live: LiveRequest) -> None:
-        """A request was refused blocks although no other holds any, and is refused for good."""
-
-    def scheduled(self, step: int, running: int, waiting: int, free: int) -> None:
-        """Every request that computes in this step has its blocks; none has been given back by a finished one."""
-
-    def finished(self, step: int, live: LiveRequest) -> None:
-        """A request generated its last token and gave its blocks back."""
-
-
 class StepLoop(abc.ABC):
     """Loop that all schedules share: requests arrive, wait in a queue, run in order of admission, grow, and end."""
 
-    def __init__(self, schedule: Schedule, arrivals: Iterable[Arrival], observer: Observer) -> None:
+    def __init__(self, schedule: Schedule, arrivals: Iterable[Arrival], observer: Recorder) -> None:
         self._schedule = schedule
         self._arrivals = iter(arrivals)
         self._next: Arrival | None = next(self._arrivals, None)
@@ -299,3 +272,136 @@ class StepLoop(abc.ABC):
         self._free(live, finished=True)
         self._drop(live)
         self._observer.finished(step, live)
+
+
+FINISHED = "finished"
+NEVER_FITS = "never fits"
+TOO_LONG = "too long"
+
+
+@dataclasses.dataclass(slots=True)
+class RequestRecord:
+    """One request's fate. Steps are -1 for what never happened.
+
+    Attributes:
+      arrived: the first step that could see it.
+      hit: tokens found in the cache when it was first admitted.
+      admitted: the step of its first admission.
+      ended: the step in which it finished or was refused for good.
+      outcome: `finished`, `never fits` or `too long`.
+      recomputed: tokens it had when it came back, over all its returns.
+      recovered: of these, tokens found in the cache.
+      seen: tokens at its start that an earlier request had too (`hkv.replay.schedule.Arrival.seen`).
+      computed: tokens, at most `hkv.replay.schedule.Arrival.asked`, whose blocks had been computed by anybody then.
+      lacking: what each group lacked there; nothing where the engine cannot tell.
+    """
+
+    index: int
+    prompt: int
+    output: int
+    arrived: int
+    hit: int = 0
+    admitted: int = -1
+    ended: int = -1
+    outcome: str = ""
+    preemptions: int = 0
+    recomputed: int = 0
+    recovered: int = 0
+    seen: int = 0
+    computed: int = 0
+    lacking: tuple[Lacking, ...] = ()
+
+
+@dataclasses.dataclass(slots=True)
+class StepRecords:
+    """One entry per step that was not skipped.
+
+    Attributes:
+      in_use: blocks held by requests when all of the step's blocks are allocated.
+      prompt_tokens: prompt tokens of the requests first admitted in it.
+      hit_tokens: of these, tokens found in the cache.
+      put_off: 1 if the head of the queue was refused in it, else 0.
+    """
+
+    step: list[int] = dataclasses.field(default_factory=list)
+    in_use: list[int] = dataclasses.field(default_factory=list)
+    running: list[int] = dataclasses.field(default_factory=list)
+    waiting: list[int] = dataclasses.field(default_factory=list)
+    prompt_tokens: list[int] = dataclasses.field(default_factory=list)
+    hit_tokens: list[int] = dataclasses.field(default_factory=list)
+    put_off: list[int] = dataclasses.field(default_factory=list)
+    preemptions: list[int] = dataclasses.field(default_factory=list)
+
+
+class Recorder:
+    """Is told what happens, and keeps everything; `diagnosis` is None where the engine cannot tell why hits ended."""
+
+    def __init__(self, num_blocks: int, diagnosis: HitReasons | None, progress: Callable[[], None]) -> None:
+        self.requests: dict[int, RequestRecord] = {}
+        self.steps = StepRecords()
+        self._capacity = num_blocks - 1
+        self._diagnosis = diagnosis
+        self._progress = progress
+        self._told: tuple[int, Sequence[Lacking]] = 0, ()
+        self._sums = dict.fromkeys(SUMS, 0)
+
+    def too_long(self, step: int, arrival: Arrival) -> None:
+        """A request longer than `max_model_len` arrived and was refused for good."""
+        self._end(arrival, TOO_LONG, step)
+
+    def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
+        """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
+        if self._diagnosis is not None and not live.preemptions:
+            self._told = self._diagnosis.lacking(live.keys, hit, live.arrival.asked)
+
+    def put_off(self, step: int, live: LiveRequest) -> None:
+        """The request just looked up was refused and stays at the head of the queue."""
+        self._sums["put_off"] = 1
+
+    def admitted(self, step: int, live: LiveRequest, hit: int) -> None:
+        """The request just looked up got its blocks and runs."""
+        record = self._record(live.arrival)
+        if live.preemptions:
+            record.recomputed += live.tokens
+            record.recovered += hit
+            return
+        record.hit, record.admitted = hit, step
+        record.computed, record.lacking = self._told[0], tuple(self._told[1])
+        self._sums["prompt_tokens"] += live.tokens
+        self._sums["hit_tokens"] += hit
+
+    def preempted(self, step: int, live: LiveRequest) -> None:
+        """A running request gave all its blocks back and waits again."""
+        self._record(live.arrival).preemptions += 1
+        self._sums["preemptions"] += 1
+
+    def never_fits(self, step: int, live: LiveRequest) -> None:
+        """A request was refused blocks although no other holds any, and is refused for good."""
+        self._end(live.arrival, NEVER_FITS, step)
+
+    def scheduled(self, step: int, running: int, waiting: int, free: int) -> None:
+        """Every request that computes in this step has its blocks; none has been given back by a finished one."""
+        values = {"step": step, "in_use": self._capacity - free, "running": running, "waiting": waiting, **self._sums}
+        for name, value in values.items():
+            getattr(self.steps, name).append(value)
+        self._sums = dict.fromkeys(SUMS, 0)
+
+    def finished(self, step: int, live: LiveRequest) -> None:
+        """A request generated its last token and gave its blocks back."""
+        self._end(live.arrival, FINISHED, step)
+
+    def _end(self, arrival: Arrival, outcome: str, step: int) -> None:
+        record = self._record(arrival)
+        record.outcome, record.ended = outcome, step
+        self._progress()
+
+    def _record(self, arrival: Arrival) -> RequestRecord:
+        record = self.requests.get(arrival.index)
+        if record is None:
+            record = RequestRecord(arrival.index, arrival.prompt, arrival.output, arrival.step, seen=arrival.seen)
+            self.requests[arrival.index] = record
+        return record
+
+
+SUMS = ("prompt_tokens", "hit_tokens", "put_off", "preemptions")
+"""Fields of `StepRecords` that are summed up while a step's blocks are allocated."""

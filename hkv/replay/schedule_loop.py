@@ -1,19 +1,80 @@
-"""Part that all compiled schedules share, whatever cache they drive: arrivals, the queue, growth, a step's tokens.
+"""The one compiled schedule, whatever cache it drives: arrivals, the queue, growth, a step's tokens.
 
-`hkv.dialects.vllm.schedule.schedule` is the same in plain Python; `hkv.replay.schedule_state` names what these
+A trip of the loop finds the next operation that the cache must perform, performs it, and notes what follows from its
+answer. Most decode steps need no operation: a request's blocks have room, nothing is to be registered or given back.
+How far that holds is known for each request (`Seat.CALM`), so such requests are passed in a few nanoseconds.
+
+`hkv.replay.schedule.StepLoop` is the same in plain Python; `hkv.replay.schedule_state` names what these
 functions read and write. A workspace has `ScheduleArrays`.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.replay.schedule_state import SAMPLE, Arriving, Ending, Fate, Machine, Mode, Number, Seat, Trace
+from hkv.replay.schedule_state import (
+    SAMPLE,
+    Arriving,
+    Ending,
+    Fate,
+    Machine,
+    Mode,
+    Number,
+    ScheduleResident,
+    Seat,
+    Trace,
+)
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.status import Status
 
 Pair = tuple[Any, Machine]
+
+
+def run(
+    w: Any,
+    trace: Trace,
+    resident: ScheduleResident,
+    more: tuple[Scalar, ...],
+    trip: Callable[[Any, Machine, tuple[Scalar, ...]], tuple[Any, Machine, tuple[Scalar, ...]]],
+) -> tuple[Any, Machine, tuple[Scalar, ...]]:
+    """Trips of the one loop of a compiled replay.
+
+    A dispatch ends when the trace does, after `Number.STEPS` steps, before `Number.UNTIL`, when `samples` is full, or
+    when half the ids' room is used.
+
+    Args:
+      w: the workspace, all of whose arrays a trip may write.
+      trace: the trace.
+      resident: gives the schedule where the last dispatch left it.
+      more: scalars that the dialect carries beside it.
+      trip: one trip under the dialect's rules: the next operation of the cache, and what follows from its answer.
+    """
+    zero, size, room = jnp.int32(0), len(Machine._fields), w.sizes.ids
+    steps, fewer = resident.samples.shape[0] - 1, trace.number(Number.STEPS)
+    steps = jnp.where(fewer > 0, jnp.minimum(fewer, steps), steps)
+
+    def going(local: tuple[Scalar, ...]) -> Scalar:
+        m = Machine(*local[:size])
+        full = (m.samples >= steps) | (m.step >= trace.until) | (local[-1] > room // 2)
+        return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
+
+    def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        v, m, rest = trip(v, Machine(*local[:size]), local[size:-1])
+        return v, (*m, *rest, v.num_ids)
+
+    begun = (*Machine(*resident.machine)._replace(samples=zero), *more, zero)
+    w, local = loop(going, body, w, begun, writes=w.EVERYTHING)
+    return w, Machine(*local[:size]), local[size:-1]
+
+
+def among(status: Scalar, statuses: Iterable[Status]) -> Scalar:
+    """True if a status is one of these."""
+    return functools.reduce(operator.or_, (status == int(each) for each in statuses), jnp.bool_(False))
 
 
 def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:

@@ -9,9 +9,8 @@ from typing import Any
 
 from hkv.replay.attribution import BLOCK, DRAFT, FIRST_USE, TRACE, UNIT, Missed
 from hkv.replay.reasons import EVICTED, NOT_RETAINED
-from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
-from hkv.replay.schedule import Schedule
+from hkv.replay.schedule import FINISHED, NEVER_FITS, TOO_LONG, Schedule
 from hkv.replay.traces.interned import InternedTrace
 
 UNAVAILABLE = "not available from this engine"

@@ -14,10 +14,9 @@ from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.errors import ConfigError
-from hkv.replay.record import FINISHED
 from hkv.replay.result import document
 from hkv.replay.run import Timing, replay
-from hkv.replay.schedule import Schedule
+from hkv.replay.schedule import FINISHED, Schedule
 from hkv.replay.summary import groups, totals
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate, trace_lines
 from hkv.spec import spec_from_text

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
-from hkv.replay.record import FINISHED, NEVER_FITS, TOO_LONG, Recorder
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule import FINISHED, NEVER_FITS, TOO_LONG, Arrival, Recorder, Schedule
 from tests.replay.counting_engine import CountingEngine
 
 

@@ -1,7 +1,8 @@
-"""`hkv replay` under vLLM 0.33's rules: its options, and the cache that they ask for."""
+"""`hkv replay` under vLLM 0.33's rules: its options, and the cache that they ask for, by groups or by a plan."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +10,26 @@ import click
 
 from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.schedule import planned
-from hkv.dialects.vllm.schedule.planned import DEVICES
+from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
+from hkv.dialects.vllm.planning.cache_plan import serve
+from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions
+from hkv.dialects.vllm.planning.engine_settings import batch_defaults
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, PlanError
 from hkv.limits import MAX_TOKENS, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
+from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.replay.schedule import Schedule
 from hkv.request_length import parse_length
+
+UNPLANNED = {**dict.fromkeys(("mi300x", "mi325x", "mi355x"), (16384, 1024)), "a10g": (2048, 256)}
+"""Devices that HKV has no plans for: vLLM 0.33's `max_num_batched_tokens` and `max_num_seqs` on them."""
+
+
+def _batch(device: str) -> tuple[int, int]:
+    """Most tokens of a step and requests running, by `EngineArgs.get_batch_defaults` for `vllm serve`."""
+    return UNPLANNED.get(device) or batch_defaults(EngineOptions(device=device))
 
 
 class EagleGroups(click.ParamType):
@@ -67,7 +79,7 @@ class VllmReplayCommand(ReplayCommand):
             ),
             click.Option(
                 ["--device"],
-                type=click.Choice(list(DEVICES)),
+                type=click.Choice([*DEVICES, *UNPLANNED]),
                 help="Take --step-tokens and --max-running as `vllm serve` does on this device.",
             ),
         )
@@ -81,7 +93,7 @@ class VllmReplayCommand(ReplayCommand):
 
     def studied(self, options: dict[str, Any]) -> StudiedCache:
         if options["device"] is not None:
-            tokens, running = DEVICES[options["device"]]
+            tokens, running = _batch(options["device"])
             options = {
                 **options,
                 "step_tokens": tokens if options["step_tokens"] is None else options["step_tokens"],
@@ -93,8 +105,6 @@ class VllmReplayCommand(ReplayCommand):
         if options["draft"] is not None:
             raise click.UsageError("--draft is not for --groups")
         schedule = schedule_for_groups(options)
-        if options["draft"] is not None:
-            raise click.UsageError("--draft is not for --groups")
         if len(options["num_blocks"]) != 1:
             raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vllm-0.33 has one pool")
         config = cache_config(
@@ -118,16 +128,22 @@ class VllmReplayCommand(ReplayCommand):
         if options["draft"] is not None:
             size = next((spec.block_size for spec in model.specs.values()), None)
             draft = read_model(load_config(options["draft"]), ReadOptions(block_size=size, draft=True, **reading))
-        served, config = planned.planned_cache(
+        length = parse_length(options["max_model_len"])  # 0: the longest that fits
+        tokens = schedule_of(options, Schedule.max_model_len).step_tokens
+        served = serve(
             model,
             parse_bytes(options["memory"]),
-            schedule_of(options, Schedule.max_model_len).step_tokens,
-            max_model_len=parse_length(options["max_model_len"]),
             draft=draft,
+            max_model_len=length,
+            max_in_flight_tokens=min(tokens, length or model.max_model_len),
             caching=options["caching"],
-            eagle=options["eagle"],
-            retention_interval=options["retention"],
         )
+        if not served.plan.groups:
+            raise PlanError("model", model.model_type, "a model that caches something")
+        config = config_of_plan(served.plan, served.limits, caching=options["caching"])
+        config = dataclasses.replace(config, retention_interval=options["retention"])
+        if options["eagle"] is not None:
+            config = _with_eagle(config, options["eagle"])
         size = max(worker.bytes_per_block for worker in served.plan.workers)
         called = model_name(options["model"], model)
         groups, blocks = len(config.topology.groups), f"{config.num_blocks:,} blocks of {show_bytes(size)}"
@@ -157,3 +173,12 @@ def _served(config: VllmConfig, schedule: Schedule, options: dict[str, Any]) -> 
     words += [f"--{name} {value}" for name, value in given.items() if value is not None]
     words.append("--enable-prefix-caching" if config.caching else "--no-enable-prefix-caching")
     return " ".join(words)
+
+
+def _with_eagle(config: VllmConfig, eagle: Sequence[int]) -> VllmConfig:
+    """The same cache with the drop rule on for these groups, or for all when there are none."""
+    Topology.of_specs(config.topology.specs, eagle)
+    groups = tuple(
+        dataclasses.replace(group, eagle=index in eagle) for index, group in enumerate(config.topology.groups)
+    )
+    return dataclasses.replace(config, topology=Topology(groups), eagle=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,11 +15,10 @@ from hkv.dialects.rtp_llm.engines import numpy
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log.structs import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.model.group_policy import GroupType
-from hkv.replay.plain import Difference, compare_records
+from hkv.replay.plain import Compared, Difference, Lockstep, Part, compare_records
 from hkv.replay.plain import compare as compare_values
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
-from hkv.replay.record import Recorder
-from hkv.replay.schedule import LiveRequest
+from hkv.replay.schedule import LiveRequest, Recorder
 
 # Record of a replay under RTP-LLM's rules: also verdicts, what the cache holds, and its reasons.
 
@@ -122,76 +121,42 @@ class RtpRecorder(Recorder):
             self.cached_peak = max(self.cached_peak or 0, self._cached())
 
 
-class RtpLockstep:
-    """A `KeyedRtpEngine` that performs everything on two engines and stops at the first answer that differs.
+class RtpLockstep(Lockstep):
+    """Two `KeyedRtpEngine`s side by side."""
 
-    Answers are the first engine's.
-    """
+    operations = ("perform", "request_keyed", "extend", "num_available")
 
-    def __init__(self, engine: KeyedRtpEngine, reference: KeyedRtpEngine, names: tuple[str, str]) -> None:
-        self._engine, self._reference, self._names = engine, reference, names
-        self._number = 0
-
-    def perform(self, operation: RtpOp) -> RtpAnswer:
-        """Perform one operation on both."""
-        self._number += 1
-        got, want = self._engine.perform(operation), self._reference.perform(operation)
-        mismatch = compare(want, got)
+    def _parts(self, name: str, arguments: tuple[Any, ...], mine: Any, other: Any) -> Iterator[Part]:
+        if name == "num_available":
+            yield name, "", "blocks", mine, other
+        mismatch = compare(other, mine) if name == "perform" else None
         if mismatch is not None:
-            name, *_ = describe(operation).split()
-            answers = dict(zip(self._names, (mismatch.got, mismatch.want), strict=True))
-            raise Difference(self._number, name, getattr(operation, "id", ""), mismatch.field, answers)
-        return got
-
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int) -> None:
-        """A request arrives at both."""
-        self._number += 1
-        for engine in (self._engine, self._reference):
-            engine.request_keyed(id, num_tokens, keys, reserve)
-
-    def extend(self, id: str, tokens: int) -> None:
-        """Tokens are appended in both."""
-        self._number += 1
-        for engine in (self._engine, self._reference):
-            engine.extend(id, tokens)
-
-    def num_available(self) -> int:
-        """Blocks that nobody but the caches hold."""
-        mine, theirs = self._engine.num_available(), self._reference.num_available()
-        if mine != theirs:
-            answers: dict[str, object] = dict(zip(self._names, (mine, theirs), strict=True))
-            raise Difference(self._number, "num_available", "", "blocks", answers)
-        return mine
+            operation, *_ = describe(arguments[0]).split()
+            yield operation, getattr(arguments[0], "id", ""), mismatch.field, mismatch.got, mismatch.want
 
 
-class ComparedRtpEngine:
+class ComparedRtpEngine(Compared):
     """A `KeyedRtpEngine` that compares every allocation with those that a compiled replay reported.
 
-    `ids`: of each allocation its verdict's place in `verdicts`, the tokens reused, and for each group the length of the
-    request's list and its blocks, 0 for holes.
+    `ids`: of each allocation its verdict, by its number in `verdicts`, the tokens reused, and for each group the length
+    of the request's list and its blocks, 0 for holes.
     """
 
     def __init__(
-        self, engine: KeyedRtpEngine, ids: np.ndarray, verdicts: dict[int, str], names: tuple[str, str]
+        self, engine: KeyedRtpEngine, ids: np.ndarray, names: tuple[str, str], verdicts: Mapping[int, str]
     ) -> None:
-        self._engine, self._ids, self._verdicts, self._names = engine, ids, verdicts, names
-        self._place = 0
-        self._number = 0
+        super().__init__(engine, ids, names)
+        self._verdicts = verdicts
 
     def perform(self, operation: RtpOp) -> RtpAnswer:
         """Performs an operation on the engine, and compares the answer to an allocation."""
         answer = self._engine.perform(operation)
         self._number += 1
         if isinstance(operation, MallocOp) and isinstance(answer, Malloc):
-            theirs = self._next(len(answer.lists[0]))
-            mismatch = compare(answer, theirs)
+            mismatch = compare(answer, self._next(len(answer.lists[0])))
             if mismatch is not None:
-                answers = dict(zip(self._names, (mismatch.got, mismatch.want), strict=True))
-                raise Difference(self._number, "malloc", operation.id, mismatch.field, answers)
+                raise self._differ("malloc", operation.id, mismatch.field, mismatch.got, mismatch.want)
         return answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def _next(self, groups: int) -> Malloc:
         lists = []
@@ -200,17 +165,6 @@ class ComparedRtpEngine:
             (length,) = self._read(1) or (0,)
             lists.append([block or NULL for block in self._read(length)])
         return Malloc(self._verdicts.get(verdict, "nothing"), reused, [lists])
-
-    def _read(self, count: int) -> list[int]:
-        found = self._ids[self._place : self._place + count].tolist()
-        self._place += count
-        return found
-
-    def check_all_compared(self) -> None:
-        """Raises where the compiled replay reported more, or less."""
-        if self._place != len(self._ids):
-            answers: dict[str, object] = dict(zip(self._names, (len(self._ids), self._place), strict=True))
-            raise Difference(self._number, "replay", "", "integers reported", answers)
 
 
 def compare_rtp_records(mine: RtpRecorder, other: RtpRecorder, names: tuple[str, str]) -> None:

@@ -93,9 +93,6 @@ class RtpResident(ScheduleResident):
 OWN_ARRAYS = ("history", *SCHEDULE_ARRAYS)
 """Names of the arrays of `RtpResident` that loops carry and that are not the cache's."""
 
-EVERYTHING = (*ARRAYS, *OUTPUTS, "num_ids", *OWN_ARRAYS)
-"""Arrays that one trip of a replay may write."""
-
 
 def begin(cache: PooledState, requests: int, steps: int) -> RtpResident:
     """A replay in which nothing happened, as NumPy arrays."""
@@ -110,6 +107,8 @@ class RtpScheduleWorkspace(PooledWorkspace, ScheduleArrays):
     """A `PooledWorkspace` with the arrays of a schedule, and what became of each key."""
 
     CARRIED = (*PooledWorkspace.CARRIED, *OWN_ARRAYS)
+    EVERYTHING = (*ARRAYS, *OUTPUTS, "num_ids", *OWN_ARRAYS)
+    """Arrays that one trip of a replay may write."""
 
     history: jax.Array
 

@@ -1,14 +1,12 @@
-"""A replay's schedule under RTP-LLM's rules as one compiled loop: the twin of `rtp_schedule`, decision for decision.
-
-A trip finds the next operation that the cache must perform, performs it, and notes what follows from its answer. Steps
-of a request whose tokens have slots need none: up to how many tokens that holds is known (`Seat.CALM`).
+"""RTP-LLM's part of the compiled schedule (`hkv.replay.schedule_loop`): the twin of `schedule.schedule`, decision for
+decision.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,6 @@ from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpParameters, Vie
 from hkv.dialects.rtp_llm.rules.transitions import Answer, Op
 from hkv.dialects.rtp_llm.schedule import compiled_history as rtp_compiled_history
 from hkv.dialects.rtp_llm.schedule.compiled_history import (
-    EVERYTHING,
     OWN_ARRAYS,
     VERDICTS,
     RtpResident,
@@ -47,30 +44,11 @@ ALLOCATIONS = (RtpCode.MALLOC, RtpCode.FREE)
 def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
-    A dispatch ends when the trace does, before `Number.UNTIL`, when `RtpResident.samples` is full, or when half the
-    ids' room is used. Without room nothing is reported, and nothing is compiled for it. Of each allocation: its status,
-    the tokens reused, and for each group the length of the request's list and its blocks, 0 for holes.
+    Without room nothing is reported, and nothing is compiled for it. Of each allocation: its status, the tokens reused,
+    and for each group the length of the request's list and its blocks, 0 for holes.
     """
     dispatch = functools.partial(_dispatch, room=ids)
     return KeptProgram(dispatch, (2,), f"rtp_llm-schedule-{ids}", lambda parameters, trace, resident: (resident, 0, 0))
-
-
-class _Carry(NamedTuple):
-    """The scalars of a replay between two trips."""
-
-    machine: Machine
-    tally: Tally
-    num_ids: Scalar
-
-    def flat(self) -> tuple[Scalar, ...]:
-        """Scalars that a loop carries."""
-        return (*self.machine, *self.tally, self.num_ids)
-
-    @classmethod
-    def of(cls, scalars: tuple[Scalar, ...]) -> _Carry:
-        """Carry from the scalars that `flat` returned."""
-        size = len(Machine._fields)
-        return cls(Machine(*scalars[:size]), Tally(*scalars[size:-1]), scalars[-1])
 
 
 def _dispatch(
@@ -85,28 +63,18 @@ def _dispatch(
     sizes = PooledSizes(buckets, 1, 1, COLUMNS, room)
     work = RtpScheduleWorkspace(sizes, **arrays, **own, **outputs, lane=zero, num_ids=zero)
     view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
-    begun = _Carry(Machine(*resident.machine)._replace(samples=zero), Tally(*resident.tally), zero)
-    steps = resident.samples.shape[0] - 1
-
-    def going(local: tuple[Scalar, ...]) -> Scalar:
-        m, _, num_ids = _Carry.of(local)
-        full = (m.samples >= steps) | (m.step >= trace.until) | (num_ids > room // 2)
-        return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
-
-    def trip(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
-        m, tally, _ = _Carry.of(local)
-        w, m, tally = _trip(w, view, trace, m, tally)
-        return w, _Carry(m, tally, w.num_ids).flat()
-
-    work, local = loop(going, trip, work, begun.flat(), writes=EVERYTHING)
-    m, tally, _ = _Carry.of(local)
+    trip = functools.partial(_trip, view, trace)
+    work, m, tally = schedule_loop.run(work, trace, resident, tuple(resident.tally), trip)
     new = PooledState(**{name: getattr(work, name).reshape(getattr(cache, name).shape) for name in ARRAYS})
     shaped = {name: getattr(work, name).reshape(getattr(resident, name).shape) for name in OWN_ARRAYS}
     left = RtpResident(cache=new, machine=jnp.stack(m), tally=jnp.stack(tally), **shaped)
     return left, work.ids[:-1], work.num_ids
 
 
-def _trip(w: Work, view: View, trace: Trace, m: Machine, tally: Tally) -> tuple[Work, Machine, Tally]:
+def _trip(
+    view: View, trace: Trace, w: Work, m: Machine, counts: tuple[Scalar, ...]
+) -> tuple[Work, Machine, tuple[Scalar, ...]]:
+    tally = Tally(*counts)
     w, m, _ = schedule_loop.begin(w, trace, m)
     w, m = schedule_loop.grow(w, trace, m, whole=True)
     w, m = schedule_loop.choose(w, trace, m, Mode.TAKE)
@@ -157,7 +125,7 @@ def _when(
         v, got = phase(v, Answer(*local[1:]))
         return v, (False, *got)
 
-    w, local = loop(lambda c: c[0], once, w, (mine, *answer), writes=EVERYTHING)
+    w, local = loop(lambda c: c[0], once, w, (mine, *answer), writes=w.EVERYTHING)
     return w, Answer(*local[1:])
 
 
@@ -243,17 +211,10 @@ def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Wo
     return loop(lambda c: c[0] < end, one, w, (0,), reads=("rows", "requests"), writes=("ids", "num_ids"))[0]
 
 
-def _refused(answer: Answer) -> Scalar:
-    found = jnp.bool_(False)
-    for status in VERDICTS[1:]:
-        found = found | (answer.status == int(status))
-    return found
-
-
 def _follow(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Machine]:
     """Transition of the schedule by the cache's answer."""
     asking, seating, taking = m.at(Mode.ASK), m.at(Mode.SEAT), m.at(Mode.TAKE)
-    refused = _refused(answer)
+    refused = schedule_loop.among(answer.status, VERDICTS[1:])
     failed = ~answer.ok & ~((asking | taking) & refused)
     failed = failed & (asking | taking | seating | m.at(Mode.PREEMPT) | m.at(Mode.FINISH))
     m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)

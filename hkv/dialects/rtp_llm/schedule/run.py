@@ -255,7 +255,7 @@ def verify(
 
     names, cache = (COMPILED, REFERENCE), cast(RtpReplayedCache, outcome.cache)
     reference = cache.engine(REFERENCE, RtpNumpyEngine)
-    compared = ComparedRtpEngine(reference, np.concatenate(running.ids), REPORTED, names)
+    compared = ComparedRtpEngine(reference, np.concatenate(running.ids), names, REPORTED)
     other = cache.plain(schedule, coming, cast(KeyedRtpEngine, compared), reference, progress)
     compared.check_all_compared()
     compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm.schedule.agreement import RtpRecorder
 from hkv.errors import EngineProcessError
-from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
+from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule, StepLoop
 
 GRANTED, PERMANENT = "granted", "permanent"
-
-
-class RtpObserver(Observer, Protocol):
-    """Is also told what an admission or a growing request was answered."""
-
-    def asked(self, step: int, live: LiveRequest) -> None:
-        """The request at the head of the queue is about to ask for blocks."""
-
-    def answered(self, step: int, live: LiveRequest, verdict: str) -> None:
-        """A request asked for blocks; the verdict is one of `malloc`'s."""
 
 
 class _Held(NamedTuple):
@@ -44,7 +35,7 @@ class RtpReplay(StepLoop):
         caching: bool,
         schedule: Schedule,
         arrivals: Iterable[Arrival],
-        observer: RtpObserver,
+        observer: RtpRecorder,
     ) -> None:
         super().__init__(schedule, arrivals, observer)
         self._engine = engine

@@ -18,8 +18,7 @@ from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.machine.operations import bucket
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
 from hkv.replay.occupancy import Kind, Sampling
-from hkv.replay.record import Recorder
-from hkv.replay.schedule import Schedule
+from hkv.replay.schedule import Recorder, Schedule
 from hkv.replay.schedule_state import Machine
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State
 from hkv.state.workspace import COPY_WORDS

@@ -250,10 +250,6 @@ class Resident(ScheduleResident):
     cache: State
 
 
-EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies", *SCHEDULE_ARRAYS)
-"""Arrays that one trip of a replay may write."""
-
-
 def begin(cache: State, requests: int, steps: int) -> Resident:
     """A replay in which nothing happened, as NumPy arrays."""
     slots, groups = cache.rows.shape[0] - 1, cache.rows.shape[1]
@@ -265,3 +261,5 @@ class ScheduleWorkspace(Workspace, ScheduleArrays):
     """A `Workspace` with the arrays of a schedule."""
 
     CARRIED = (*Workspace.CARRIED, *SCHEDULE_ARRAYS)
+    EVERYTHING = (*ARRAYS, *OUTPUTS, *COUNTERS, "num_ids", "num_events", "num_copies", *SCHEDULE_ARRAYS)
+    """Arrays that one trip of a replay may write."""

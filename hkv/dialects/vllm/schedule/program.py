@@ -1,8 +1,5 @@
-"""The schedule of a replay as one compiled loop: the twin of `schedule.schedule`, decision for decision.
-
-A trip of the loop finds the next operation that the cache must perform, performs it, and notes what follows from its
-answer. Most decode steps need no operation: a request's blocks have room, nothing is to be registered or given back.
-How far that holds is known for each request (`Seat.CALM`), so such requests are passed in a few nanoseconds.
+"""vLLM 0.33's part of the compiled schedule (`hkv.replay.schedule_loop`): the twin of `schedule.schedule`, decision for
+decision.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
 from hkv.dialects.vllm.schedule import compiled_reasons
-from hkv.dialects.vllm.schedule.compiled_reasons import EVERYTHING, DiagnosedTrace, Resident, ScheduleWorkspace
+from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, Resident, ScheduleWorkspace
 from hkv.machine import native_loops
 from hkv.machine.kept_programs import KeptProgram
 from hkv.machine.operations import Payload
@@ -38,8 +35,7 @@ Pair = tuple[ScheduleWorkspace, Machine]
 def compiled(ids: int = 0) -> KeptProgram:
     """The program: `(parameters, trace, resident) -> (resident, ids, number of ids)`, the resident donated.
 
-    A dispatch ends when the trace does, after `Number.STEPS` steps, before `Number.UNTIL`, when `Resident.samples` is
-    full, or when half the ids' room is used. Without room no ids are reported, and nothing is compiled for them: what
+    Without room no ids are reported, and nothing is compiled for them: what
     lookups found and what allocations took, operation after operation and group after group, null blocks before a hit
     left out.
     """
@@ -68,22 +64,7 @@ def _dispatch(
     numbers = dict.fromkeys(("lane", "num_ids", "num_events", "num_copies"), zero)
     work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, **numbers)
     view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
-    machine = Machine(*resident.machine)._replace(samples=zero)
-    steps, fewer = resident.samples.shape[0] - 1, trace.number(Number.STEPS)
-    steps = jnp.where(fewer > 0, jnp.minimum(fewer, steps), steps)
-
-    def going(local: tuple[Scalar, ...]) -> Scalar:
-        *scalars, num_ids = local
-        m = Machine(*scalars)
-        full = (m.samples >= steps) | (m.step >= trace.until) | (num_ids > room // 2)
-        return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
-
-    def trip(w: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
-        w, m = _trip(w, view, trace, Machine(*local[:-1]))
-        return w, (*m, w.num_ids)
-
-    work, local = loop(going, trip, work, (*machine, zero), writes=EVERYTHING)
-    machine = Machine(*local[:-1])
+    work, machine, _ = schedule_loop.run(work, trace, resident, (), lambda w, m, _: (*_trip(w, view, trace, m), ()))
     line = cache.counters
     for name, place in COUNTERS.items():
         line = line.at[int(place)].set(getattr(work, name))
@@ -210,17 +191,14 @@ def _diagnosed(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seat
     return compiled_reasons.diagnose(w, looking, lookup, asked)
 
 
-def _refused(answer: Answer) -> Scalar:
-    found = jnp.bool_(False)
-    for status in (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN):
-        found = found | (answer.status == int(status))
-    return found
+REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
+"""Statuses with which an allocation may end in a replay, besides success."""
 
 
 def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
     """Transition of running requests: also True if one got its blocks."""
     asking = m.at(Mode.ASK)
-    refused = ~answer.ok & _refused(answer)
+    refused = ~answer.ok & schedule_loop.among(answer.status, REFUSALS)
     failed = ~answer.ok & (m.at(Mode.PREEMPT) | m.at(Mode.FINISH) | (asking & ~refused))
     m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
     w, m, granted, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
@@ -232,7 +210,7 @@ def _after_waiting(
 ) -> tuple[Any, Machine, Scalar]:
     """Transition of the head of the waiting queue: also True if it was admitted."""
     seating, finding, taking = m.at(Mode.SEAT), m.at(Mode.FIND), m.at(Mode.TAKE)
-    failed = ~answer.ok & (seating | finding | (taking & ~_refused(answer)))
+    failed = ~answer.ok & (seating | finding | (taking & ~schedule_loop.among(answer.status, REFUSALS)))
     m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
     w, m, seated = schedule_loop.after_seating(w, m, seat, answer.ok)
     w = w.set(seated, Request.TOKENS, seat.waiting_tokens)

@@ -24,9 +24,8 @@ from hkv.model.topology import Group, Topology
 from hkv.replay.occupancy import Sampling
 from hkv.replay.plain import compare, compare_records
 from hkv.replay.reasons import HitUnits
-from hkv.replay.record import Recorder
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec
 
 

@@ -13,7 +13,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, CacheState, Hit
 from hkv.replay.occupancy import Kind, Sampling
-from hkv.replay.schedule import Arrival, LiveRequest, Observer, Refusal, Schedule, StepLoop
+from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
 
 
 class Replay(StepLoop):
@@ -25,7 +25,7 @@ class Replay(StepLoop):
         schedule: Schedule,
         chunking: Chunking,
         arrivals: Iterable[Arrival],
-        observer: Observer,
+        observer: Recorder,
         sampling: Sampling | None = None,
         groups: int = 0,
     ) -> None:
