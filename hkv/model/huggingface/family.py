@@ -84,7 +84,7 @@ def families_of(readers: Mapping[str, Reader]) -> dict[str, Family]:
     """Families by `model_type`, each with its reader out of `readers`."""
     found = {}
     for block in _TABLE["family"]:
-        columns: list[str] = [COLUMNS.get(name, name) for name in block.get("columns", "").split()]
+        columns = [str(COLUMNS.get(name, name)) for name in block.get("columns", "").split()]
         common: dict[str, Any] = {
             **block.get("fields", {}),
             **dict.fromkeys(block.get("absent", "").split()),

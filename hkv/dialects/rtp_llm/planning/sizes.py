@@ -60,20 +60,8 @@ def mha(*, heads: int, head_dim: int, block_size: int, dtype: str, tensor_parall
     side = local * head_dim * block_size
     scale = 2 * 4 * local * block_size if dtype in SCALED else 0
     size = 2 * side * item_bytes(dtype)
-    return BlockBytes(
-        spec=FullAttention(block_size=block_size, num_kv_heads=local, head_size=head_dim, dtype=dtype),
-        kind="mha",
-        dtype=dtype,
-        seq_size=block_size,
-        k_elems=side,
-        v_elems=side,
-        elems=2 * side,
-        bytes=size,
-        payload=size,
-        scale=scale,
-        local_heads=local,
-        heads=heads,
-    )
+    spec = FullAttention(block_size=block_size, num_kv_heads=local, head_size=head_dim, dtype=dtype)
+    return _unpadded(spec, "mha", dtype, (side, side), size, scale=scale, local_heads=local, heads=heads)
 
 
 def mla(*, lora: int, rope: int, block_size: int, dtype: str) -> BlockBytes:
@@ -81,22 +69,12 @@ def mla(*, lora: int, rope: int, block_size: int, dtype: str) -> BlockBytes:
     _positive(lora=lora, rope=rope, block_size=block_size)
     elems = lora + lora // 128 * 4 + rope * 2 if dtype in FLOAT8 else lora + rope
     token = elems * item_bytes(dtype)
-    size = token * block_size
     packed = token if dtype in FLOAT8 else None
     spec = MLAAttention(
         block_size=block_size, num_kv_heads=1, head_size=lora + rope, dtype=dtype, state_content_bytes=packed
     )
-    return BlockBytes(
-        spec=spec,
-        kind="mla",
-        dtype=dtype,
-        seq_size=block_size,
-        k_elems=lora * block_size,
-        v_elems=rope * block_size,
-        elems=elems * block_size,
-        bytes=size,
-        payload=size,
-    )
+    parts = (lora * block_size, rope * block_size)
+    return _unpadded(spec, "mla", dtype, parts, token * block_size, elems=elems * block_size)
 
 
 def linear(
@@ -129,19 +107,14 @@ def linear(
     conv = (conv_kernel - 1) * row
     size = state * item_bytes(state_dtype) + conv * item_bytes(conv_dtype)
     shapes = ((values, head_dim, head_dim), (conv_kernel - 1, row))
-    return BlockBytes(
-        spec=Mamba(block_size=block_size, shapes=shapes, dtypes=(state_dtype, conv_dtype)),
-        kind="linear",
-        dtype=dtype,
-        seq_size=block_size,
-        k_elems=state,
-        v_elems=conv,
-        elems=state + conv,
-        bytes=size,
-        payload=size,
-        local_heads=values,
-        heads=value_heads,
-    )
+    spec = Mamba(block_size=block_size, shapes=shapes, dtypes=(state_dtype, conv_dtype))
+    return _unpadded(spec, "linear", dtype, (state, conv), size, local_heads=values, heads=value_heads)
+
+
+def _unpadded(spec: LayerSpec, kind: str, dtype: str, parts: tuple[int, int], size: int, **more: int) -> BlockBytes:
+    """A block of two parts, all of whose bytes carry data."""
+    counts = {"k_elems": parts[0], "v_elems": parts[1], "elems": sum(parts), "bytes": size, "payload": size, **more}
+    return BlockBytes(spec=spec, kind=kind, dtype=dtype, seq_size=spec.block_size, **counts)
 
 
 def indexer_scale_bytes(dim: int, block_size: int) -> int:
