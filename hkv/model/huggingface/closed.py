@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface import wrappers
 from hkv.model.huggingface.common_fields import LENGTHS
 from hkv.model.huggingface.families import known_families
-from hkv.model.huggingface.family import INERT, ONLY, words
+from hkv.model.huggingface.family import AROUND, BY_TYPE, INERT, ONLY, WRAPPERS, type_of, words
 from hkv.model.huggingface.fields import Fields, show
 from hkv.model.huggingface.options import ReadOptions
 
@@ -127,7 +126,7 @@ def _unknown(fields: Fields) -> Iterator[Unknown]:
         if value is not None and name not in known:
             yield Unknown(fields.path + name, name, value, fields.model_type)
     if fields.outer:
-        around = wrappers.type_of(fields.outer)
+        around = type_of(fields.outer)
         for name, value in fields.outer.items():
             if value is not None and name not in known_around(around):
                 yield Unknown(name, name, value, around)
@@ -164,14 +163,14 @@ def known_inside(fields: Fields) -> frozenset[str]:
     known = fields.family.known | INERT | frozenset(ONLY) | frozenset(LENGTHS)
     whole = fields.values.get("model_type", fields.model_type)
     if fields.path or fields.model_type != whole:
-        known |= wrappers.INERT  # a wrapper's marks may be repeated inside, and in a flat config all stand together
-    return known if fields.path else known | wrappers.BY_TYPE.get(str(whole), frozenset())
+        known |= AROUND  # a wrapper's marks may be repeated inside, and in a flat config all stand together
+    return known if fields.path else known | BY_TYPE.get(str(whole), frozenset())
 
 
 def known_around(model_type: str) -> frozenset[str]:
     """Every field that may stand around a decoder's config, whatever its value."""
-    own = wrappers.BY_TYPE.get(model_type, frozenset()) | {wrappers.WRAPPERS[model_type].keys[0]}
-    return INERT | frozenset(ONLY) | wrappers.INERT | own
+    own = BY_TYPE.get(model_type, frozenset()) | {WRAPPERS[model_type].keys[0]}
+    return INERT | frozenset(ONLY) | AROUND | own
 
 
 def nearest_family(config: Mapping[str, Any], name: str | None = None) -> str:

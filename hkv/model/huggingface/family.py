@@ -1,4 +1,4 @@
-"""A family of models as data (families.toml): fields that decide what its layers cache, and fields that do not."""
+"""Families of models as data: fields that decide what layers cache, fields that do not; and what is around decoders."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from hkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from hkv.model.huggingface.model import Model
@@ -129,3 +131,52 @@ def layer_template(config: Mapping[str, Any]) -> str:
     }
     longest = number(4096, "max_position_embeddings", "n_positions")
     return json.dumps({"model_type": "layer_list", "max_position_embeddings": longest, "layers": [layer]})
+
+
+# Configs of multimodal models, which hold their decoder's config inside (wrappers.toml).
+
+LAYER_LIST = "layer_list"
+"""The `model_type` of layers that are listed by hand."""
+
+ARCHITECTURES = {"LongcatFlashForCausalLM": "longcat_flash", "Mistral3ForConditionalGeneration": "mistral3"}
+"""Types of models by architecture, for files without a `model_type` (vLLM 0.33 `_ARCHITECTURE_TO_MODEL_TYPE`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper:
+    """One `model_type` around a decoder, as wrappers.toml has it."""
+
+    decoder: str
+    keys: tuple[str, ...] = ("text_config",)
+    flat: bool = False
+
+
+_WRAPPERS = table_of("wrappers.toml")
+
+WRAPPERS = {
+    **{outer: Wrapper(inner) for outer, inner in map(str.split, _WRAPPERS["text_config"].strip().splitlines())},
+    **{outer: Wrapper(inner, flat=True) for outer, inner in map(str.split, _WRAPPERS["flat"].strip().splitlines())},
+    **{outer: Wrapper(found["decoder"], tuple(found["keys"])) for outer, found in _WRAPPERS["keys"].items()},
+}
+
+AROUND = words(_WRAPPERS["inert"]["every"])
+"""Fields around a decoder on which its cache does not depend: encoders, projectors, marks in the text."""
+
+_TILED = dict.fromkeys(_WRAPPERS["inert"]["with_tiles"].split(), _WRAPPERS["inert"]["tiles"])
+
+BY_TYPE = {name: words(text) for name, text in (_TILED | _WRAPPERS["inert"]["types"]).items()}
+"""Such fields of single models."""
+
+
+def type_of(config: Mapping[str, Any]) -> str:
+    """The `model_type`, or the one that a list of layers, or an architecture, has without it."""
+    model_type = config.get("model_type")
+    if model_type is None and isinstance(config.get("layers"), list):
+        return LAYER_LIST
+    if model_type is None:
+        for architecture in config.get("architectures") or ():
+            if architecture in ARCHITECTURES:
+                return ARCHITECTURES[architecture]
+    if not isinstance(model_type, str):
+        raise ConfigError("model_type", model_type, "the name of a type of model")
+    return model_type

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface import wrappers
 from hkv.model.huggingface.closed import QUANTIZATION, check_closed, nearest_family
 from hkv.model.huggingface.common_fields import check_quantization
 from hkv.model.huggingface.decoder import Decoder
 from hkv.model.huggingface.families import known_families
-from hkv.model.huggingface.family import Family, layer_template, words
+from hkv.model.huggingface.family import LAYER_LIST, WRAPPERS, Family, layer_template, type_of, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.loading import ConfigFile, naming_file
 from hkv.model.huggingface.model import Model
 from hkv.model.huggingface.options import ReadOptions
-from hkv.model.huggingface.wrappers import LAYER_LIST, type_of
 
 SINCE = {
     "0.9.2": "phi3small",
@@ -72,7 +70,7 @@ def decoder_fields(config: Mapping[str, Any]) -> Fields:
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a JSON object")
     model_type = type_of(config)
-    wrapper = wrappers.WRAPPERS.get(model_type)
+    wrapper = WRAPPERS.get(model_type)
     if wrapper is None:
         return Fields(config, model_type, _family(model_type, config))
     if wrapper.flat and wrapper.keys[0] not in config:

@@ -12,11 +12,10 @@ from hkv.dialects.vllm.weights.quantization import Plain, quantization_of
 from hkv.dialects.vllm.weights.rank import Rank, unknown
 from hkv.dialects.vllm.weights.towers import TOWERS, Tower
 from hkv.model.huggingface.common_fields import scalings_of, served_dtype
-from hkv.model.huggingface.family import words
+from hkv.model.huggingface.family import type_of, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.model import stage_bounds
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.model.huggingface.wrappers import type_of
 from hkv.spec.dtypes import item_bytes
 
 FAMILIES = {**DECODERS, **HYBRIDS}
