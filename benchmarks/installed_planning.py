@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.dialects.vllm.planning.tensors import tensor_record
 from hkv.errors import MissingEngineError, PlanError
@@ -113,10 +114,10 @@ class InstalledPlanner:
 
     def spec(self, spec: LayerSpec, mamba_mode: str = "align") -> Any:
         """The spec that vLLM itself has for a layer."""
-        cls = getattr(self._interface, spec.vllm_name or "", None)
+        cls = getattr(self._interface, layer(spec).vllm_name or "", None)
         if cls is None:
             raise PlanError("kind", spec.kind, "a kind that vLLM has")
-        own = {theirs: getattr(spec, ours) for theirs, ours in spec.vllm_fields.items()}
+        own = {theirs: getattr(spec, ours) for theirs, ours in layer(spec).vllm_fields.items()}
         if (attention := attention_of(spec)) is not None:
             if "cache_role" in own:
                 role = self._interface.SparseCacheRole

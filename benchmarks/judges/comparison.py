@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.judges.records import plain, split_name, unpack
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.engine_settings import ATTENTION_FREE
 from hkv.errors import HKVError
@@ -173,8 +174,9 @@ def _of_cache(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def described(spec: LayerSpec) -> dict[str, Any]:
     """A layer's cache in the names of vLLM's specs, where not at its default."""
-    spec = spec.spanning(spec.block_size * spec.checkpoint_alignment, None)  # as planning lengthens blocks
-    found: dict[str, Any] = {"kind": spec.vllm_name, "block_size": spec.block_size}
+    served = layer(spec)
+    spec = served.spanning(spec.block_size * served.checkpoint_alignment, None)  # as planning lengthens blocks
+    found: dict[str, Any] = {"kind": layer(spec).vllm_name, "block_size": spec.block_size}
     if isinstance(spec, AttentionSpec):
         for field in ("num_kv_heads", "head_size", "dtype", "state_content_bytes", "tokens_per_state"):
             found[field] = getattr(spec, field)
@@ -183,7 +185,7 @@ def described(spec: LayerSpec) -> dict[str, Any]:
             found["dtype"] = "uint8"  # as vLLM's pools hold float8
     else:
         found["dtypes"] = tuple(dtype for _, dtype in spec.state_tensors)
-    for theirs, ours in spec.vllm_fields.items():
+    for theirs, ours in layer(spec).vllm_fields.items():
         found[theirs] = getattr(spec, ours)
     return compared({name: plain(value) for name, value in found.items()})
 

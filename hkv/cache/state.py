@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import ConfigError
@@ -292,7 +293,7 @@ def states_inside_blocks(config: VllmConfig) -> bool:
         return False
     groups = config.topology.specs
     larger = (groups[group] for group in config.eagle_group_ids if config.block_size(group) > config.hash_block_size)
-    return any(spec.prefix_cacheable and spec.snapshot and spec.registers_parts for spec in larger)
+    return any(spec.prefix_cacheable and spec.snapshot and kinds.layer(spec).registers_parts for spec in larger)
 
 
 def room_for(config: VllmConfig, *, queries: int, tokens: int) -> int:

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hkv.errors import HKVError
-from hkv.spec import CLASSES
 
 Hash: TypeAlias = bytes | int
 """A block's key: the whole chain hash, or (by default in vLLM 0.33) its last 8 bytes as an integer."""
@@ -25,7 +24,9 @@ Hash: TypeAlias = bytes | int
 DEVICE = "GPU"
 """The medium that vLLM 0.33 names for blocks of its own pool."""
 
-SPARSE_KINDS = frozenset(cls.event_kind for cls in CLASSES.values() if cls.event_kind and not cls.reads_all)
+SPARSE_KINDS = frozenset(
+    ("chunked_local_attention", "cross_attention", "mamba", "sliding_window", "sliding_window_mla")
+)
 """Kinds (vLLM 0.33 `KVCacheSpecKind`) that leave blocks out, so that a parent need not have been stored."""
 
 REMEMBERED = 1_000_000

@@ -19,7 +19,6 @@ from hkv.spec.mla import MLAAttention
 from hkv.spec.opaque import OpaqueState
 from hkv.spec.sliding_window import SlidingWindow
 from hkv.spec.sliding_window_mla import SlidingWindowMLA
-from hkv.spec.uniform import is_cp_sharded, is_uniform_type
 from hkv.spec.written import log_variants, spec_from_log, spec_from_text, text_forms
 
 for _module in pkgutil.iter_modules(__path__):
@@ -43,8 +42,6 @@ __all__ = [
     "SlidingWindow",
     "SlidingWindowMLA",
     "attention_of",
-    "is_cp_sharded",
-    "is_uniform_type",
     "log_variants",
     "spec_from_log",
     "spec_from_text",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, MAX_TOKENS, check_positive
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import Draw, LayerSpec, MergeError
+from hkv.spec.layer import LayerSpec
 
 if TYPE_CHECKING:
-    from hkv.spec.limits import RequestLimits
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,54 +102,6 @@ class AttentionSpec(LayerSpec):
             expected = f"kernel pages that hold a state of {self.tokens_per_state} tokens"
             raise SpecError("block_stride_alignment", alignment, expected)
 
-    @classmethod
-    def draw_geometry(cls, choices: Draw) -> dict[str, Any]:
-        """Random fields of this class for a layer to plan for.
-
-        Args:
-          choices: source of decisions.
-        """
-        fields: dict[str, Any] = {
-            "block_size": choices.pick((4, 8, 16, 16, 32)),
-            "num_kv_heads": choices.pick((1, 1, 2, 4)),
-            "head_size": choices.pick((8, 16, 16, 24, 32)),
-            "dtype": choices.pick(("bfloat16", "bfloat16", "float32", "uint8")),
-            "cp_sharded": choices.chance(50),
-            "max_tp_shards": choices.pick((None, None, 1, 4)),
-        }
-        if choices.chance(15):
-            fields["block_stride_alignment"] = choices.pick((64, 100, 512, KernelPages(8), KernelPages(6)))
-        if choices.chance(15):
-            fields["quantization"] = choices.pick(("fp8_per_tensor", "int8_per_token_head"))
-        if choices.chance(15):
-            fields["state_content_bytes"] = choices.pick((36, 64, 72))
-        return fields
-
-    def draw_padded(self, choices: Draw) -> Self:
-        """This layer, or one of a larger page.
-
-        Args:
-          choices: source of decisions.
-        """
-        if not choices.chance(15):
-            return self
-        page = self.page_size_bytes
-        return dataclasses.replace(self, page_size_padded=choices.pick((page, page + 64, 2 * page)))
-
-    def draw_near(self, choices: Draw) -> LayerSpec:
-        name = choices.pick(("block_size", "num_kv_heads", "head_size"))
-        return dataclasses.replace(self, **{name: 2 * getattr(self, name), "page_size_padded": None})
-
-    @property
-    def element(self) -> tuple[str, str] | None:
-        return self.dtype, self.quantization
-
-    def replicas(self, ranks: int, context_parallel: int) -> int:
-        """As many as there are ranks for each of `max_tp_shards`, where tokens are not split (vLLM 0.33)."""
-        if self.max_tp_shards is None or self.shards(context_parallel) > 1:
-            return 1
-        return max(1, ranks // self.max_tp_shards)
-
     @property
     def shared_by_ranks(self) -> bool:
         """True if context parallelism splits this layer's tokens over ranks."""
@@ -232,10 +183,6 @@ class AttentionSpec(LayerSpec):
             fields["page_size_padded"] = max(self.page_size_padded, unpadded)
         return fields
 
-    def row_blocks(self, limits: RequestLimits) -> int:
-        """Columns of a block table that one request can use; under context parallelism each stands for more tokens."""
-        return -(-limits.max_model_len // (self.block_size * self.shards(limits.context_parallel)))
-
     def shards(self, context_parallel: int) -> int:
         """Ranks that split this layer's tokens among them."""
         return context_parallel if self.cp_sharded else 1
@@ -244,27 +191,3 @@ class AttentionSpec(LayerSpec):
 def attention_of(spec: LayerSpec) -> AttentionSpec | None:
     """The layer with the geometry that all attention has, where it has that; else None."""
     return spec if isinstance(spec, AttentionSpec) else None
-
-
-ATTENTION_FIELDS = tuple(field.name for field in dataclasses.fields(AttentionSpec) if field.compare)
-"""The fields that all attention layers of a group must agree on."""
-
-
-def unique(specs: Sequence[LayerSpec], *names: str) -> None:
-    """Raise MergeError unless each named attribute is the same in all of `specs`."""
-    for name in names:
-        values = {getattr(spec, name) for spec in specs}
-        if len(values) > 1:
-            raise MergeError(name, sorted(map(str, values)), "one value for all layers of a group")
-
-
-def same_attention(specs: Sequence[LayerSpec]) -> None:
-    """Raise MergeError unless all of `specs` have the same geometry, element type, packing and sharding."""
-    unique(specs, *(name for name in ATTENTION_FIELDS if name != "head_size_v"), "value_size")
-
-
-def all_of(specs: Sequence[LayerSpec], kind: type[LayerSpec]) -> None:
-    """Raise MergeError unless all of `specs` are of `kind`."""
-    for spec in specs:
-        if not isinstance(spec, kind):
-            raise MergeError("specs", spec, f"{kind.__name__} layers only in this group")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, check_not_negative, check_positive
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import Draw, LayerSpec
+from hkv.spec.layer import LayerSpec
 
 if TYPE_CHECKING:
-    from hkv.spec.limits import RequestLimits
+    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,30 +38,9 @@ class Mamba(LayerSpec):
 
     kind: ClassVar[str] = "mamba"
     short_name: ClassVar[str] = "mamba"
-    vllm_name: ClassVar[str | None] = "MambaSpec"
-    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "shapes": "shapes",
-            "page_size_padded": "page_size_padded",
-            "num_speculative_blocks": "num_speculative_blocks",
-            "num_prefill_checkpoint_blocks": "num_prefill_checkpoint_blocks",
-            "prefill_checkpoint_alignment": "prefill_checkpoint_alignment",
-            "tp_replicated": "tp_replicated",
-        }
-    )
-    managed_fields: ClassVar[tuple[str, ...]] = (
-        "num_speculative_blocks",
-        "num_prefill_checkpoint_blocks",
-        "prefill_checkpoint_alignment",
-    )
     snapshot: ClassVar[bool] = True
-    draw_place: ClassVar[int] = 2
     retained_sparsely: ClassVar[bool] = True
-    registers_parts: ClassVar[bool] = True
-    event_kind: ClassVar[str | None] = "mamba"
-    planned_weight: ClassVar[int] = 1
     layout_options: ClassVar[tuple[str, ...]] = ("states",)
-    table_alignment_tokens: ClassVar[int | None] = None
     log_fields: ClassVar[tuple[str, ...]] = (
         "num_speculative_blocks",
         "num_prefill_checkpoint_blocks",
@@ -96,47 +73,6 @@ class Mamba(LayerSpec):
         if self.page_size_padded is not None and self.page_size_padded < self.unpadded_page_size_bytes:
             expected = f"at least the state's {self.unpadded_page_size_bytes} bytes"
             raise SpecError("page_size_padded", self.page_size_padded, expected)
-
-    @classmethod
-    def draw_planned(cls, choices: Draw) -> LayerSpec:
-        shapes = tuple((choices.pick((2, 3, 8)), choices.pick((16, 32))) for _ in range(choices.integer(1, 2)))
-        drawn = cls(
-            block_size=choices.pick((8, 16, 64)),
-            shapes=shapes,
-            dtypes=tuple(choices.pick(("float32", "bfloat16")) for _ in shapes),
-            num_speculative_blocks=choices.pick((0, 0, 2)),
-            num_prefill_checkpoint_blocks=choices.pick((0, 0, 1)),
-        )
-        page = drawn.page_size_bytes
-        padded = choices.pick((page, page + 64, 2 * page)) if choices.chance(15) else None
-        return dataclasses.replace(drawn, page_size_padded=padded)
-
-    @classmethod
-    def draw_weight(cls, feature: str, version: int) -> int:
-        return 3 if feature == "speculative_state" else 1
-
-    @classmethod
-    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
-        """Draws fields, with states for drafts and states exported inside chunks where traffic is about them."""
-        fields: dict[str, Any] = {"num_speculative_blocks": 0, "num_prefill_checkpoint_blocks": 0}
-        fields["prefill_checkpoint_alignment"] = None
-        if feature == "speculative_state":
-            fields["num_speculative_blocks"] = choices.integer(0, 2)
-            fields["num_prefill_checkpoint_blocks"] = choices.integer(0, 1)
-            fields["prefill_checkpoint_alignment"] = choices.pick((2, 4, 1, None))
-        return {**super().draw(choices, size, feature, ranks), **fields}
-
-    @classmethod
-    def compared_weight(cls, aligned: bool) -> int:
-        return 0 if aligned else 3
-
-    @classmethod
-    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
-        return cls(block_size=size)
-
-    @classmethod
-    def smallest(cls) -> tuple[LayerSpec, ...]:
-        return tuple(cls(block_size=size) for size in (1, 2))
 
     def readable(self, n: int) -> range:
         return range(max(0, n - 1), n)
@@ -174,23 +110,6 @@ class Mamba(LayerSpec):
         return self.num_prefill_checkpoint_blocks
 
     @property
-    def checkpoint_alignment(self) -> int:
-        """`prefill_checkpoint_alignment`, 1 where there is none."""
-        return self.prefill_checkpoint_alignment or 1
-
-    def spanning(self, tokens: int, page_size: int | None) -> Self:
-        """With snapshots so many tokens apart.
-
-        States inside a chunk that cannot stand at any token then stand where snapshots do (vLLM 0.33
-        `get_mamba_prefill_checkpoint_grid`), or where their kernel can leave them.
-        """
-        moves = self.checkpoints_on_grid and self.checkpoint_alignment > 1
-        alignment = tokens if moves else self.prefill_checkpoint_alignment
-        return dataclasses.replace(
-            self, block_size=tokens, page_size_padded=page_size, prefill_checkpoint_alignment=alignment
-        )
-
-    @property
     def state_bytes(self) -> tuple[int, ...]:
         """Bytes of each state tensor, in page order."""
         return tuple(
@@ -206,31 +125,3 @@ class Mamba(LayerSpec):
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer, padding included; independent of `block_size`."""
         return self.unpadded_page_size_bytes if self.page_size_padded is None else self.page_size_padded
-
-    def max_request_blocks(self, limits: RequestLimits) -> int:
-        if limits.mamba_mode == "align":
-            return 2 + self.num_speculative_blocks + self.num_prefill_checkpoint_blocks
-        return 1 + self.num_speculative_blocks
-
-    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
-        scratch = self.num_speculative_blocks
-        if limits.mamba_mode == "align":
-            return min(2, -(-end // self.block_size)) + scratch + self.num_prefill_checkpoint_blocks
-        return 1 + scratch
-
-    def row_blocks(self, limits: RequestLimits) -> int:
-        """Columns by position and scratch; with one running state only, the blocks it holds (vLLM 0.33)."""
-        if limits.mamba_mode == "align":
-            return -(-limits.max_model_len // self.block_size) + self.num_speculative_blocks
-        return self.max_request_blocks(limits)
-
-    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
-        """All recurrent, with states of one size and the same scratch and checkpoint blocks."""
-        names = ("num_speculative_blocks", "num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment")
-        return all(
-            isinstance(spec, Mamba)
-            and all(getattr(spec, name) == getattr(self, name) for name in names)
-            and spec.page_size_bytes == self.page_size_bytes
-            and spec.tp_replicated == self.tp_replicated
-            for spec in specs
-        )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from hkv.spec.attention import KernelPages, all_of, same_attention, unique
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import Draw, LayerSpec
+from hkv.spec.layer import LayerSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,27 +27,7 @@ class MLAAttention(FullAttention):
 
     kind: ClassVar[str] = "mla"
     short_name: ClassVar[str] = "mla"
-    vllm_name: ClassVar[str | None] = "MLAAttentionSpec"
-    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "sliding_window": "sliding_window",
-            "attention_chunk_size": "attention_chunk_size",
-            "non_causal": "non_causal",
-            "cache_dtype_str": "cache_dtype",
-            "topk_buffer_width": "topk_buffer_width",
-            "alignment": "alignment",
-            "model_version": "model_version",
-            "cache_role": "cache_role",
-            "is_index_group_leader": "is_index_group_leader",
-            "non_causal_multi_token_decode": "non_causal_multi_token_decode",
-        }
-    )
-    draw_place: ClassVar[int] = 3
-    log_version: ClassVar[int] = 2
-    event_kind: ClassVar[str | None] = "mla_attention"
     single_vector: ClassVar[bool] = True
-    planned_weight: ClassVar[int] = 2
-
     head_size_v: int | None = 0
     cache_dtype: str | None = None
     cache_role: str | None = None
@@ -59,25 +36,6 @@ class MLAAttention(FullAttention):
     topk_buffer_width: int | None = None
     is_index_group_leader: bool = False
     non_causal_multi_token_decode: bool = False
-
-    @classmethod
-    def draw_weight(cls, feature: str, version: int) -> int:
-        return int(version >= cls.log_version)
-
-    @classmethod
-    def draw_planned(cls, choices: Draw) -> LayerSpec:
-        role = choices.pick((None, None, None, "indexer"))
-        return cls(**draw_latent(cls.draw_geometry(choices), choices), cache_role=role)
-
-    @classmethod
-    def compared_weight(cls, aligned: bool) -> int:
-        """0: hits are found as those of full attention are."""
-        return 0
-
-    @classmethod
-    def smallest(cls) -> tuple[LayerSpec, ...]:
-        """None, for the same reason."""
-        return ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "page_size_padded", aligned_page(self, self.alignment, self.page_size_padded))
@@ -95,39 +53,6 @@ class MLAAttention(FullAttention):
         if self.alignment is None:
             return super().with_block_size(block_size)
         return dataclasses.replace(self, block_size=block_size, page_size_padded=None)
-
-    @classmethod
-    def merge(cls, specs: Sequence[LayerSpec], bugs: frozenset[str] = frozenset()) -> LayerSpec:
-        """One packing, compression, role and geometry; windows and alignment are dropped (vLLM 0.33 `merge`)."""
-        all_of(specs, MLAAttention)
-        unique(specs, "cache_dtype", "topk_buffer_width", "tokens_per_state", "model_version", "cache_role")
-        unique(specs, "is_index_group_leader", "block_stride_alignment")
-        same_attention(specs)
-        latent = [spec for spec in specs if isinstance(spec, MLAAttention)]
-        return dataclasses.replace(
-            latent[0],
-            alignment=None,
-            sliding_window=None,
-            attention_chunk_size=None,
-            non_causal=False,
-            non_causal_multi_token_decode=any(spec.non_causal_multi_token_decode for spec in latent),
-            is_draft=False,
-        )
-
-
-def draw_latent(fields: dict[str, Any], choices: Draw) -> dict[str, Any]:
-    """Random fields of a layer of latents to plan for.
-
-    Args:
-      fields: those of any attention layer.
-      choices: source of decisions.
-    """
-    fields = {**fields, "num_kv_heads": 1}
-    if choices.chance(40):
-        fields["alignment"] = choices.pick((64, 512, 576))
-    if not isinstance(fields.get("block_stride_alignment"), KernelPages):
-        fields["tokens_per_state"] = choices.pick((1, 1, 2, 4))
-    return fields
 
 
 def aligned_page(spec: LayerSpec, alignment: int | None, padded: int | None) -> int | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hkv.limits import MAX_BYTES, check_positive
-from hkv.spec.layer import Draw, LayerSpec
+from hkv.spec.layer import LayerSpec
 
 if TYPE_CHECKING:
-    from hkv.spec.limits import RequestLimits
+    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,18 +25,10 @@ class OpaqueState(LayerSpec):
 
     kind: ClassVar[str] = "opaque"
     short_name: ClassVar[str] = "opaque"
-    vllm_name: ClassVar[str | None] = "CircularBufferSpec"
-    vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"head_size": "entry_bytes", "page_size_padded": "page_size_padded"}
-    )
     one_block: ClassVar[bool] = True
     layout_options: ClassVar[tuple[str, ...]] = ("entry_bytes",)
-    log_version: ClassVar[int] = 2
     prefix_cacheable: ClassVar[bool] = False
-    planned_weight: ClassVar[int] = 1
     uses_slot_mapping: ClassVar[bool] = False
-    table_alignment_tokens: ClassVar[int | None] = None
-
     entry_bytes: int = 1
     page_size_padded: int | None = None
 
@@ -48,25 +38,8 @@ class OpaqueState(LayerSpec):
         if self.page_size_padded is not None:
             check_positive(self, "page_size_padded", most=MAX_BYTES)
 
-    @classmethod
-    def compared_weight(cls, aligned: bool) -> int:
-        return 0 if aligned else 1
-
-    @classmethod
-    def draw_compared(cls, choices: Draw, size: int, ranks: int) -> LayerSpec:
-        return cls(block_size=size)
-
-    @classmethod
-    def draw_planned(cls, choices: Draw) -> LayerSpec:
-        return cls(block_size=choices.pick((4, 8)), entry_bytes=choices.pick((16, 64, 100)))
-
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)
-
-    @property
-    def element(self) -> tuple[str, str] | None:
-        """Bytes."""
-        return "uint8", "none"
 
     def sized(self, *, page_size: int | None, **options: Any) -> Self:
         """Copy of the layer with `entry_bytes` bytes a token."""
@@ -86,13 +59,3 @@ class OpaqueState(LayerSpec):
         """Bytes of one block of one layer, padding included."""
         payload = self.unpadded_page_size_bytes
         return payload if self.page_size_padded is None else max(payload, self.page_size_padded)
-
-    def row_blocks(self, limits: RequestLimits) -> int:
-        """One column: the ring."""
-        return 1
-
-    def max_request_blocks(self, limits: RequestLimits) -> int:
-        return 1
-
-    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
-        return 1

@@ -7,15 +7,13 @@ its sinks are learned, and belong to no request.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-from hkv.spec.layer import Draw, LayerSpec
 
 if TYPE_CHECKING:
-    from hkv.spec.limits import RequestLimits
+    pass
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,24 +29,12 @@ class SinkWindow(AttentionSpec):
     short_name: ClassVar[str] = "sink_window"
     parameters: ClassVar[tuple[str, ...]] = ("sink_len", "window")
     log_fields: ClassVar[tuple[str, ...]] = ("sink_len", "window")
-    log_version: ClassVar[int] = 2
-    draw_place: ClassVar[int] = 6
-    seeks_run: ClassVar[bool] = True
-    joins_latent: ClassVar[bool] = False
-
     sink_len: int
     window: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "sink_len", "window")
-
-    @classmethod
-    def draw(cls, choices: Draw, size: int, feature: str, ranks: int) -> dict[str, Any]:
-        """Sinks and windows of a few blocks, and of a token less or more."""
-        lengths = (1, max(1, size - 1), size, size + 1, 2 * size, 3 * size)
-        own = {"sink_len": choices.pick(lengths), "window": choices.pick((*lengths, 6 * size))}
-        return {**super().draw(choices, size, feature, ranks), **own}
 
     def readable(self, n: int) -> range:
         """The window's tokens; `reads` says the sinks' too."""
@@ -70,15 +56,3 @@ class SinkWindow(AttentionSpec):
     def most_read(self) -> int:
         """The sinks and the window."""
         return self.sink_len + self.window
-
-    def max_request_blocks(self, limits: RequestLimits) -> int:
-        tokens = min(self.window - 1 + limits.max_in_flight_tokens, limits.max_model_len)
-        return min(-(-self.sink_len // self.block_size) - (-tokens // self.block_size) + 1, self.row_blocks(limits))
-
-    def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
-        return -(-end // self.block_size) - len(self.retired(start, self.block_size))
-
-    def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
-        """All of as many sinks and one window."""
-        own = (self.sink_len, self.window)
-        return all(isinstance(spec, SinkWindow) and (spec.sink_len, spec.window) == own for spec in specs)

@@ -17,6 +17,7 @@ from hkv.cli import cli
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.coverage import exercised
@@ -48,11 +49,11 @@ def planned(layers: dict[str, LayerSpec], step: int) -> Plan:
 
 def test_an_encoders_tokens_are_reserved_for_a_whole_step_and_held_for_one_request() -> None:
     limits = RequestLimits(max_model_len=448, max_num_encoder_input_tokens=8192)
-    assert CROSS.max_request_blocks(limits) == 512
-    assert {CROSS.held_blocks(start, end, limits) for start, end in ((0, 1), (16, 300), (447, 448))} == {7}
+    assert layer(CROSS).max_request_blocks(limits) == 512
+    assert {layer(CROSS).held_blocks(start, end, limits) for start, end in ((0, 1), (16, 300), (447, 448))} == {7}
     few = dataclasses.replace(limits, max_num_encoder_input_tokens=40)
-    assert (CROSS.max_request_blocks(few), CROSS.held_blocks(0, 1, few)) == (3, 3)
-    assert (CROSS.row_blocks(limits), CROSS.row_blocks(few)) == (512, 28)
+    assert (layer(CROSS).max_request_blocks(few), layer(CROSS).held_blocks(0, 1, few)) == (3, 3)
+    assert (layer(CROSS).row_blocks(limits), layer(CROSS).row_blocks(few)) == (512, 28)
     assert CROSS.bounded_bytes(1) == CROSS.bounded_bytes(448) == 100 * 2 * 2 * 64 * 2
     assert [CROSS.reads(n) for n in (0, 1, 447)] == [(), (), ()], "no token of the request itself"
     with pytest.raises(SpecError, match="encoder_len"):

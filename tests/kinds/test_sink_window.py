@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hkv.cache.state import replace
 from hkv.cli import cli
 from hkv.contract.traffic import RandomChoices
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
@@ -245,4 +246,4 @@ def test_blocks_held_are_those_that_can_still_be_read(sink_len, window, block, s
     spec, end = SinkWindow(block_size=block, sink_len=sink_len, window=window), min(start + chunk, 1000)
     limits = RequestLimits(max_model_len=1000, max_in_flight_tokens=100)
     read = {place // block for n in range(start, end) for place in (*itertools.chain(*spec.reads(n)), n)}
-    assert spec.held_blocks(start, end, limits) == len(read) <= spec.max_request_blocks(limits)
+    assert layer(spec).held_blocks(start, end, limits) == len(read) <= layer(spec).max_request_blocks(limits)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, RequestLimits, SlidingWindow
@@ -33,7 +34,7 @@ def usage_by_walking(
     holding, turns_at_rest = [0] * requests, [0] * requests
 
     def held(start: int, end: int) -> int:
-        return sum(group.spec.held_blocks(start, end, limits) for group in groups)
+        return sum(layer(group.spec).held_blocks(start, end, limits) for group in groups)
 
     while any(turns < batches for turns in turns_at_rest):
         left = step_tokens
@@ -76,7 +77,7 @@ def test_blocks_of_a_request_at_its_last_token(spec: LayerSpec, full_length: int
     limits = RequestLimits(max_model_len=100, max_in_flight_tokens=32)
     found = simulate([PlannedGroup.merged(["layer"], spec)], 1000, limits)
     assert found.full_length_blocks == (full_length,)
-    assert found.peak_blocks[0] <= spec.max_request_blocks(limits)
+    assert found.peak_blocks[0] <= layer(spec).max_request_blocks(limits)
 
 
 def test_a_mixed_group_takes_what_its_neediest_layer_needs() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hkv.dialects.vllm.kinds import layer
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.spec.limits import RequestLimits
 from reference import slots
@@ -67,7 +68,7 @@ def test_table_widths():
             token_alignment=theirs.block_table_token_alignment,
         )
         limits = RequestLimits(max_model_len=length, context_parallel=ranks, mamba_mode=mode)
-        assert ours.table_width(limits) == wanted, (ours, limits)
+        assert layer(ours).table_width(limits) == wanted, (ours, limits)
         assert ours.uses_slot_mapping == theirs.uses_slot_mapping
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hkv.cache import slots
 from hkv.cache.slots import geometry_of_spec, retained_tokens, slot_geometry
+from hkv.dialects.vllm.kinds import layer
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 from hkv.spec.limits import RequestLimits
 
@@ -38,14 +39,14 @@ def limits(length, **fields):
     ],
 )
 def test_table_width(spec, length, fields, width):
-    assert spec.table_width(limits(length, **fields)) == width
+    assert layer(spec).table_width(limits(length, **fields)) == width
 
 
 @given(st.integers(1, 600), st.integers(1, 10_000), st.integers(1, 8))
 @settings(max_examples=200)
 def test_every_token_has_a_column_and_rows_cover_whole_alignments(block_size, length, ranks):
     spec = FullAttention(block_size=block_size, cp_sharded=True)
-    width = spec.table_width(limits(length, context_parallel=ranks))
+    width = layer(spec).table_width(limits(length, context_parallel=ranks))
     assert (length - 1) // (block_size * ranks) < width
     assert width * block_size % 128 == 0
     assert width - -(-length // (block_size * ranks)) < 128 // math.gcd(128, block_size)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hkv.dialects.vllm.kinds import is_uniform_type, layer, layer_class
 from hkv.errors import SpecError
 from hkv.spec import (
     ChunkedLocal,
@@ -22,7 +23,6 @@ from hkv.spec import (
     RequestLimits,
     SlidingWindow,
     SlidingWindowMLA,
-    is_uniform_type,
 )
 
 FULL = FullAttention(block_size=16, num_kv_heads=2, head_size=64)
@@ -57,11 +57,11 @@ def test_page_bytes(spec: LayerSpec, page: int) -> None:
 
 def test_promoted_layers_of_one_window_merge_with_plain_ones() -> None:
     promoted = dataclasses.replace(FULL, sliding_window=64)
-    assert FullAttention.merge([FULL, promoted, FULL]) == promoted
+    assert layer_class(FullAttention).merge([FULL, promoted, FULL]) == promoted
     with pytest.raises(MergeError, match="sliding_window"):
-        FullAttention.merge([promoted, dataclasses.replace(FULL, sliding_window=32)])
+        layer_class(FullAttention).merge([promoted, dataclasses.replace(FULL, sliding_window=32)])
     with pytest.raises(MergeError, match="not both"):
-        FullAttention.merge([promoted, dataclasses.replace(FULL, attention_chunk_size=32)])
+        layer_class(FullAttention).merge([promoted, dataclasses.replace(FULL, attention_chunk_size=32)])
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_promoted_layers_of_one_window_merge_with_plain_ones() -> None:
 )
 def test_full_attention_merges_with_its_equals_only(other: LayerSpec) -> None:
     with pytest.raises(MergeError):
-        FullAttention.merge([FULL, other])
+        layer_class(FullAttention).merge([FULL, other])
 
 
 def test_latent_layers_merge_by_packing_and_role() -> None:
     other = dataclasses.replace(LATENT, non_causal_multi_token_decode=True)
-    assert MLAAttention.merge([LATENT, other]) == other
+    assert layer_class(MLAAttention).merge([LATENT, other]) == other
     for change in (
         {"cache_dtype": "fp8_ds_mla"},
         {"cache_role": "indexer"},
@@ -91,22 +91,22 @@ def test_latent_layers_merge_by_packing_and_role() -> None:
         {"head_size": 512},
     ):
         with pytest.raises(MergeError):
-            MLAAttention.merge([LATENT, dataclasses.replace(LATENT, **change)])
+            layer_class(MLAAttention).merge([LATENT, dataclasses.replace(LATENT, **change)])
 
 
 def test_other_kinds_merge_when_equal() -> None:
     draft = dataclasses.replace(WINDOW, is_draft=True)
-    assert SlidingWindow.merge([WINDOW, draft]) == WINDOW
+    assert layer_class(SlidingWindow).merge([WINDOW, draft]) == WINDOW
     with pytest.raises(MergeError):
-        SlidingWindow.merge([WINDOW, dataclasses.replace(WINDOW, window=41)])
+        layer_class(SlidingWindow).merge([WINDOW, dataclasses.replace(WINDOW, window=41)])
 
 
 def test_latent_windows_of_several_sizes_merge_only_as_a_known_defect() -> None:
     small = SlidingWindowMLA(block_size=4, head_size=64, window=8, quantization="fp8_per_tensor")
     large = dataclasses.replace(small, head_size=128)
     with pytest.raises(MergeError):
-        SlidingWindowMLA.merge([small, large])
-    merged = SlidingWindowMLA.merge([small, large], frozenset({"window-latent-merge"}))
+        layer_class(SlidingWindowMLA).merge([small, large])
+    merged = layer_class(SlidingWindowMLA).merge([small, large], frozenset({"window-latent-merge"}))
     assert merged == dataclasses.replace(small, quantization="none")
 
 
@@ -136,15 +136,15 @@ def test_types_of_layers() -> None:
     ],
 )
 def test_blocks_reserved_for_a_request(spec: LayerSpec, blocks: int) -> None:
-    assert spec.max_request_blocks(LIMITS) == blocks
+    assert layer(spec).max_request_blocks(LIMITS) == blocks
 
 
 def test_context_parallelism_shortens_what_one_rank_holds() -> None:
     limits = dataclasses.replace(LIMITS, context_parallel=4)
     sharded = dataclasses.replace(FULL, cp_sharded=True)
-    assert (sharded.max_request_blocks(limits), sharded.held_blocks(0, 1000, limits)) == (16, 16)
+    assert (layer(sharded).max_request_blocks(limits), layer(sharded).held_blocks(0, 1000, limits)) == (16, 16)
     with pytest.raises(SpecError, match="cp_sharded"):
-        dataclasses.replace(WINDOW, cp_sharded=True).max_request_blocks(limits)
+        layer(dataclasses.replace(WINDOW, cp_sharded=True)).max_request_blocks(limits)
 
 
 @given(
@@ -160,7 +160,11 @@ def test_held_blocks_are_those_that_cover_what_can_still_be_read(
     read = {position // block for n in range(start, end) for position in (*spec.readable(n), n)}
     if not read:
         return
-    assert spec.held_blocks(start, end, LIMITS) == max(read) - min(read) + 1 <= spec.max_request_blocks(LIMITS)
+    assert (
+        layer(spec).held_blocks(start, end, LIMITS)
+        == max(read) - min(read) + 1
+        <= layer(spec).max_request_blocks(LIMITS)
+    )
 
 
 def test_alignment_rounds_the_page_up() -> None:
@@ -185,7 +189,7 @@ def test_padding_grows_with_the_block() -> None:
 
 def test_a_hidden_state_is_managed_like_a_latent() -> None:
     hidden = HiddenState(block_size=16, head_size=4096)
-    assert (hidden.kind, hidden.bytes_per_token) == ("mla", 8192)
+    assert (hidden.kind, layer(hidden).bytes_per_token) == ("mla", 8192)
     assert (SlidingWindowMLA(block_size=4, head_size=8, window=4).kind) == "sliding_window"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hkv.dialects.rtp_llm.planning import opaque
 from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.kinds import layer_class
 from hkv.spec import CLASSES, KINDS
 from hkv.spec.attention import AttentionSpec
 from hkv.spec.layer import LayerSpec
@@ -24,10 +25,8 @@ PLANTED = ("hkv/testing/mutants/", "hkv/testing/suites/")
 
 MAKERS = {
     "hkv/model/huggingface/decoder.py": "config.json, whose layer types have names of their own",
-    "hkv/model/huggingface/families/deepseek_v4.py": "config.json",
-    "hkv/model/huggingface/families/indexed.py": "config.json",
-    "hkv/model/huggingface/families/inkling.py": "config.json",
-    "hkv/model/huggingface/families/minimax_m3.py": "config.json",
+    "hkv/model/huggingface/families/heads.py": "config.json",
+    "hkv/model/huggingface/families/latent.py": "config.json",
     "hkv/dialects/rtp_llm/planning/sizes.py": "RTP-LLM's blocks, which have kinds of their own",
     "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
     "hkv/oracle/vectors/addresses.py": "layers of published vectors",
@@ -154,8 +153,8 @@ def test_a_kind_says_everything(kind):
     cls = KINDS[kind]
     assert cls.short_name
     assert cls.readable is not LayerSpec.readable
-    assert set(cls.vllm_fields.values()) <= set(dir(cls)) | set(cls.__dataclass_fields__)
-    assert (cls.vllm_name is None) <= (not cls.vllm_fields)
+    assert set(layer_class(cls).vllm_fields.values()) <= set(dir(cls)) | set(cls.__dataclass_fields__)
+    assert (layer_class(cls).vllm_name is None) <= (not layer_class(cls).vllm_fields)
 
 
 @pytest.mark.parametrize(

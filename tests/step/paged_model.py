@@ -15,6 +15,7 @@ import numpy as np
 import hkv
 from hkv.cache.cache import Cache
 from hkv.cache.state import ERA, OWN_ERA, StepRequest
+from hkv.dialects.vllm.kinds import layer
 from hkv.state.status import Status
 from reference.keys import fingerprint
 
@@ -216,7 +217,7 @@ class Served:
         """The chunk's state after so many of its tokens, where a kernel can stop, in a block that is nobody else's."""
         end = before + tokens
         assert before < end < len(after)
-        assert tokens % self.specs[group].checkpoint_alignment == 0
+        assert tokens % layer(self.specs[group]).checkpoint_alignment == 0
         assert block not in others
         self.states[group, block] = prefix_hash(after[:end])
         self._note_left(after, end)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from hkv.contract.traffic import Choices
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.pages import align_states, unify_pages
 from hkv.dialects.vllm.planning.plan import Plan
 from hkv.dialects.vllm.planning.residency import longest_request, request_blocks, simulate
@@ -142,7 +143,9 @@ def pages(case: Planned) -> Iterator[str]:
     plan, layers = case.plan, case.all_layers
     if plan is None:
         return
-    hidden = max((spec.bytes_per_token for spec in layers.values() if isinstance(spec, HiddenState)), default=0)
+    hidden = max(
+        (kinds.layer(spec).bytes_per_token for spec in layers.values() if isinstance(spec, HiddenState)), default=0
+    )
     ratios: set[int] = set()
     for group in plan.groups:
         for name, spec in zip(group.names, group.specs, strict=True):
@@ -286,12 +289,12 @@ def reservation(case: Planned) -> Iterator[str]:
             end = min(start + 10, 97)
             first = max(0, spec.readable(start).start - extra) if isinstance(spec, SlidingWindow | ChunkedLocal) else 0
             held = len({token // size for token in range(first, end)} | set(range(first // size, -(-end // size))))
-            if spec.held_blocks(start, end, limits) != held:
-                yield f"{name} holds {held} blocks for {start} to {end}, not {spec.held_blocks(start, end, limits)}"
+            if (said := kinds.layer(spec).held_blocks(start, end, limits)) != held:
+                yield f"{name} holds {held} blocks for {start} to {end}, not {said}"
             most = max(most, held)
-        if not most <= spec.max_request_blocks(limits) <= most + 1:
-            yield f"{name} reserves {spec.max_request_blocks(limits)} blocks and holds {most}"
-        width = spec.table_width(limits)
+        if not most <= kinds.layer(spec).max_request_blocks(limits) <= most + 1:
+            yield f"{name} reserves {kinds.layer(spec).max_request_blocks(limits)} blocks and holds {most}"
+        width = kinds.layer(spec).table_width(limits)
         if width * size < 97 or width * size >= 97 + math.lcm(128, size):
             yield f"{name}: a table of {width} columns of {size} for 97 tokens"
 
@@ -300,12 +303,12 @@ def _encodings_reserved(name: str, spec: LayerSpec) -> Iterator[str]:
     """An encoder's output is held from beginning to end, and never more of it than is reserved."""
     for step in (1, 10, 200):
         limits = RequestLimits(max_model_len=97, max_in_flight_tokens=step, max_num_encoder_input_tokens=step)
-        held = {spec.held_blocks(start, start + 1, limits) for start in range(97)}
+        held = {kinds.layer(spec).held_blocks(start, start + 1, limits) for start in range(97)}
         blocks = {token // spec.block_size for token in range(min(step, spec.encoder_tokens))}
         if held != {len(blocks)}:
             yield f"{name} holds {held} blocks of an encoder's output in {len(blocks)}"
-        if spec.max_request_blocks(limits) != len({token // spec.block_size for token in range(step)}):
-            yield f"{name} reserves {spec.max_request_blocks(limits)} blocks for {step} tokens"
+        if kinds.layer(spec).max_request_blocks(limits) != len({token // spec.block_size for token in range(step)}):
+            yield f"{name} reserves {kinds.layer(spec).max_request_blocks(limits)} blocks for {step} tokens"
 
 
 @case_check("states reserved", "B-I12", "B-I16", "B-I24")
@@ -315,10 +318,10 @@ def states_reserved(case: Planned) -> Iterator[str]:
         if not isinstance(spec, Mamba):
             continue
         scratch, limits = spec.num_speculative_blocks, RequestLimits(max_model_len=97)
-        if spec.max_request_blocks(limits) < 2 + scratch + spec.num_prefill_checkpoint_blocks:
-            yield f"{name} reserves {spec.max_request_blocks(limits)} states"
-        if spec.table_width(limits) < -(-97 // spec.block_size) + scratch:
-            yield f"{name} has a table of {spec.table_width(limits)} columns, {scratch} of them scratch"
+        if kinds.layer(spec).max_request_blocks(limits) < 2 + scratch + spec.num_prefill_checkpoint_blocks:
+            yield f"{name} reserves {kinds.layer(spec).max_request_blocks(limits)} states"
+        if kinds.layer(spec).table_width(limits) < -(-97 // spec.block_size) + scratch:
+            yield f"{name} has a table of {kinds.layer(spec).table_width(limits)} columns, {scratch} of them scratch"
 
 
 @case_check("tensors", "B-I18", "B-I21")

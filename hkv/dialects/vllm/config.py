@@ -12,6 +12,9 @@ from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.topology import Topology
 from hkv.spec import LayerSpec
 
+UNLIMITED = (1 << 30) - 1
+"""More tokens, or blocks, than there are: a bound that never binds."""
+
 NAME = "vllm-0.33"
 
 HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", GIVEN)

@@ -99,9 +99,9 @@ class VllmDialect(Dialect):
         return SHRINK_RULES
 
     def drawn_versions(self, kinds: frozenset[str]) -> tuple[int, ...]:
-        from hkv.spec import KINDS
+        from hkv.dialects.vllm.kinds import of_kind
 
-        known = max((KINDS[kind].log_version for kind in kinds), default=1)
+        known = max((of_kind(kind).log_version for kind in kinds), default=1)
         return tuple(version for version in self.versions if version >= known)
 
     def features(self, name: str) -> tuple[str, ...]:

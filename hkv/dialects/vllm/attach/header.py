@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import NAME
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.engines.vllm_objects import KINDS_BY_CLASS, REPLAYED
@@ -87,9 +88,9 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
         raise UnsupportedConfigError(name, type(spec).__name__, f"one of {', '.join(KINDS_BY_CLASS)}")
     if (role := getattr(group.role, "name", "DEFAULT")) != "DEFAULT":
         raise UnsupportedConfigError(name, f"role {role}", "role DEFAULT")
-    cls = KINDS[kind]
+    cls, layer = KINDS[kind], kinds.of_kind(kind)
     entry: dict[str, Any] = {"kind": kind, "block_size": spec.block_size}
-    names = {ours: theirs for theirs, ours in cls.vllm_fields.items()}
+    names = {ours: theirs for theirs, ours in layer.vllm_fields.items()}
     for field in cls.log_fields:
         if field == "cp_sharded":
             entry[field] = bool(spec.dcp_sharded)
@@ -97,9 +98,10 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
             entry[field] = single.block_pool.num_gpu_blocks * spec.block_size  # more, no request is ever granted
         elif field == "cache_mode":
             entry |= _mode(name, spec.mamba_cache_mode)
-        elif (value := getattr(spec, names.get(field, field))) or field not in cls.later_log_fields:
+        elif (value := getattr(spec, names.get(field, field))) or field not in layer.later_log_fields:
             entry[field] = value
-    entry |= {other.log_variant: True for other in log_variants(cls) if other.vllm_name == type(spec).__name__}
+    named = {other.log_variant: kinds.layer_class(other).vllm_name for other in log_variants(cls)}
+    entry |= {variant: True for variant, theirs in named.items() if theirs == type(spec).__name__}
     if not cls.prefix_cacheable and single.kv_cache_spec.prefix_cacheable:
         raise UnsupportedConfigError(name, type(spec).__name__, "a group that is never cached, as its kind is")
     return entry

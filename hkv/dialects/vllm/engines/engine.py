@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from hkv.contract.answer import Failure, attempt_with
 from hkv.contract.events import DEVICE
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
@@ -252,7 +253,7 @@ def describe_stored(
       ahead: of each key, the tokens after its block that it covers; looked at only under a hash lookahead.
     """
     spec, reach = config.topology.specs[event.group], config.hash_lookahead
-    event.medium, event.spec_kind = DEVICE, spec.event_kind or UNKNOWN
+    event.medium, event.spec_kind = DEVICE, kinds.layer(spec).event_kind or UNKNOWN
     event.window = getattr(spec, "window", 0)
     event.lora_name = "" if identity.lora is None else identity.lora[0]
     event.session = session

@@ -15,16 +15,19 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.structs import CacheEvent, ExtraKeys, ResumeOp
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED, no_digest
-from hkv.spec import CLASSES, KINDS
 
 KINDS_BY_CLASS = {
-    cls.vllm_name: cls.kind
-    for cls in CLASSES.values()
-    if cls.vllm_name is not None and not cls.replays and cls.kind in KINDS and cls.kind in kinds.names()
+    layer.vllm_name: layer.of.kind
+    for layer in kinds.layer_classes().values()
+    if layer.vllm_name is not None and not layer.of.replays and layer.of.kind in kinds.names()
 }
 """Kind of group in logs, by the class of vLLM's specs; of those with bounded replay, see `REPLAYED`."""
 
-REPLAYED = {cls.vllm_name: cls.kind for cls in KINDS.values() if cls.replays and cls.vllm_name is not None}
+REPLAYED = {
+    layer.vllm_name: layer.of.kind
+    for layer in kinds.layer_classes().values()
+    if layer.of.replays and layer.vllm_name is not None
+}
 """Kind of group in logs where vLLM's spec has `prefix_replay_tokens`, by its class."""
 
 KEY_BYTES = 8
@@ -205,10 +208,11 @@ def _spec(spec: Any) -> Any:
     import torch
     from vllm.v1 import kv_cache_interface as vllm
 
-    cls = getattr(vllm, spec.vllm_name or "", None)
+    layer = kinds.layer(spec)
+    cls = getattr(vllm, layer.vllm_name or "", None)
     if cls is None:
         raise ConfigError("kind", spec.kind, "a kind that vLLM has")
-    named = {theirs: getattr(spec, ours) for theirs, ours in spec.vllm_fields.items() if ours in spec.managed_fields}
+    named = {theirs: getattr(spec, ours) for theirs, ours in layer.vllm_fields.items() if ours in layer.managed_fields}
     if spec.snapshot:
         state = {"shapes": ((1,),), "dtypes": (torch.float32,), "mamba_cache_mode": spec.cache_mode}
         return cls(block_size=spec.block_size, **state, **named)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from hkv.contract.explore_command import MOST
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
 from hkv.errors import ConfigError
@@ -160,7 +161,7 @@ def definitions(space: Space) -> Definitions:
     outgrown = np.zeros((len(specs), longest + 1, width), bool)
     needed = np.zeros((longest + 1, len(specs), width, longest + 1), bool)
     whole = np.zeros((len(specs), width), bool)
-    off_grid = np.array([spec.off_grid for spec in specs])
+    off_grid = np.array([kinds.layer(spec).off_grid for spec in specs])
     for group, spec in enumerate(specs):
         never = spec.retired(FAR, int(sizes[group]))
         whole[group] = [spec.prefix_cacheable and column not in never for column in range(width)]

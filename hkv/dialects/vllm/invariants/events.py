@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import UNKNOWN, untagged
 from hkv.dialects.vllm.engines.numpy import identity_of
@@ -34,7 +35,7 @@ class EventIndex:
         self._single = {
             group
             for group, spec in enumerate(config.topology.specs)
-            if not spec.registers_parts or config.block_size(group) == config.hash_block_size
+            if not kinds.layer(spec).registers_parts or config.block_size(group) == config.hash_block_size
         }
         self._blind = False
         self._due: collections.Counter[tuple[int, tuple[int, ...]]] = collections.Counter()
@@ -156,7 +157,7 @@ def event_fields(moment: Moment) -> Iterator[str]:
 
 def _group(moment: Moment, event: CacheEvent) -> Iterator[str]:
     spec = moment.config.topology.specs[event.group]
-    kind, window = spec.event_kind or UNKNOWN, getattr(spec, "window", 0)
+    kind, window = kinds.layer(spec).event_kind or UNKNOWN, getattr(spec, "window", 0)
     if event.spec_kind not in (None, kind) or event.window not in (None, window):
         yield f"blocks of group {event.group}, {kind} with window {window}, are {event.spec_kind} with {event.window}"
     reach = moment.config.hash_lookahead

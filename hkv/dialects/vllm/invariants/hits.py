@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
@@ -89,7 +90,7 @@ def soundness(moment: Moment) -> Iterator[str]:
     diverged = isinstance(answer, ConnectorHit) and answer.diverged
     for group, spec in enumerate(config.topology.specs):
         size = config.block_size(group)
-        if not spec.prefix_cacheable or spec.off_grid or (diverged and group != config.completed_group):
+        if not spec.prefix_cacheable or kinds.layer(spec).off_grid or (diverged and group != config.completed_group):
             continue
         for column in sorted({position // size for positions in spec.reads(answer.hit) for position in positions}):
             end = min(answer.hit, (column + 1) * size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, invariant, remembering
 from hkv.dialects.vllm.log import structs as oplog
@@ -33,9 +34,9 @@ def retirement(moment: Moment) -> Iterator[str]:
         left, end = row[outgrown.start : outgrown.stop], min(outgrown.stop, len(row)) * size
         if answer.blocks is not None and any(left):
             yield f"group {group}{came} still has {left}, though nothing of it is read before token {end}"
-        unread = spec.keeping(0).retired(record.processed, size) if spec.kept_beyond else outgrown
+        unread = kinds.layer(spec).keeping(0).retired(record.processed, size) if spec.kept_beyond else outgrown
         kept = [block for column, block in enumerate(row) if column not in unread]
-        if not spec.snapshot and not spec.off_grid and 0 in kept:
+        if not spec.snapshot and not kinds.layer(spec).off_grid and 0 in kept:
             yield f"group {group}{came} has lost a block of {kept}, though all of its tokens are read"
 
 

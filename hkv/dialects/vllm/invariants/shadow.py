@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, remembering
 from hkv.dialects.vllm.log import structs as oplog
@@ -209,7 +210,7 @@ class Shadow:
             column = position // size
             block = row[column] if column < len(row) else 0
             found = self._blocks.get(block, {}).get(position % size) if block else None
-            if found != names[position] and (block or not spec.off_grid):
+            if found != names[position] and (block or not kinds.layer(spec).off_grid):
                 yield f"{work.id} reads token {position} of group {group} in block {block}, {self._what(found, block)}"
         for position in range(work.start, end):
             column = position // size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hkv.dialects.vllm import config as vllm
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED
@@ -97,11 +98,13 @@ def _check_before_version_3(header: Header) -> None:
         if used:
             raise ConfigError(name, getattr(header, name), "version 3 of the log format")
     for group in header.groups:
-        kind = KINDS.get(str(group.get("kind")))
-        if kind is not None and kind.log_version > max(2, header.oplog):
-            raise ConfigError("kind", group["kind"], f"version {kind.log_version} of the log format")
-        later = {} if kind is None else dict.fromkeys((cls.log_variant for cls in log_variants(kind)), 3)
-        for name, version in (later | dict(kind.later_log_fields)).items() if kind is not None else ():
+        if group.get("kind") not in KINDS:
+            continue
+        layer = kinds.of_kind(group["kind"])
+        if layer.log_version > max(2, header.oplog):
+            raise ConfigError("kind", group["kind"], f"version {layer.log_version} of the log format")
+        later = dict.fromkeys((cls.log_variant for cls in log_variants(layer.of)), 3)
+        for name, version in (later | dict(layer.later_log_fields)).items():
             if name in group and header.oplog < version:
                 raise ConfigError(name, group[name], f"version {version} of the log format")
 
@@ -111,7 +114,7 @@ def _check_version_1(header: Header) -> None:
         if getattr(header, name) != unused:
             raise ConfigError(name, getattr(header, name), "version 2 of the log format")
     for group in header.groups:
-        if group.get("kind") in KINDS and KINDS[group["kind"]].log_version > 1:
+        if group.get("kind") in KINDS and kinds.of_kind(group["kind"]).log_version > 1:
             raise ConfigError("kind", group["kind"], "version 2 of the log format")
         if "cache_mode" in group:
             raise ConfigError("cache_mode", group["cache_mode"], "version 2 of the log format")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hkv.contract.log import Log
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import CacheEvent, Header, Operation
@@ -248,7 +249,7 @@ def _hit_rule(spec: LayerSpec, skips: bool) -> str:
     """The rule of a hit in a group; `skips`: its first block is null. Empty for none."""
     if spec.snapshot:
         return "hit/mamba"
-    if spec.seeks_run:
+    if kinds.layer(spec).seeks_run:
         return "hit/sliding-window-run" if skips else "hit/sliding-window-prefix"
     return ("hit/chunk" if skips else "") if not spec.reads_all else "" if skips else "hit/full"
 
@@ -257,4 +258,6 @@ def _retire_rule(spec: LayerSpec) -> str:
     """The rule by which a group's first blocks are given back; empty for none."""
     if spec.reads_all or spec.one_block or spec.reads_encoder:
         return ""
-    return "retire/mamba" if spec.snapshot else "retire/sliding-window" if spec.seeks_run else "retire/chunk"
+    return (
+        "retire/mamba" if spec.snapshot else "retire/sliding-window" if kinds.layer(spec).seeks_run else "retire/chunk"
+    )

@@ -11,6 +11,7 @@ import msgspec
 
 from hkv.bugs import check_bugs
 from hkv.contract.log import LARGEST, LogFormat, check_answered
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import VERSIONS, to_config
 from hkv.dialects.vllm.log.structs import (
@@ -240,7 +241,7 @@ EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def complete(definitions: dict[str, Any]) -> dict[str, Any]:
     """The definitions that structs give, with what they do not say; `operation_1` is a line of version 1."""
-    kinds = {kind: _group(spec) for kind, spec in KINDS.items()}
+    forms = {kind: _group(spec) for kind, spec in KINDS.items()}
     old = {"watermark": {"const": 0}, "shared_prefix_checkpoint": {"const": False}, "bugs": {"maxItems": 0}}
     old["groups"] = {"items": {"not": LATER_GROUPS}}
     older = {"hash": {"not": {"const": GIVEN}}, "hash_seed": {"const": SEED}, "zeroing": {"const": False}}
@@ -248,8 +249,8 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
     older["groups"] = {"items": {"not": {"anyOf": [{"required": [name]} for name in _later_fields()]}}}
     return {
         **definitions,
-        **kinds,
-        "group": {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds]},
+        **forms,
+        "group": {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in forms]},
         "CacheEvent": _events(definitions["CacheEvent"]),
         "header": {
             **definitions["header"],
@@ -271,7 +272,7 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
 def _later_fields() -> list[str]:
     """Fields of groups that version 3 added."""
     variants = {variant.log_variant for spec in KINDS.values() for variant in log_variants(spec)}
-    return sorted(variants.union(*(spec.later_log_fields for spec in KINDS.values())))
+    return sorted(variants.union(*(kinds.of_kind(kind).later_log_fields for kind in KINDS)))
 
 
 def _events(struct: dict[str, Any]) -> dict[str, Any]:

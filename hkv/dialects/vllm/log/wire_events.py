@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.contract.events import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.log.structs import CacheEvent, Header
 from hkv.errors import ConfigError
 from hkv.spec import spec_from_log
@@ -42,6 +43,6 @@ def _wire(event: CacheEvent, groups: Sequence[dict[str, Any]]) -> Event:
         medium=DEVICE,
         lora_name=None,
         group_idx=event.group,
-        kv_cache_spec_kind=spec_from_log(group).event_kind,
+        kv_cache_spec_kind=kinds.layer(spec_from_log(group)).event_kind,
         kv_cache_spec_sliding_window=group.get("window"),
     )

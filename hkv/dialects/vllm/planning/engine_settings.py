@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.memory import CacheMemory, cache_memory
 from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER, WITH_HIDDEN_STATES
@@ -195,7 +196,7 @@ def _prefix_caching(model: Model, options: EngineOptions) -> Setting:
 def _hybrid(model: Model, options: EngineOptions) -> Setting:
     """The manager that vLLM 0.33 takes: drafts that read hidden states cannot be beside chunks of their own blocks."""
     names = ("--no-disable-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager")
-    chunks = any(spec.vllm_name == "ChunkedLocalAttentionSpec" for spec in model.specs.values())
+    chunks = any(kinds.layer(spec).vllm_name == "ChunkedLocalAttentionSpec" for spec in model.specs.values())
     needed = chunks and options.speculation is not None and options.speculation.method in WITH_HIDDEN_STATES
     if needed and options.disable_hybrid_kv_cache_manager is False:
         expected = (

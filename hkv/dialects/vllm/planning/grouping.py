@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.pages import PagesDiffer, packed_groups, unify_pages
 from hkv.dialects.vllm.planning.plan import PlannedGroup, PlanOptions
 from hkv.dialects.vllm.planning.tensors import group_by_spec
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
 from hkv.model.huggingface import Model
-from hkv.spec import LayerSpec, MergeError, is_uniform_type
+from hkv.spec import LayerSpec, MergeError
 
 
 def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOptions) -> list[PlannedGroup]:
@@ -20,7 +21,7 @@ def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOpt
     if not layers:
         return []
     extra = max(0, options.prefill_lookahead - 1)
-    stamped = {name: spec.keeping(extra) for name, spec in layers.items()}
+    stamped = {name: kinds.layer(spec).keeping(extra) for name, spec in layers.items()}
     groups = _default_groups(stamped, order, options)
     _check_partition(groups, stamped)
     if options.eagle:
@@ -36,9 +37,9 @@ def _default_groups(layers: dict[str, LayerSpec], order: Order, options: PlanOpt
     merged = merge_all(layers, bugs)
     if merged is not None:
         return [PlannedGroup.merged(list(layers), merged)]
-    if is_uniform_type(list(layers.values())):
+    if kinds.is_uniform_type(list(layers.values())):
         return [PlannedGroup.of_type(layers)]
-    hidden = {name: spec for name, spec in layers.items() if spec.stands_alone}
+    hidden = {name: spec for name, spec in layers.items() if kinds.layer(spec).stands_alone}
     rest = {name: spec for name, spec in layers.items() if name not in hidden}
     if not rest:
         raise PlanError("layers", sorted(hidden), "attention or state layers beside hidden states")
@@ -111,7 +112,7 @@ def add_hidden_states(
     if not hidden:
         return list(groups)
     page = groups[0].spec.page_size_bytes
-    largest = max(spec.bytes_per_token for spec in hidden.values())
+    largest = max(kinds.layer(spec).bytes_per_token for spec in hidden.values())
     if largest > page:
         scale = -(-largest // page)
         page *= scale
@@ -119,7 +120,7 @@ def add_hidden_states(
     block = math.gcd(*(group.spec.block_size for group in groups))
     own = []
     for name, spec in hidden.items():
-        tokens = largest_divisor(block, max(page // spec.bytes_per_token, 1))
+        tokens = largest_divisor(block, max(page // kinds.layer(spec).bytes_per_token, 1))
         own.append(PlannedGroup.merged([name], dataclasses.replace(spec, block_size=tokens, page_size_padded=page)))
     return [*groups, *own]
 
@@ -147,7 +148,7 @@ def merge_all(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> LayerSpe
     """The one spec of all layers, or None if they do not merge (vLLM 0.33 `is_kv_cache_spec_uniform`)."""
     specs = list(layers.values())
     try:
-        return type(specs[0]).merge(specs, bugs)
+        return kinds.layer_class(type(specs[0])).merge(specs, bugs)
     except MergeError as error:
         if "window-sizes-abort-grouping" in bugs and error.argument in ("sliding_window", "attention_chunk_size"):
             raise PlanError(error.argument, error.value, error.expected) from error
@@ -166,18 +167,18 @@ def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, 
     if full:
         block_size = full.pop() if len(full) == 1 else None
         for name, spec in layers.items():
-            if (whole := spec.as_full(block_size or spec.block_size)) is not None:
+            if (whole := kinds.layer(spec).as_full(block_size or spec.block_size)) is not None:
                 if spec.single_vector and "latent-window-promotion" in bugs:
                     raise PlanError(name, spec, "no latent window layer, which vLLM cannot rebuild as a latent one")
                 promoted[name] = whole
     if not _one_type(promoted, bugs):
-        kinds = sorted({type(spec).__name__ for spec in promoted.values()})
-        raise PlanError("layers", kinds, "layers that can all be cached like full attention")
+        found = sorted({type(spec).__name__ for spec in promoted.values()})
+        raise PlanError("layers", found, "layers that can all be cached like full attention")
     return promoted
 
 
 def _one_type(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> bool:
-    return merge_all(layers, bugs) is not None or is_uniform_type(list(layers.values()))
+    return merge_all(layers, bugs) is not None or kinds.is_uniform_type(list(layers.values()))
 
 
 def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, LayerSpec]:
@@ -200,7 +201,7 @@ def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> Pl
     The last resort of vLLM 0.33 (`_try_get_full_allocation_fallback_groups`).
     """
     specs = layers.values()
-    if any(not spec.joins_latent for spec in specs):
+    if any(not kinds.layer(spec).joins_latent for spec in specs):
         return None
     if not any(spec.latent for spec in specs):
         return None
@@ -210,4 +211,4 @@ def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> Pl
         promoted = promote(layers, bugs)
     except PlanError:
         return None
-    return PlannedGroup.of_type(promoted) if is_uniform_type(list(promoted.values())) else None
+    return PlannedGroup.of_type(promoted) if kinds.is_uniform_type(list(promoted.values())) else None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.backends import (
     AttentionLayer,
     Kernel,
@@ -162,7 +163,7 @@ def _window_block(model: Model, chosen: list[Kernel], block_size: int) -> int:
     They take the largest block of their kernels that the asked one holds. Beside full attention such blocks are joined
     to the asked size again.
     """
-    windows = all(spec.attends and spec.seeks_run for spec in model.specs.values())
+    windows = all(spec.attends and kinds.layer(spec).seeks_run for spec in model.specs.values())
     return chosen[0].largest(block_size) if windows else block_size
 
 

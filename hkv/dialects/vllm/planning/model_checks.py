@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError
@@ -98,7 +99,7 @@ def check_parallel(config: Mapping[str, Any], model: Model, options: EngineOptio
         raise ConfigError("decode_context_parallel_size", context, f"1: {fields.family.name} states no query heads")
     heads, key_heads = fields.integer("num_attention_heads").value, fields.kv_heads.value
     name = "decode_context_parallel_size"
-    if any(spec.vllm_name == "SlidingWindowSpec" for spec in model.specs.values()):
+    if any(kinds.layer(spec).vllm_name == "SlidingWindowSpec" for spec in model.specs.values()):
         raise ConfigError(name, context, "1: windows cannot be split by tokens")
     if ranks <= key_heads or context > ranks // key_heads:
         expected = f"1, or with more tensor-parallel ranks: {ranks} share {key_heads} key/value heads"

@@ -7,10 +7,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.plan import PlannedGroup, PlanOptions
 from hkv.errors import HKVError, PlanError
 from hkv.layout.orders import Order
-from hkv.spec import LayerSpec, is_cp_sharded, is_uniform_type
+from hkv.spec import LayerSpec
 
 
 class PagesDiffer(PlanError):  # noqa: N818
@@ -84,10 +85,10 @@ def align_states(
     tokens = [spec for spec in layers.values() if spec.attends and not spec.is_draft]
     if not states:
         return dict(layers)
-    grid = math.lcm(*(spec.checkpoint_alignment for spec in states)) if mamba_mode == "align" else 1
+    grid = math.lcm(*(kinds.layer(spec).checkpoint_alignment for spec in states)) if mamba_mode == "align" else 1
     if not tokens:
         size = math.lcm(grid, min(spec.block_size for spec in states)) if mamba_mode == "align" else max_model_len
-        return {name: spec.spanning(size, None) for name, spec in layers.items()}
+        return {name: kinds.layer(spec).spanning(size, None) for name, spec in layers.items()}
     if any(spec.latent for spec in tokens):
         kernel_block_size = max(kernel_block_size, 128)
     unit = math.lcm(max(kernel_block_size, *(spec.block_size for spec in tokens)), grid)
@@ -98,7 +99,7 @@ def align_states(
     page = max(spec.with_block_size(block).page_size_bytes for spec in tokens)
     span = block if mamba_mode == "align" else max_model_len
     return {
-        name: spec.spanning(span, page if page > spec.unpadded_page_size_bytes else None)
+        name: kinds.layer(spec).spanning(span, page if page > spec.unpadded_page_size_bytes else None)
         for name, spec in resized.items()
     }
 
@@ -133,7 +134,7 @@ def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) ->
 
 def block_tokens(spec: LayerSpec, context_parallel: int) -> int:
     """Tokens in one manager block: the spec's, times the ranks that share it."""
-    return spec.block_size * (context_parallel if is_cp_sharded(spec) else 1)
+    return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
 
 
 def has_partial_hits(specs: Sequence[LayerSpec], unit: int, context_parallel: int) -> bool:
@@ -212,7 +213,7 @@ def _buckets(layers: Mapping[str, LayerSpec]) -> list[Bucket]:
     buckets: list[Bucket] = []
     for name, spec in layers.items():
         for bucket in buckets:
-            if is_uniform_type([*bucket.layers.values(), spec]):
+            if kinds.is_uniform_type([*bucket.layers.values(), spec]):
                 bucket.layers[name] = spec
                 break
         else:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.errors import PlanError
 from hkv.limits import MAX_CHUNKS
@@ -139,8 +140,8 @@ def _run(
 
 def _held(specs: Sequence[LayerSpec], start: int, end: int, limits: RequestLimits) -> int:
     if len(specs) == 1:
-        return specs[0].held_blocks(start, end, limits)
-    return max(spec.held_blocks(start, end, limits) for spec in specs)
+        return kinds.layer(specs[0]).held_blocks(start, end, limits)
+    return max(kinds.layer(spec).held_blocks(start, end, limits) for spec in specs)
 
 
 def _peak(specs: Sequence[LayerSpec], resting: _Request, budget: int, limits: RequestLimits) -> int:
@@ -162,7 +163,8 @@ def request_blocks(groups: Sequence[PlannedGroup], limits: RequestLimits) -> int
     Each group draws its own blocks from the shared pool; the neediest layer of a mixed group decides (vLLM 0.33
     `_max_memory_usage_bytes_from_groups`). An empty group still takes blocks: its table exists on every stage.
     """
-    return sum(max(spec.max_request_blocks(limits) for spec in group.specs or (group.spec,)) for group in groups)
+    layers = [[kinds.layer(spec) for spec in group.specs or (group.spec,)] for group in groups]
+    return sum(max(layer.max_request_blocks(limits) for layer in group) for group in layers)
 
 
 def longest_request(groups: Sequence[PlannedGroup], limits: RequestLimits, blocks: int) -> int:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup, PlanOptions
 from hkv.errors import PlanError
 from hkv.layout.orders import Order, order_strides
@@ -92,7 +93,7 @@ def group_by_spec(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> list
         for index in range(count):
             members = names[index::count]
             specs = [layers[name] for name in members]
-            groups.append(PlannedGroup.merged(members, type(specs[0]).merge(specs, bugs)))
+            groups.append(PlannedGroup.merged(members, kinds.layer_class(type(specs[0])).merge(specs, bugs)))
     return groups
 
 
@@ -105,7 +106,7 @@ def _buckets(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> list[tupl
     for spec, names in equal.items():
         for bucket_names, bucket_specs in buckets:
             try:
-                type(bucket_specs[0]).merge([*bucket_specs, spec], bugs)
+                kinds.layer_class(type(bucket_specs[0])).merge([*bucket_specs, spec], bugs)
             except MergeError:
                 continue
             bucket_names.extend(names)

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.grouping import group_layers
 from hkv.dialects.vllm.planning.pages import resolve_block_sizes
 from hkv.dialects.vllm.planning.plan import Plan, PlannedGroup, PlanOptions, WorkerPlan
@@ -150,11 +151,11 @@ def _replicas(groups: Sequence[PlannedGroup], options: PlanOptions) -> int:
     """Consecutive ranks with the same bytes in every layer (vLLM 0.33 `kv_cache_groups_tp_replicas`)."""
     ranks, context = options.tensor_parallel, options.limits.context_parallel
     specs = [spec for group in groups for spec in (group.specs if group.mixed else (group.spec,))]
-    return functools.reduce(math.gcd, (spec.replicas(ranks, context) for spec in specs), ranks)
+    return functools.reduce(math.gcd, (kinds.layer(spec).replicas(ranks, context) for spec in specs), ranks)
 
 
 def _needs_zeroing(groups: Sequence[PlannedGroup]) -> bool:
     """True if a new block's old bytes could be read: states, or element types that differ (vLLM 0.33)."""
     specs = [spec for group in groups for spec in group.specs]
-    types = {spec.element for spec in specs} - {None}
+    types = {kinds.layer(spec).element for spec in specs} - {None}
     return len(types) > 1 or any(spec.snapshot for spec in specs)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hkv.dialects.vllm.kinds.mamba import BEGUN_LOOKED_AT, BEYOND_KEYS, LOOKED_AT, STAYS_PLANNED
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
@@ -18,11 +19,6 @@ from hkv.state import key_table
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
-
-BEYOND_KEYS, STAYS_PLANNED, LOOKED_AT, BEGUN_LOOKED_AT = 1, 2, 4, 8
-"""Bits of `GroupField.EXPORT_FAILS`: defects of vLLM 0.33 (`hkv.bugs`) that are asked for. A state beyond the keys is a
-failure; one that was planned stays planned when its chunk is refused; the column of one that stands is registered, or
-that of the state which its chunk began from, inside a block."""
 
 WINDOW = 32
 """Entries from `Row.CACHED` on that `Row.STANDING` tells apart: keys lag behind tokens by fewer."""

@@ -168,7 +168,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
             "UNIT": 1,
             "REACH": UNLIMITED,
             "ONCE": spec.reads_all,
-            "BACKWARD": spec.seeks_run or spec.snapshot,
+            "BACKWARD": kinds.layer(spec).seeks_run or spec.snapshot,
             "RECURRENT": spec.keeps_states,
             "ONE_BLOCK": spec.one_block,
             "SINKS": -(-spec.sinks // block),

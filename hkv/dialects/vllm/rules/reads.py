@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from hkv.dialects.vllm.config import UNLIMITED as UNLIMITED
 from hkv.state.loops import Scalar, divide, remainder
-
-UNLIMITED = (1 << 30) - 1
-"""More tokens, or blocks, than there are: a bound that never binds."""
 
 
 def skipped_tokens(n: Scalar, unit: Scalar, reach: Scalar) -> Scalar:

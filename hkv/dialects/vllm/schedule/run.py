@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from hkv.contract.answer import EngineFactory
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
@@ -201,7 +202,7 @@ def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, s
     """
     spec, block = config.topology.specs[group], config.block_size(group)
     everything = tokens // block + requests
-    sparse = spec.seeks_run and spec.retained_sparsely and config.retention_interval == 0
+    sparse = kinds.layer(spec).seeks_run and spec.retained_sparsely and config.retention_interval == 0
     if not sparse or config.hit_alignment % block:
         return everything
     kept = requests * RESUMPTIONS * (spec.most_read // block + 2)

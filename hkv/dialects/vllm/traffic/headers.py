@@ -10,6 +10,7 @@ import msgspec
 
 from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm import config as vllm
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
@@ -197,7 +198,7 @@ def _is_telling(header: Header, base: str) -> bool:
     if base == "eagle":
         config = to_config(header)
         drafts = [config.topology.specs[group] for group in config.eagle_group_ids]
-        return len(set(config.topology.specs)) > 2 and any(spec.seeks_run for spec in drafts)
+        return len(set(config.topology.specs)) > 2 and any(kinds.layer(spec).seeks_run for spec in drafts)
     if base == "speculative_state":
         exports = any(group.get("num_prefill_checkpoint_blocks") for group in header.groups)
         return exports and header.partial_hits and header.retention_interval is None
@@ -298,19 +299,23 @@ def _draw_lookahead(choices: Choices, specs: list[LayerSpec]) -> int:
 
 def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked: frozenset[str]) -> list[Entry]:
     def draw(kind: str, size: int) -> Entry:
-        return KINDS[kind].draw(choices, size, feature, ranks)
+        return kinds.of_kind(kind).draw(choices, size, feature, ranks)
 
     sizes = choices.pick(SIZES)
     count = choices.integer(2 if feature == "partial" else 1, 5 if choices.chance(20) else 4)
     chunked = feature == "core" and choices.chance(40) and _wanted("aligned_blocks", asked)
-    kinds = _kinds(feature, version, asked, chunked)
-    if any(KINDS[kind].aligned_blocks for kind in kinds):
+    picked = _kinds(feature, version, asked, chunked)
+    if any(kinds.of_kind(kind).aligned_blocks for kind in picked):
         sizes = (choices.pick(sizes),)  # its finder wants every block as long as the alignment of hits
-    entries = [draw(choices.pick(kinds), choices.pick(sizes)) for _ in range(count)]
+    entries = [draw(choices.pick(picked), choices.pick(sizes)) for _ in range(count)]
     for entry in entries:
         if version == 1 and entry.get("window") == 1:
             entry["window"] = 2
-        if version > 2 and "extra_retained_tokens" in KINDS[entry["kind"]].later_log_fields and choices.chance(30):
+        if (
+            version > 2
+            and "extra_retained_tokens" in kinds.of_kind(entry["kind"]).later_log_fields
+            and choices.chance(30)
+        ):
             entry["extra_retained_tokens"] = choices.integer(1, 4)
     if chunked:
         entries[choices.integer(0, count - 1)] = draw(_first("aligned_blocks"), sizes[0])
@@ -325,7 +330,7 @@ def _draw_groups(choices: Choices, feature: str, version: int, ranks: int, asked
     if len(entries) > 1 and choices.chance(25):
         entries[-1] = dict(choices.pick([entry for entry in entries if KINDS[entry["kind"]].prefix_cacheable]))
     if not any(KINDS[entry["kind"]].prefix_cacheable for entry in entries):
-        entries[0] = draw(kinds[0], choices.pick(sizes))
+        entries[0] = draw(picked[0], choices.pick(sizes))
     return entries
 
 
@@ -336,7 +341,7 @@ def _with_encoder(
     kind = _first("reads_encoder")
     if kind not in asked and (caching or not choices.chance(50)):
         return groups, caching
-    entry = KINDS[kind].draw(choices, choices.pick(groups)["block_size"], "core", 1)
+    entry = kinds.of_kind(kind).draw(choices, choices.pick(groups)["block_size"], "core", 1)
     place = choices.integer(0, len(groups))
     return [entry] if asked == {kind} else [*groups[:place], entry, *groups[place:]], False
 
@@ -344,9 +349,9 @@ def _with_encoder(
 def _kinds(feature: str, version: int, asked: frozenset[str], chunked: bool) -> list[str]:
     """The kinds to pick from, each as often as it weighs: of those that are asked for, where some can be picked, and of
     those that vLLM lacks only such."""
-    ordered = [kind for kind in _ordered() if KINDS[kind].log_version <= version]
-    weighed = [kind for kind in ordered for _ in range(KINDS[kind].draw_weight(feature, version))]
-    own = [kind for kind in ordered if kind in asked and KINDS[kind].vllm_name is None]
+    ordered = [kind for kind in _ordered() if kinds.of_kind(kind).log_version <= version]
+    weighed = [kind for kind in ordered for _ in range(kinds.of_kind(kind).draw_weight(feature, version))]
+    own = [kind for kind in ordered if kind in asked and kinds.of_kind(kind).vllm_name is None]
     of_asked = [kind for kind in weighed if kind in asked] + own + [_first("aligned_blocks")] * chunked
     return of_asked if asked and of_asked else weighed + [_first("aligned_blocks")] * chunked
 
@@ -356,9 +361,15 @@ def _wanted(flag: str, asked: frozenset[str]) -> bool:
 
 
 def _ordered() -> list[str]:
-    return sorted(KINDS, key=lambda kind: (KINDS[kind].draw_place, kind))
+    return sorted(KINDS, key=lambda kind: (kinds.of_kind(kind).draw_place, kind))
 
 
 def _first(flag: str) -> str:
     """VLLM's kind that has a flag."""
-    return next(kind for kind in _ordered() if KINDS[kind].vllm_name and getattr(KINDS[kind], flag))
+    return next(kind for kind in _ordered() if kinds.of_kind(kind).vllm_name and _has(kind, flag))
+
+
+def _has(kind: str, flag: str) -> bool:
+    """True if a kind's spec, or what the dialect says of it, has a flag."""
+    of = kinds.of_kind(kind)
+    return bool(getattr(of if hasattr(of, flag) else KINDS[kind], flag))

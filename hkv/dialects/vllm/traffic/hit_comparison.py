@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hkv.contract.traffic import Choices
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
 from hkv.errors import HKVError
@@ -148,7 +149,7 @@ def _draw_config(choices: Choices) -> VllmConfig | None:
         specs[-1] = specs[0]
     if not any(spec.prefix_cacheable for spec in specs):
         return None
-    eagle = [i for i, spec in enumerate(specs) if spec.droppable and choices.chance(50)]
+    eagle = [i for i, spec in enumerate(specs) if kinds.layer(spec).droppable and choices.chance(50)]
     common = math.gcd(*(effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable))
     size = choices.pick([size for size in range(1, common + 1) if common % size == 0]) if count > 1 else common
     lookahead = choices.pick((0, 0, 0, 1, 2))
@@ -165,15 +166,15 @@ def _draw_spec(choices: Choices, size: int, ranks: int, aligned: bool) -> LayerS
     raise AssertionError("a number below the sum of the weights")
 
 
-def _kinds() -> list[type[LayerSpec]]:
+def _kinds() -> list[type[kinds.VllmLayer]]:
     """Every kind, in a fixed order: those of one block last."""
-    return sorted(KINDS.values(), key=lambda cls: (cls.one_block, cls.draw_place, cls.kind))
+    return sorted(map(kinds.of_kind, KINDS), key=lambda cls: (cls.of.one_block, cls.draw_place, cls.of.kind))
 
 
 def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool:
     """True if vLLM 0.33 ever registers such an entry: whole blocks, and partly filled ones of two kinds."""
     whole = end % config.block_size(group) == 0
-    return spec.prefix_cacheable and (whole or spec.registers_parts)
+    return spec.prefix_cacheable and (whole or kinds.layer(spec).registers_parts)
 
 
 def small_cases(num_groups: int, num_tokens: int) -> Iterator[Case]:
@@ -260,7 +261,7 @@ def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
     if not config.caching:
         return frozenset()
     joined = _spec_groups(config)
-    windows = [group for group in joined if group.spec.seeks_run]
+    windows = [group for group in joined if kinds.layer(group.spec).seeks_run]
     alone = len(config.topology.groups) == 1
     dropping = any(group.eagle and not group.spec.snapshot for group in joined)
     found: set[Cause] = set()
@@ -273,11 +274,11 @@ def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
     if config.partial_hits and _may_miss_a_longer_entry(config, joined, num_tokens):
         found.add(Cause.LONGER_ENTRY)
     asks = config.hash_lookahead or "window-one-never-hits" in config.bugs
-    if asks and any(group.spec.resumes_anywhere for group in windows):
+    if asks and any(kinds.layer(group.spec).resumes_anywhere for group in windows):
         found.add(Cause.UNREAD_WINDOW)
     if _may_outrun_a_window(joined):
         found.add(Cause.DROP_NOT_REPEATED)
-    if any(spec.off_grid for spec in config.topology.specs):
+    if any(kinds.layer(spec).off_grid for spec in config.topology.specs):
         found.add(Cause.CHUNK_OFF_GRID)
     return frozenset(found)
 
@@ -317,4 +318,4 @@ def _may_miss_a_longer_entry(config: VllmConfig, joined: list[_SpecGroup], num_t
 
 def _may_outrun_a_window(joined: list[_SpecGroup]) -> bool:
     dropping = [group.spec for group in joined if group.eagle and not group.spec.reads_all]
-    return len(dropping) > 1 and any(spec.seeks_run for spec in dropping)
+    return len(dropping) > 1 and any(kinds.layer(spec).seeks_run for spec in dropping)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.contract.traffic import Choices, RandomChoices
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.layout.orders import Order
-from hkv.spec import CLASSES, LayerSpec, RequestLimits
+from hkv.spec import LayerSpec, RequestLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +29,15 @@ class LayerSet:
 def draw_layer_set(seed: int) -> LayerSet:
     """The layer set of that number, of all classes of layers in the shares that they say (`planned_weight`)."""
     choices = RandomChoices(seed)
-    weighed = [cls for _, cls in sorted(CLASSES.items()) for _ in range(cls.planned_weight)]
-    kinds = [choices.pick(weighed).draw_planned(choices) for _ in range(choices.pick((1, 1, 2, 2, 3, 4)))]
+    weighed = [cls for _, cls in sorted(kinds.layer_classes().items()) for _ in range(cls.planned_weight)]
+    drawn = [choices.pick(weighed).draw_planned(choices) for _ in range(choices.pick((1, 1, 2, 2, 3, 4)))]
     if choices.chance(30):
-        kinds.append(choices.pick(kinds).draw_near(choices))
-    layers = [choices.pick(kinds) for _ in range(choices.integer(1, 14))]
+        drawn.append(kinds.layer(choices.pick(drawn)).draw_near(choices))
+    layers = [choices.pick(drawn) for _ in range(choices.integer(1, 14))]
     if choices.chance(40):
-        layers = [kinds[i % len(kinds)] for i in range(len(layers))]
+        layers = [drawn[i % len(drawn)] for i in range(len(layers))]
     if choices.chance(15):
-        layers.append(dataclasses.replace(choices.pick(kinds), is_draft=True))
+        layers.append(dataclasses.replace(choices.pick(drawn), is_draft=True))
     named = {f"layer{i}": spec for i, spec in enumerate(layers)}
     options = _draw_options(choices)
     stages = choices.pick((1, 1, 1, 2, 3))

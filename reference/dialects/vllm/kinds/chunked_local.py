@@ -14,6 +14,7 @@ from reference.state.pool import NULL
 class ChunkedLocalKind(Kind):
     """vLLM 0.33 `ChunkedLocalAttentionManager`."""
 
+    droppable = False
     spec: ChunkedLocal
 
     def check(self, alone: bool) -> None:

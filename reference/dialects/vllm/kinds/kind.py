@@ -68,6 +68,7 @@ class Kind:
     vLLM 0.33 `SingleTypeKVCacheManager`.
 
     Attributes:
+      droppable: whether the kind takes part in the EAGLE drop.
       fine_grained: whether hits may end inside a block.
       exact: whether `estimate` is always what is taken.
       group: index of the group.
@@ -81,6 +82,7 @@ class Kind:
       offers: states that a connector is to be offered, in the order in which they were registered or copied.
     """
 
+    droppable: ClassVar[bool] = True
     fine_grained: ClassVar[bool] = False
     exact: ClassVar[bool] = True
 
@@ -110,7 +112,7 @@ class Kind:
         Raises:
           ConfigError: names the group's field.
         """
-        if self.eagle and not self.spec.droppable:
+        if self.eagle and not self.droppable:
             raise ConfigError(f"groups[{self.group}].eagle", True, f"no EAGLE drop for {self.spec.kind}")
 
     def skipped_tokens(self, n: int) -> int:
