@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -56,6 +57,37 @@ class FlatArrays:
         # nobody reads.
         spare = self._array(name).shape[0] - 1
         return self.write(name, value, jnp.where(condition, index, spare))
+
+    def peek(self, present: Scalar, name: str, *indices: Any) -> tuple[Self, tuple[Scalar, ...]]:
+        """Elements of one array, zeros unless `present`, read in a loop of their own (`hkv.state.loops.peek`)."""
+        default = (0,) * len(indices)
+        return loops.peek(present, lambda w: [w.read(name, index) for index in indices], self, (name,), default)
+
+    # Requests: a row of `requests` each, whose first words are the request's own.
+
+    def request(self, slot: Any, field: enum.IntEnum) -> Scalar:
+        """Index into `requests` of a field of a request."""
+        return self._record(slot) + int(field)
+
+    def get(self, slot: Any, *fields: enum.IntEnum) -> tuple[Scalar, ...]:
+        """Fields of a request."""
+        return tuple(self.read("requests", self.request(slot, field)) for field in fields)
+
+    def peek_request(self, present: Scalar, slot: Any, *fields: enum.IntEnum) -> tuple[Self, tuple[Scalar, ...]]:
+        """Fields of a request, zeros unless `present` (`peek`)."""
+        return self.peek(present, "requests", *(self.request(slot, field) for field in fields))
+
+    def set(self, slot: Any, field: enum.IntEnum, value: Any) -> Self:
+        """The workspace with a field of a request replaced."""
+        return self.write("requests", value, self.request(slot, field))
+
+    def result(self, place: Scalar, column: Any) -> Scalar:
+        """Index into `results` of a column of an operation's result."""
+        width = self.sizes.width
+        return self._base((self.sizes.operations + 1) * width) + place * width + column
+
+    def _record(self, slot: Any) -> Scalar:
+        raise NotImplementedError
 
     def _array(self, name: str) -> jax.Array:
         array = getattr(self, name)

@@ -63,7 +63,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         )
         # A block that stopped the fast loop was counted past the head, but not taken.
         w = w.write("keys", 0, w.key(before)).replace(head=w.head - stopped)
-        w, (block,) = peek(stopped, lambda v: (v.read("queue", v.place(v.head)),), w, ("queue",), (0,))
+        w, (block,) = w.peek(stopped, "queue", w.place(w.head))
         w = key_table.drop_keys(w, stopped, block, evicted)
         return w.replace(evictions=w.evictions + stopped), (taken,)
 
@@ -120,9 +120,7 @@ def hold(work: Workspace, entry: Scalar) -> Workspace:
 
 def add_reference(work: Workspace, present: Scalar, block: Scalar) -> Workspace:
     """Adds a reference to a block that has one, if `present`."""
-    work, (references,) = peek(
-        present, lambda w: (w.read("blocks", w.block(block)),), work, reads=("blocks",), default=(0,)
-    )
+    work, (references,) = work.peek(present, "blocks", work.block(block))
     return work.write("blocks", jnp.where(present, references - 1, 0), work.block(jnp.where(present, block, 0)))
 
 

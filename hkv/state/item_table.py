@@ -84,7 +84,7 @@ def remove(
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, count = local
-        w, (block,) = peek(group < groups, lambda v: (v.read("items", v.cached(key, group)),), w, ("items",), (0,))
+        w, (block,) = w.peek(group < groups, "items", w.cached(key, group))
         w = w.write("items", 0, w.cached(key, group))
         # With `keep` the caller becomes the owner: ids are reported in the order of groups, and no reference is given
         # back.
@@ -94,7 +94,5 @@ def remove(
 
     start = (jnp.where(present, 0, groups), 0)
     work, (_, count) = loop(lambda c: c[0] < groups, body, work, start, writes=WRITES)
-    work, (evictions,) = peek(
-        present, lambda w: (w.read("counters", w.counter(Counter.EVICTIONS)),), work, ("counters",), (0,)
-    )
+    work, (evictions,) = work.peek(present, "counters", work.counter(Counter.EVICTIONS))
     return work.write_if(present, "counters", evictions + count, work.counter(Counter.EVICTIONS)), count

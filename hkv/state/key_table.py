@@ -124,7 +124,7 @@ def insert(
 
     If it is `moving`, what is to be said of the key later stays as it was.
     """
-    work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
+    work, (value,) = work.peek(present, "table", work.entry(entry))
     first = first_block(value)
     # A key that moves between blocks (a copy takes over) was never away: its note stays. Any other registration makes
     # a fresh key of which nothing is to be said.
@@ -159,9 +159,7 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar |
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (part,) = local
-        w, (value,) = peek(
-            part < parts, lambda v: (v.read("keys", v.key(block, part)),), w, reads=("keys",), default=(0,)
-        )
+        w, (value,) = w.peek(part < parts, "keys", w.key(block, part))
         entry = jnp.where(part == 0, entry_of(value), value - 1)
         # From the whole block's key to those inside it, in the order of parts: events of removal are compared in
         # order.
@@ -178,9 +176,7 @@ def move_keys(work: Workspace, present: Scalar, source: Scalar, target: Scalar) 
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (part,) = local
-        w, (value,) = peek(
-            part < parts, lambda v: (v.read("keys", v.key(source, part)),), w, reads=("keys",), default=(0,)
-        )
+        w, (value,) = w.peek(part < parts, "keys", w.key(source, part))
         entry = jnp.where(part == 0, entry_of(value), value - 1)
         known = entry >= 0
         w = remove(w, known, source, part, jnp.maximum(entry, 0), moving=True)
@@ -195,9 +191,7 @@ def primary_entry(work: Workspace, present: Scalar, block: Scalar) -> tuple[Work
     """The entry of the block's key that covers most tokens, -1 for none."""
     work, part = highest_part(work, present, block)
     found = part >= 0
-    work, (value,) = peek(
-        found, lambda w: (w.read("keys", w.key(block, jnp.maximum(part, 0))),), work, reads=("keys",), default=(0,)
-    )
+    work, (value,) = work.peek(found, "keys", work.key(block, jnp.maximum(part, 0)))
     return work, jnp.where(found, jnp.where(part == 0, entry_of(value), value - 1), -1)
 
 
@@ -208,7 +202,7 @@ def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry
         # Flagged though no other block may have the key: whether one has is known from the table only. `register`
         # writes plain words itself where it has looked (`hkv.dialects.vllm.rules.register`).
         return work.write_if(present, "keys", word_of(entry) | SHARED, work.key(block))
-    work, (word,) = peek(present, lambda w: (w.read("keys", w.key(block)),), work, reads=("keys",), default=(0,))
+    work, (word,) = work.peek(present, "keys", work.key(block))
     whole = part == 0
     word = jnp.where(whole, word_of(entry) | SHARED | (word & PARTS), word | PARTS)
     work = work.write_if(present, "keys", word, work.key(block))
@@ -217,10 +211,10 @@ def add_key(work: Workspace, present: Scalar, block: Scalar, part: Scalar, entry
 
 def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar) -> Workspace:
     """Notes what to say of a key once its last block is gone, if `present`: `RETIRED` or `NOT_RETAINED`."""
-    work, (value,) = peek(present, lambda w: (w.read("table", w.entry(entry)),), work, reads=("table",), default=(0,))
+    work, (value,) = work.peek(present, "table", work.entry(entry))
     cached = present & (value > 0)
     first = first_block(value)
-    work, (word,) = peek(cached, lambda w: (w.read("keys", w.key(first)),), work, reads=("keys",), default=(0,))
+    work, (word,) = work.peek(cached, "keys", work.key(first))
 
     def note(w: Workspace) -> Workspace:
         # `reason` is -2 or -3, so that this adds 2 or 4: bits 1 and 2 of the value.
@@ -234,7 +228,7 @@ def note_absence(work: Workspace, present: Scalar, entry: Scalar, reason: Scalar
 def highest_part(work: Workspace, present: Scalar, block: Scalar) -> tuple[Workspace, Scalar]:
     """The part of the block's key that covers most tokens: 0 for the whole block's, p below it, -1 for no key."""
     parts = 1 + work.sizes.buckets.parts
-    work, (word,) = peek(present, lambda w: (w.read("keys", w.key(block)),), work, reads=("keys",), default=(0,))
+    work, (word,) = work.peek(present, "keys", work.key(block))
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         part, _ = local

@@ -114,14 +114,14 @@ def _move(
 def _close_gaps(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
     """Moves all nodes to the first places, in order, if `present` and no place is left."""
     end = work.sizes.buckets.places
-    work, (clock,) = peek(present, lambda w: (w.read("uses", w.order_word(CLOCK)),), work, ("uses",), (0,))
+    work, (clock,) = work.peek(present, "uses", work.order_word(CLOCK))
     full = clock >= end
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         place, kept = local
-        w, (named,) = peek(place >= 0, lambda v: (v.read("uses", v.place(place)),), w, ("uses",), (0,))
+        w, (named,) = w.peek(place >= 0, "uses", w.place(place))
         node, there = jnp.maximum(named - 1, 0), named != 0
-        w, (flags,) = peek(there, lambda v: (v.read("nodes", v.node(node, Node.FLAGS)),), w, ("nodes",), (0,))
+        w, (flags,) = w.peek(there, "nodes", w.node(node, Node.FLAGS))
         # In place, since the target is never behind the source: gaps only ever move nodes towards the beginning.
         w = _move(w, there, node, (place + 1, kept + 1), (flags & LEAF) != 0)
         return w, (place + 1, kept + there)
@@ -133,13 +133,7 @@ def _close_gaps(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
 
 def _path(work: PooledWorkspace, present: Scalar, place: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
     levels = range(len(work.sizes.buckets.order_levels))
-    return peek(
-        present,
-        lambda w: [w.read("uses", w.leaf_word(level, place >> (5 * level + 5))) for level in levels],
-        work,
-        ("uses",),
-        (0,) * len(levels),
-    )
+    return work.peek(present, "uses", *(work.leaf_word(level, place >> (5 * level + 5)) for level in levels))
 
 
 def _set(work: PooledWorkspace, present: Scalar, place: Scalar) -> PooledWorkspace:

@@ -27,7 +27,6 @@ from hkv.state.pooled import (
     PoolCounter,
     PooledBuckets,
     PooledState,
-    Request,
 )
 
 ARRAYS = tuple(field.name for field in dataclasses.fields(PooledState))
@@ -148,10 +147,6 @@ class PooledWorkspace(FlatArrays):
         size = (buckets.requests + 3) * buckets.sequences * buckets.chain
         return self._base(size) + (slot * buckets.sequences + sequence) * buckets.chain
 
-    def request(self, slot: Any, field: Request) -> Scalar:
-        """Index into `requests` of a field of a request."""
-        return self._record(slot) + int(field)
-
     def length(self, slot: Any, sequence: Any, group: Any) -> Scalar:
         """Index into `requests` of a list's slots."""
         return self._record(slot) + REQUEST_WORDS + sequence * (self.sizes.buckets.groups + MARK_WORDS) + group
@@ -187,21 +182,6 @@ class PooledWorkspace(FlatArrays):
     def pool_counter(self, pool: Any, field: PoolCounter) -> Scalar:
         """Index into `counters` of a word of a pool."""
         return self.counter(Counter(0)) + COUNTER_WORDS + pool * POOL_WORDS + int(field)
-
-    def result(self, place: Scalar, column: Any) -> Scalar:
-        """Index into `results` of a column of an operation's result."""
-        width = self.sizes.width
-        return self._base((self.sizes.operations + 1) * width) + place * width + column
-
-    # Shorthands.
-
-    def get(self, slot: Any, *fields: Request) -> tuple[Scalar, ...]:
-        """Fields of a request."""
-        return tuple(self.read("requests", self.request(slot, field)) for field in fields)
-
-    def set(self, slot: Any, field: Request, value: Any) -> Self:
-        """The workspace with a field of a request replaced."""
-        return self.write("requests", value, self.request(slot, field))
 
     def emit(self, value: Any, condition: Any = True) -> Self:
         """Reports an id, if the condition holds; needs `ids` and `num_ids` to write."""

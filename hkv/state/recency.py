@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from hkv.state.loops import Scalar, peek
+from hkv.state.loops import Scalar
 from hkv.state.pooled import Item
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -40,12 +40,6 @@ def use(work: PooledWorkspace, present: Scalar, known: Scalar, key: Scalar, seen
 
 def unlink(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
     """Takes a key out of the ring, if `present`."""
-    work, (after, before) = peek(
-        present,
-        lambda w: (w.read("items", w.item(key, Item.NEXT)), w.read("items", w.item(key, Item.PREVIOUS))),
-        work,
-        ("items",),
-        (0, 0),
-    )
+    work, (after, before) = work.peek(present, "items", work.item(key, Item.NEXT), work.item(key, Item.PREVIOUS))
     work = work.write_if(present, "items", after, work.item(before, Item.NEXT))
     return work.write_if(present, "items", before, work.item(after, Item.PREVIOUS))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.state import leaves
-from hkv.state.loops import Scalar, loop, peek
+from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import LEAF, PINNED, PRESENT, Node
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -88,13 +88,7 @@ def top(work: PooledWorkspace, enabled: Scalar, leaf: Scalar) -> tuple[PooledWor
 def _words(
     work: PooledWorkspace, present: Scalar, node: Scalar, *fields: Node
 ) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-    return peek(
-        present,
-        lambda w: [w.read("nodes", w.node(node, field)) for field in fields],
-        work,
-        ("nodes",),
-        (0,) * len(fields),
-    )
+    return work.peek(present, "nodes", *(work.node(node, field) for field in fields))
 
 
 def _attach(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar) -> PooledWorkspace:

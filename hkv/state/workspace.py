@@ -9,7 +9,7 @@ import jax
 
 from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
-from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State
+from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Row, State
 
 ARRAYS = tuple(field.name for field in dataclasses.fields(State) if field.name != "counters")
 """Names of the arrays that loops carry."""
@@ -157,10 +157,6 @@ class Workspace(FlatArrays):
         buckets = self.sizes.buckets
         return self._base((buckets.requests + 1) * buckets.chain) + slot * buckets.chain
 
-    def request(self, slot: Scalar, field: Request) -> Scalar:
-        """Index into `requests` of a field of a request."""
-        return self._record(slot) + int(field)
-
     def row_field(self, slot: Scalar, group: Scalar, field: Row) -> Scalar:
         """Index into `requests` of a field of a request's row in a group."""
         return self._record(slot) + REQUEST_WORDS + group * GROUP_WORDS + int(field)
@@ -174,32 +170,19 @@ class Workspace(FlatArrays):
         """A slot that no request has."""
         return self.sizes.buckets.requests
 
-    def result(self, place: Scalar, column: Any) -> Scalar:
-        """Index into `results` of a column of an operation's result."""
-        width = self.sizes.width
-        return self._base((self.sizes.operations + 1) * width) + place * width + column
-
     def output(self, name: str, place: Scalar) -> Scalar:
         """Index into `ids`, `events` or `copies` of their place-th item."""
         words = {"events": EVENT_WORDS, "copies": COPY_WORDS}.get(name, 1)
         room = getattr(self.sizes, name) + 1
         return self._base(room * words) + place * words
 
-    # Fields of requests.
-
-    def get(self, slot: Scalar, *fields: Request) -> tuple[Scalar, ...]:
-        """Fields of a request."""
-        record = self._record(slot)
-        return tuple(self.read("requests", record + int(field)) for field in fields)
-
-    def set(self, slot: Scalar, field: Request, value: Any) -> Self:
-        """The workspace with a field of a request replaced."""
-        return self.write("requests", value, self.request(slot, field))
-
     def get_row(self, slot: Scalar, group: Scalar, *fields: Row) -> tuple[Scalar, ...]:
         """Fields of a request's row in a group."""
-        record = self.row_field(slot, group, Row(0))
-        return tuple(self.read("requests", record + int(field)) for field in fields)
+        return tuple(self.read("requests", self.row_field(slot, group, field)) for field in fields)
+
+    def peek_row(self, present: Scalar, slot: Scalar, group: Scalar, *fields: Row) -> tuple[Self, tuple[Scalar, ...]]:
+        """Fields of a request's row in a group, zeros unless `present` (`peek`)."""
+        return self.peek(present, "requests", *(self.row_field(slot, group, field) for field in fields))
 
     def set_row(self, slot: Scalar, group: Scalar, field: Row, value: Any) -> Self:
         """The workspace with a field of a request's row in a group replaced."""

@@ -188,7 +188,7 @@ def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> t
 
 def _begin_pass(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
     """Leaves that come from now on are not in the pass."""
-    work, (number,) = peek(present, lambda w: (w.read("uses", w.order_word(PASS)),), work, ("uses",), (0,))
+    work, (number,) = work.peek(present, "uses", work.order_word(PASS))
     return work.write_if(present, "uses", number + 1, work.order_word(PASS))
 
 
@@ -252,9 +252,7 @@ def _take_slot(
     work = recency.use(work, present, present, key, seen)
     work = work.write_if(present, "items", 0, work.cached(key, group))
     work = role_counts.release(work, present, view.pool_of(group), block, jnp.int32(Role.CACHE))
-    work, (evictions,) = peek(
-        present, lambda w: (w.read("counters", w.counter(Counter.EVICTIONS)),), work, ("counters",), (0,)
-    )
+    work, (evictions,) = work.peek(present, "counters", work.counter(Counter.EVICTIONS))
     work = work.write_if(present, "counters", evictions + 1, work.counter(Counter.EVICTIONS))
 
     def look(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
@@ -284,13 +282,7 @@ def make_room(
     """
 
     def look(w: PooledWorkspace, present: Scalar) -> tuple[PooledWorkspace, Scalar]:
-        w, (free,) = peek(
-            present,
-            lambda v: (v.read("counters", v.pool_counter(shape.pool, PoolCounter.FREE)),),
-            w,
-            ("counters",),
-            (0,),
-        )
+        w, (free,) = w.peek(present, "counters", w.pool_counter(shape.pool, PoolCounter.FREE))
         return w, free
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:

@@ -82,9 +82,7 @@ def _count_uses(work: PooledWorkspace, at: Fork) -> PooledWorkspace:
 
     def count(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
         source = at.source(local[0])
-        w, (uses,) = peek(
-            local[0] >= 0, lambda v: (v.read("requests", v.mark(slot, source, Mark.USES)),), w, ("requests",), (0,)
-        )
+        w, (uses,) = w.peek(local[0] >= 0, "requests", w.mark(slot, source, Mark.USES))
         w = w.write("requests", uses + 1, w.mark(slot, source, Mark.USES))
         return w.write("requests", uses + 1, w.mark(slot, source, Mark.LEFT)), (local[0] + 1,)
 
@@ -95,20 +93,14 @@ def _count_uses(work: PooledWorkspace, at: Fork) -> PooledWorkspace:
 def _look(work: PooledWorkspace, at: Fork, sequence: Scalar, group: Scalar) -> tuple[PooledWorkspace, tuple[Any, ...]]:
     """Uses of an old sequence, slots of its list in a group, the last block there, and which groups recycle theirs."""
     slot = work.scratch_slot
-    work, (uses, recycled, length) = peek(
+    work, (uses, recycled, length) = work.peek(
         sequence >= 0,
-        lambda w: (
-            w.read("requests", w.mark(slot, sequence, Mark.USES)),
-            w.read("requests", w.mark(slot, sequence, Mark.RECYCLED)),
-            w.read("requests", w.length(at.slot, sequence, group)),
-        ),
-        work,
-        ("requests",),
-        (0, 0, 0),
+        "requests",
+        work.mark(slot, sequence, Mark.USES),
+        work.mark(slot, sequence, Mark.RECYCLED),
+        work.length(at.slot, sequence, group),
     )
-    work, (last,) = peek(
-        length > 0, lambda w: (w.read("rows", w.row(at.slot, sequence, group) + length - 1),), work, ("rows",), (0,)
-    )
+    work, (last,) = work.peek(length > 0, "rows", work.row(at.slot, sequence, group) + length - 1)
     return work, (uses, length, last, recycled)
 
 
@@ -129,23 +121,13 @@ def _targets(
 
     def give_back(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
         (group,) = local
-        w, (first, end) = peek(
-            group >= 0,
-            lambda v: [v.read("requests", v.length(each, 0, group)) for each in (v.scratch_slot, v.targets_slot)],
-            w,
-            ("requests",),
-            (0, 0),
+        w, (first, end) = w.peek(
+            group >= 0, "requests", *(w.length(each, 0, group) for each in (w.scratch_slot, w.targets_slot))
         )
         pool = view.pool_of(group)
 
         def body(v: PooledWorkspace, place: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            v, (block,) = peek(
-                place[0] >= 0,
-                lambda u: (u.read("rows", u.row(u.targets_slot, 0, group) + place[0]),),
-                v,
-                ("rows",),
-                (0,),
-            )
+            v, (block,) = v.peek(place[0] >= 0, "rows", v.row(v.targets_slot, 0, group) + place[0])
             return role_counts.release(v, block != 0, pool, block, jnp.int32(Role.REQUEST)), (place[0] + 1,)
 
         w, _ = loop(lambda c: c[0] < end, body, w, (first,), writes=("rows", *role_counts.WRITES))
@@ -249,7 +231,7 @@ def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> Poole
         pool, row = view.pool_of(group), w.row(at.slot, sequence, group)
 
         def body(v: PooledWorkspace, place: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            v, (block,) = peek(place[0] >= 0, lambda u: (u.read("rows", row + place[0]),), v, ("rows",), (0,))
+            v, (block,) = v.peek(place[0] >= 0, "rows", row + place[0])
             return role_counts.release(v, block != 0, pool, block, jnp.int32(Role.REQUEST)), (place[0] + 1,)
 
         end = jnp.where(dropped, length - last_kept, 0)
@@ -301,12 +283,8 @@ def _copy_last(
     sequence, group, source = place
     work, (_, length, old, _) = _look(work, at, source, group)
     mine = enabled & (length > 0)
-    work, (used,) = peek(
-        mine, lambda w: (w.read("requests", w.length(w.targets_slot, 0, group)),), work, ("requests",), (0,)
-    )
-    work, (new,) = peek(
-        mine, lambda w: (w.read("rows", w.row(w.targets_slot, 0, group) + used),), work, ("rows",), (0,)
-    )
+    work, (used,) = work.peek(mine, "requests", work.length(work.targets_slot, 0, group))
+    work, (new,) = work.peek(mine, "rows", work.row(work.targets_slot, 0, group) + used)
     work = work.write_if(mine, "requests", used + 1, work.length(work.targets_slot, 0, group))
     work = work.write_if(mine, "rows", new, work.row(work.scratch_slot, sequence, group) + length - 1)
     copied = mine & (old != 0)
@@ -324,9 +302,7 @@ def _copy_keys(
     enabled: Scalar,
 ) -> PooledWorkspace:
     def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        w, (key,) = peek(
-            local[0] >= 0, lambda v: (v.read("chains", v.chain(*source) + local[0]),), w, ("chains",), (0,)
-        )
+        w, (key,) = w.peek(local[0] >= 0, "chains", w.chain(*source) + local[0])
         return w.write("chains", key, w.chain(*target) + local[0]), (local[0] + 1,)
 
     end = jnp.where(enabled, at.keys, 0)

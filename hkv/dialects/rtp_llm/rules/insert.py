@@ -66,13 +66,7 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
         sequence, group = divide(place, passes), remainder(place, passes)
         canonical = view.flag(group, GroupField.CANONICAL) & sharded
         stride = jnp.where(canonical, ranks, 1)
-        w, (length,) = peek(
-            place >= 0,
-            lambda v: (v.read("requests", v.length(batch.slot, sequence, group)),),
-            w,
-            ("requests",),
-            (0,),
-        )
+        w, (length,) = w.peek(place >= 0, "requests", w.length(batch.slot, sequence, group))
         whole = divide(jnp.maximum(batch.tokens - 1, 0), view.group(group, GroupField.LOGICAL))
         count = divide(batch.keys, stride)
         # Under context parallelism never the block of the last token: it is computed again by whoever hits.
@@ -86,15 +80,11 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
             chain = v.chain(batch.slot, sequence)
             # A single group's keys are all roots: its `insertIntoCache` names no dependency.
             before = (position > 0) & ~single
-            v, (key, parent) = peek(
+            v, (key, parent) = v.peek(
                 step >= 0,
-                lambda u: (
-                    u.read("chains", chain + canonical_place(position, stride)),
-                    u.read("chains", chain + jnp.where(before, canonical_place(position - 1, stride), 0)),
-                ),
-                v,
-                ("chains",),
-                (0, 0),
+                "chains",
+                chain + canonical_place(position, stride),
+                chain + jnp.where(before, canonical_place(position - 1, stride), 0),
             )
             namespace = jnp.where(single, DEFAULT, jnp.where(canonical, GPU_CP_CANONICAL, GPU_LOGICAL))
             entry = Entry(
@@ -119,9 +109,7 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
     end = sequences * passes
     work, (_, changes) = loop(lambda c: c[0] < end, one, work, (0, 0), writes=WRITES)
     # Once for a whole insertion, by the number of changes: RTP-LLM counts each `put` that changed something.
-    work, (version,) = peek(
-        changes > 0, lambda w: (w.read("counters", w.counter(Counter.VERSION)),), work, ("counters",), (0,)
-    )
+    work, (version,) = work.peek(changes > 0, "counters", work.counter(Counter.VERSION))
     return work.write_if(changes > 0, "counters", version + changes, work.counter(Counter.VERSION))
 
 

@@ -111,11 +111,11 @@ def _take_over(work: PooledWorkspace, view: View, asked: Keys, hit: Scalar) -> P
         pool, row = view.pool_of(group), w.row(asked.slot, 0, group)
         spread = ~full & ~view.flag(group, GroupField.COMPACT)
         length = hit * jnp.where(spread, asked.stride, 1)
-        w, (cached,) = peek(votes, lambda v: (v.read("items", v.cached(last, group)),), w, ("items",), (0,))
+        w, (cached,) = w.peek(votes, "items", w.cached(last, group))
 
         def place(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
             (position,) = at
-            v, (found,) = peek(full, lambda u: (u.read("rows", row + position),), v, ("rows",), (0,))
+            v, (found,) = v.peek(full, "rows", row + position)
             block = jnp.where(full, found, jnp.where(position == length - 1, cached, 0))
             v = role_counts.reference(v, block != 0, pool, block, jnp.int32(Role.REQUEST))
             return v.write("rows", block, row + position), (position + 1,)

@@ -149,7 +149,7 @@ def _state(work: PooledWorkspace, state: LegacyState) -> LegacyState:
 
 def _oldest(work: PooledWorkspace) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
     ring = work.ring
-    return peek(jnp.bool_(True), lambda w: (w.read("items", w.item(ring, Item.NEXT)),), work, ("items",), (0,))
+    return work.peek(jnp.bool_(True), "items", work.item(ring, Item.NEXT))
 
 
 def _look(work: PooledWorkspace, pair: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
@@ -165,7 +165,7 @@ def _look(work: PooledWorkspace, pair: Scalar) -> tuple[PooledWorkspace, tuple[S
 
 def _take_out(work: PooledWorkspace, pair: Scalar, present: Scalar) -> PooledWorkspace:
     """Takes a pair out and reports its block, if `present`."""
-    work, (block,) = peek(present, lambda w: (w.read("items", w.cached(pair, BLOCK)),), work, ("items",), (0,))
+    work, (block,) = work.peek(present, "items", work.cached(pair, BLOCK))
     work = recency.unlink(work, present, pair)
     return work.write_if(present, "items", 0, work.item(pair, Item.FLAGS)).emit(block, present)
 

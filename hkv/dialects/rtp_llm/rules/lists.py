@@ -75,13 +75,7 @@ def _extend_list(
     """Makes one list longer; whether blocks were found, and whether it would end in a hole nevertheless."""
     shape = shape_of(view, group)
     tokens = effective(view, group, growth.tokens)
-    work, (start,) = peek(
-        group >= 0,
-        lambda w: (w.read("requests", w.length(growth.slot, sequence, group)),),
-        work,
-        ("requests",),
-        (0,),
-    )
+    work, (start,) = work.peek(group >= 0, "requests", work.length(growth.slot, sequence, group))
     wanted = total(shape, tokens, growth.reserve)
     at = _List(
         shape=shape,
@@ -137,12 +131,8 @@ def _extend_list(
 def _ends_in_hole(work: PooledWorkspace, at: _List, growth: Growth, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """True if one of the slots at the end that a window needs would be empty (RTP-LLM `validateTailBlocks`)."""
     places = [jnp.maximum(at.end - back, 0) for back in (1, 2)]
-    work, blocks = peek(
-        enabled & (at.shape.checked > 0) & (at.end > 0),
-        lambda w: [w.read("rows", at.row + place) for place in places],
-        work,
-        ("rows",),
-        (0, 0),
+    work, blocks = work.peek(
+        enabled & (at.shape.checked > 0) & (at.end > 0), "rows", *(at.row + place for place in places)
     )
     broken = jnp.bool_(False)
     for back, place, block in zip((1, 2), places, blocks, strict=True):
@@ -176,12 +166,8 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
         sequence, group = divide(done, groups), remainder(done, groups)
         shape = shape_of(view, group)
         row, notes = w.row(growth.slot, sequence, group), w.row(w.scratch_slot, sequence, group)
-        w, (length, start) = peek(
-            done >= 0,
-            lambda v: [v.read("requests", v.length(slot, sequence, group)) for slot in (growth.slot, v.scratch_slot)],
-            w,
-            ("requests",),
-            (0, 0),
+        w, (length, start) = w.peek(
+            done >= 0, "requests", *(w.length(slot, sequence, group) for slot in (growth.slot, w.scratch_slot))
         )
 
         def give(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
@@ -223,15 +209,11 @@ def copy_list(
     If `shared`, the blocks get a reference more.
     """
     pool = view.pool_of(group)
-    work, (length,) = peek(
-        group >= 0, lambda w: (w.read("requests", w.length(*source, group)),), work, ("requests",), (0,)
-    )
+    work, (length,) = work.peek(group >= 0, "requests", work.length(*source, group))
 
     def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
         (position,) = local
-        w, (block,) = peek(
-            position >= 0, lambda v: (v.read("rows", v.row(*source, group) + position),), w, ("rows",), (0,)
-        )
+        w, (block,) = w.peek(position >= 0, "rows", w.row(*source, group) + position)
         w = role_counts.reference(w, shared & (block != 0), pool, block, jnp.int32(Role.REQUEST))
         return w.write("rows", block, w.row(*target, group) + position), (position + 1,)
 

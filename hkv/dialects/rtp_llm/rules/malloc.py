@@ -11,7 +11,7 @@ from hkv.dialects.rtp_llm.rules import joint_hit, lists
 from hkv.dialects.rtp_llm.rules.admit import Ask, Capacity, capacity
 from hkv.dialects.rtp_llm.rules.lists import Growth, Sweep
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, shape_of, slots
-from hkv.state.loops import Scalar, loop, peek
+from hkv.state.loops import Scalar, loop
 from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status
 
@@ -104,9 +104,7 @@ def _sequences(
 ) -> tuple[PooledWorkspace, Scalar]:
     """Number of sequences that get blocks; with a single group none, if the first one needs none."""
     single = view.whole(CacheField.SINGLE) != 0
-    work, (length,) = peek(
-        grow & single, lambda w: (w.read("requests", w.length(ask.slot, 0, 0)),), work, ("requests",), (0,)
-    )
+    work, (length,) = work.peek(grow & single, "requests", work.length(ask.slot, 0, 0))
     shape = shape_of(view, jnp.int32(0))
     idle = single & (slots(shape, ask.length + ask.reserve) <= length)
     return work, jnp.where(begin, 1, jnp.where(grow & ~idle, ask.batch, 0))

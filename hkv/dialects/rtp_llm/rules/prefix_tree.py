@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.state import item_table, leaves, tree
-from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.loops import Scalar, divide, loop
 from hkv.state.nodes import BARRED, PINNED, Node
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -28,7 +28,7 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
 
     def use(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
         node = key * names + local[0]
-        w, (flags,) = peek(node >= 0, lambda v: (v.read("nodes", v.node(node, Node.FLAGS)),), w, ("nodes",), (0,))
+        w, (flags,) = w.peek(node >= 0, "nodes", w.node(node, Node.FLAGS))
         return leaves.use(w, flags != 0, node), (local[0] + 1,)
 
     if names:

@@ -14,7 +14,7 @@ from hkv.dialects.rtp_llm.rules.operations import RtpArgument, RtpCode
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, effective, shape_of, total
 from hkv.machine.operations import Payload
 from hkv.state import role_counts
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, read, when
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, when
 from hkv.state.pooled import Counter, Request, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status
@@ -86,9 +86,7 @@ def fetch(
     asked = row[RtpArgument.SLOT]
     exists = (asked >= 0) & (asked < work.sizes.buckets.requests)
     slot = jnp.where(exists, asked, work.spare_slot)
-    work, fields = peek(
-        code != int(RtpCode.END), lambda w: w.get(slot, *_FETCHED), work, ("requests",), (0,) * len(_FETCHED)
-    )
+    work, fields = work.peek_request(code != int(RtpCode.END), slot, *_FETCHED)
     work, held = longest_list(work, view, slot, fields[0] != 0)
     return work, Op(code, slot, exists, row, *fields, held=held)
 
@@ -292,13 +290,11 @@ def hold(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[Poo
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, count = local
         row, pool = w.row(op.slot, sequence, group), view.pool_of(group)
-        w, (length,) = peek(
-            group >= 0, lambda v: (v.read("requests", v.length(op.slot, sequence, group)),), w, ("requests",), (0,)
-        )
+        w, (length,) = w.peek(group >= 0, "requests", w.length(op.slot, sequence, group))
 
         def body(v: PooledWorkspace, at: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
             position, held = at
-            v, (block,) = peek(position >= 0, lambda u: (u.read("rows", row + position),), v, ("rows",), (0,))
+            v, (block,) = v.peek(position >= 0, "rows", row + position)
             v = role_counts.reference(v, block != 0, pool, block, role)
             return v, (position + 1, held + (block != 0))
 
@@ -329,9 +325,7 @@ def release(
         pool = view.pool_of(jnp.where(known, group, 0))
         known = known & (block > 0) & (block <= view.group(pool, GroupField.TOTAL))
         block = jnp.where(known, block, 0)
-        w, (references,) = peek(
-            known, lambda v: (v.read("references", v.reference(pool, block, role)),), w, ("references",), (0,)
-        )
+        w, (references,) = w.peek(known, "references", w.reference(pool, block, role))
         w = role_counts.release(w, references > 0, pool, block, role)
         return w, (place + 2, unknown + (references == 0))
 
@@ -344,9 +338,7 @@ def release(
 
 def count_dropped(work: PooledWorkspace, number: Scalar) -> PooledWorkspace:
     """Counts what was named and does not exist."""
-    work, (dropped,) = peek(
-        number > 0, lambda w: (w.read("counters", w.counter(Counter.DROPPED)),), work, ("counters",), (0,)
-    )
+    work, (dropped,) = work.peek(number > 0, "counters", work.counter(Counter.DROPPED))
     return work.write_if(number > 0, "counters", dropped + number, work.counter(Counter.DROPPED))
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules import export, reads, rows
 from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, remainder
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
@@ -133,9 +133,7 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
 def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
     slot, group = demand.slot, sums.group
     fields = (Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL, Row.GROWN, Row.HIT_SHORT)
-    w, (have, first_left, hit_first, partial, grown, short) = peek(
-        group >= 0, lambda v: v.get_row(slot, group, *fields), w, reads=("requests",), default=(0,) * len(fields)
-    )
+    w, (have, first_left, hit_first, partial, grown, short) = w.peek_row(group >= 0, slot, group, *fields)
     # From here on it is `SingleTypeKVCacheManager.get_num_blocks_to_allocate`, for all kinds at once: flags switch
     # the terms that a kind's manager overrides.
     block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0

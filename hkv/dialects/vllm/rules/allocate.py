@@ -23,7 +23,7 @@ from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue, key_table, loops
 from hkv.state.events import Event, emit, note_copy, report
-from hkv.state.loops import Scalar, ceil_divide, loop, peek, when
+from hkv.state.loops import Scalar, ceil_divide, loop, when
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
@@ -43,13 +43,7 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        w, (hit_first, short) = peek(
-            group >= 0,
-            lambda v: v.get_row(slot, group, Row.HIT_FIRST, Row.HIT_SHORT),
-            w,
-            reads=("requests",),
-            default=(0, 0),
-        )
+        w, (hit_first, short) = w.peek_row(group >= 0, slot, group, Row.HIT_FIRST, Row.HIT_SHORT)
         skip = skipped_blocks(view, group, demand.total)
         found = adopted_blocks(view, group, demand.hit, short)
         sinks = view.group(group, GroupField.SINKS)
@@ -96,12 +90,8 @@ def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[
         group = jnp.where(arriving, turn >> 1, later >> 1 if copying else later)
         for_sinks = arriving & ((turn & 1) == 0)
         for_copy = ~arriving & ((later & 1) == 0) if copying else jnp.bool_(False)
-        w, (have, partial, grown, exported) = peek(
-            turn >= 0,
-            lambda v: v.get_row(slot, group, Row.LENGTH, Row.PARTIAL, Row.GROWN, Row.EXPORT),
-            w,
-            reads=("requests",),
-            default=(0, 0, 0, 0),
+        w, (have, partial, grown, exported) = w.peek_row(
+            turn >= 0, slot, group, Row.LENGTH, Row.PARTIAL, Row.GROWN, Row.EXPORT
         )
         block = view.group(group, GroupField.BLOCK)
         recurrent = view.group(group, GroupField.RECURRENT) != 0
@@ -146,12 +136,8 @@ def _copy(work: Workspace, slot: Scalar, group: Scalar, column: Scalar, adopted:
     `SingleTypeKVCacheManager` and `MambaManager`. Until the caller says that the copy is made, both blocks hold a
     reference more than rows do. It is reported: the group, the block, its copy.
     """
-    work, (source, copy) = peek(
-        group >= 0,
-        lambda v: (v.read("rows", v.row(slot, group) + column), v.read("rows", v.row(v.spare_slot, group))),
-        work,
-        reads=("rows",),
-        default=(0, 0),
+    work, (source, copy) = work.peek(
+        group >= 0, "rows", work.row(slot, group) + column, work.row(work.spare_slot, group)
     )
     owed = source != 0
     left = owed & ~adopted

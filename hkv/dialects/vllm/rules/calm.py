@@ -15,7 +15,7 @@ from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.vllm.rules.reads import UNLIMITED
-from hkv.state.loops import Scalar, loop, peek
+from hkv.state.loops import Scalar, loop
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -34,12 +34,8 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
 
     def bound(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, least = local
-        w, (length, first, cached, partial, exported) = peek(
-            group >= 0,
-            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.EXPORT),
-            w,
-            reads=("requests",),
-            default=(0, 0, 0, 0, 0),
+        w, (length, first, cached, partial, exported) = w.peek_row(
+            group >= 0, slot, group, Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.EXPORT
         )
         block, ring = view.group(group, GroupField.BLOCK), view.group(group, GroupField.ONE_BLOCK) != 0
         # Neither a ring nor an encoder's blocks grow with the request's tokens.
@@ -59,7 +55,7 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
         return w, (group + 1, jnp.minimum(least, jnp.minimum(held, jnp.minimum(filled, kept))))
 
     fields = (Request.PROMPT, Request.TOKENS, Request.COMPUTED)
-    work, values = peek(enabled, lambda v: v.get(slot, *fields), work, reads=("requests",), default=(0, 0, 0))
+    work, values = work.peek_request(enabled, slot, *fields)
     known = _Known(*values)
     groups = jnp.where(enabled, view.num_groups, 0)
     work, (_, least) = loop(lambda c: c[0] < groups, bound, work, (0, UNLIMITED), reads=("requests",))

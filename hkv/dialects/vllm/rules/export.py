@@ -88,9 +88,7 @@ def leave(work: Workspace, view: View, slot: Scalar, group: Scalar, enabled: Sca
     entry's end has a key. The plan of the chunk that follows takes its place.
     """
     fields = (Row.EXPORT, Row.EXPORT_ENTRY, Row.BEGUN, Row.CACHED, Row.STANDING)
-    work, (tokens, entry, begun, looked_at, standing) = peek(
-        enabled, lambda w: w.get_row(slot, group, *fields), work, reads=("requests",), default=(0,) * len(fields)
-    )
+    work, (tokens, entry, begun, looked_at, standing) = work.peek_row(enabled, slot, group, *fields)
     kept = (tokens > 0) & (view.group(group, GroupField.EXPORT_FAILS) & LOOKED_AT == 0)
     standing = with_entry(with_begun(standing, looked_at, tokens, begun), looked_at, entry, kept)
     return work.set_row(jnp.where(tokens > 0, slot, work.spare_slot), group, Row.STANDING, standing)
@@ -204,13 +202,7 @@ def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: End
     hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
-    work, (tokens, entry_at) = peek(
-        group >= 0,
-        lambda w: w.get_row(slot, group, Row.EXPORT, Row.EXPORT_ENTRY),
-        work,
-        reads=("requests",),
-        default=(0, 0),
-    )
+    work, (tokens, entry_at) = work.peek_row(group >= 0, slot, group, Row.EXPORT, Row.EXPORT_ENTRY)
     # Keys are by hash blocks, entries by manager blocks: a state may stand in the middle of its block.
     units = divide(tokens, hash_block)
     keyed = units <= ends.keys

@@ -17,7 +17,7 @@ from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, Answer, Op
 from hkv.state import free_queue
 from hkv.state.events import report
-from hkv.state.loops import Scalar, divide, loop, peek, when
+from hkv.state.loops import Scalar, divide, loop, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
@@ -41,7 +41,7 @@ def fork(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -> 
     answer = answer.refuse(mine & (op.live == EMPTY), Status.NO_SUCH_SLOT)
     answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
     answer = answer.refuse(mine & ~inside, Status.NO_SUCH_SLOT)
-    work, (live,) = peek(mine, lambda w: w.get(child, Request.LIVE), work, reads=("requests",), default=(0,))
+    work, (live,) = work.peek_request(mine, child, Request.LIVE)
     answer = answer.refuse(mine & (live != EMPTY), Status.NOT_WAITING)
     work, copies, missing = _survey(work, view, op, mine & answer.ok)
     answer = answer.refuse(mine & missing, Status.BLOCK_MISSING)
@@ -67,25 +67,13 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         group, copies, missing = local
-        w, (length, first) = peek(
-            group >= 0,
-            lambda v: v.get_row(op.slot, group, Row.LENGTH, Row.FIRST),
-            w,
-            reads=("requests",),
-            default=(0, 0),
-        )
+        w, (length, first) = w.peek_row(group >= 0, op.slot, group, Row.LENGTH, Row.FIRST)
         full, copied = _spans(view, group, op.computed, length)
         needed = full + copied
         # Of states only the last one is read; a window's past may be null.
         snapshot = view.group(group, GroupField.RECURRENT) != 0
         readable = jnp.where(snapshot, jnp.maximum(needed - 1, 0), skipped_blocks(view, group, op.computed))
-        w, (last,) = peek(
-            group >= 0,
-            lambda v: (v.read("rows", v.row(op.slot, group) + jnp.maximum(needed - 1, 0)),),
-            w,
-            reads=("rows",),
-            default=(0,),
-        )
+        w, (last,) = w.peek(group >= 0, "rows", w.row(op.slot, group) + jnp.maximum(needed - 1, 0))
         short = (length < needed) | ((first > readable) & (readable < needed))
         gone = (needed > 0) & (last == 0) & (readable < needed)
         return w, (group + 1, copies + copied, missing | short | gone)
@@ -98,13 +86,7 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
 def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, enabled: Scalar) -> Workspace:
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        w, (length, first) = peek(
-            group >= 0,
-            lambda v: v.get_row(op.slot, group, Row.LENGTH, Row.FIRST),
-            w,
-            reads=("requests",),
-            default=(0, 0),
-        )
+        w, (length, first) = w.peek_row(group >= 0, op.slot, group, Row.LENGTH, Row.FIRST)
         full, copied = _spans(view, group, op.computed, length)
         first = jnp.minimum(first, full)
         source, target = w.row(op.slot, group), w.row(child, group)
@@ -113,13 +95,7 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
         w = free_queue.adopt(w, target + start, full - start)
         # A block of its own for the last, partly filled one, which both would write.
         w = free_queue.take(w, target + full, copied.astype(jnp.int32))
-        w, ends = peek(
-            copied,
-            lambda v: (v.read("rows", source + full), v.read("rows", target + full)),
-            w,
-            reads=("rows",),
-            default=(0, 0),
-        )
+        w, ends = w.peek(copied, "rows", source + full, target + full)
         for block in ends:
             w = report(w, copied, block)
         for field, value in ((Row.LENGTH, full + copied), (Row.FIRST, first), (Row.CACHED, full)):
@@ -137,9 +113,7 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
 def _clone(work: Workspace, op: Op, child: Scalar) -> Workspace:
     """The request itself, and its prefix keys."""
     fields = tuple(Request)
-    work, values = peek(
-        op.live == RUNNING, lambda w: w.get(op.slot, *fields), work, reads=("requests",), default=(0,) * len(fields)
-    )
+    work, values = work.peek_request(op.live == RUNNING, op.slot, *fields)
     # The new request was granted no more than what is computed: its next tokens ask for blocks of their own.
     changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed, Request.CALM: 0}
     for field, value in zip(fields, values, strict=True):

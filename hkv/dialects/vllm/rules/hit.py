@@ -93,9 +93,7 @@ def longest_hit(
         # A prefix of a full-attention hit is a hit: vLLM keeps its blocks and cuts them, and so does this, without a
         # lookup.
         again = ((at.seen & bit) != 0) & once
-        w, (known,) = peek(
-            again, lambda v: v.get_row(slot, group, Row.HIT_LENGTH), w, reads=("requests",), default=(0,)
-        )
+        w, (known,) = w.peek_row(again, slot, group, Row.HIT_LENGTH)
         drop = (view.group(group, GroupField.EAGLE) != 0) & ((at.verified & bit) == 0)
         fine = view.group(group, GroupField.FINE) != 0 if has_parts else jnp.bool_(False)
         # With several groups one block more is looked at, so that the drop does not cost a block each time a group is

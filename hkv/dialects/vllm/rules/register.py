@@ -55,12 +55,8 @@ def register(
     checkpoint-beyond-keys.
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
-    work, (tokens_held, prompt, keys, shared) = peek(
-        enabled,
-        lambda w: w.get(slot, Request.TOKENS, Request.PROMPT, Request.KEYS, Request.SHARED_PREFIX),
-        work,
-        reads=("requests",),
-        default=(0, 0, 0, 0),
+    work, (tokens_held, prompt, keys, shared) = work.peek_request(
+        enabled, slot, Request.TOKENS, Request.PROMPT, Request.KEYS, Request.SHARED_PREFIX
     )
     # A request may have more tokens than keys: keys lag behind by the look-ahead of multimodal hashing.
     keys = hashed_keys(view, tokens_held, keys)
@@ -69,13 +65,7 @@ def register(
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, failed = local
-        w, (done, first, length, exported, begun, standing) = peek(
-            group >= 0,
-            lambda v: v.get_row(slot, group, *FIELDS),
-            w,
-            reads=("requests",),
-            default=(0,) * len(FIELDS),
-        )
+        w, (done, first, length, exported, begun, standing) = w.peek_row(group >= 0, slot, group, *FIELDS)
         standing = export.with_begun(standing, done, exported, begun)
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
@@ -238,7 +228,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     wanted = wanted & (block != 0)
     work = unwritten.note_blocks(work, view, slot, group, index, index + (wanted & ~snapshot))
     entry = key * groups + column
-    work, (held,) = peek(wanted, lambda w: (w.read("keys", w.key(block, part)),), work, reads=("keys",), default=(0,))
+    work, (held,) = work.peek(wanted, "keys", work.key(block, part))
     known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
     work, highest = key_table.highest_part(work, wanted, block)
     # Registered already by somebody's chunk that ended here.

@@ -37,13 +37,7 @@ def give_back(
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        w, (length, first, partial) = peek(
-            group >= 0,
-            lambda v: v.get_row(slot, group, Row.LENGTH, Row.FIRST, Row.PARTIAL),
-            w,
-            reads=("requests",),
-            default=(0, 0, 0),
-        )
+        w, (length, first, partial) = w.peek_row(group >= 0, slot, group, Row.LENGTH, Row.FIRST, Row.PARTIAL)
         # Never backwards: a scheduler may say fewer processed tokens than before, blocks that are gone stay gone.
         retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
         sinks = view.group(group, GroupField.SINKS)

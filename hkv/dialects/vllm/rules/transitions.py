@@ -22,7 +22,7 @@ from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Flag
 from hkv.dialects.vllm.rules.parameters import CacheField, View
 from hkv.machine.operations import Payload
-from hkv.state.loops import Scalar, ceil_divide, loop, peek, read, when
+from hkv.state.loops import Scalar, ceil_divide, loop, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
@@ -100,13 +100,7 @@ def fetch(work: Workspace, table: jax.Array, base: Scalar, code: Scalar) -> tupl
     # Checked, never clamped: a wrong slot must not become a neighbour's.
     exists = (asked >= 0) & (asked < work.spare_slot)
     slot = jnp.where(exists, asked, work.spare_slot)
-    work, fields = peek(
-        code != int(Code.END),
-        lambda w: w.get(slot, *_FETCHED),
-        work,
-        reads=("requests",),
-        default=(0,) * len(_FETCHED),
-    )
+    work, fields = work.peek_request(code != int(Code.END), slot, *_FETCHED)
     return work, Op(code, slot, exists, row, *fields)
 
 
@@ -479,12 +473,8 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (group,) = local
-        w, (length, first, hit_first, new_first) = peek(
-            group >= 0,
-            lambda v: v.get_row(op.slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.NEW_FIRST),
-            w,
-            reads=("requests",),
-            default=(0, 0, 0, 0),
+        w, (length, first, hit_first, new_first) = w.peek_row(
+            group >= 0, op.slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.NEW_FIRST
         )
         found = admit.hit_blocks(view, group, answer.value)
         # Of a lookup, the entries found; of an allocation, those that are new.

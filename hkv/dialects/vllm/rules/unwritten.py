@@ -26,7 +26,7 @@ def note_grant(work: Workspace, slot: Scalar, local: Scalar, joins: Scalar, enab
     # Without keys inside blocks nothing is copied, so that nothing has to wait: nothing is compiled either.
     if work.sizes.buckets.parts == 0:
         return work
-    work, (last,) = peek(enabled, lambda w: w.get(slot, Request.GRANT_STEP), work, reads=("requests",), default=(0,))
+    work, (last,) = work.peek_request(enabled, slot, Request.GRANT_STEP)
 
     def note(w: Workspace) -> Workspace:
         w = w.set(slot, Request.GRANT_STEP, w.steps).set(slot, Request.WRITTEN, local)
@@ -48,7 +48,7 @@ def _note_states(work: Workspace, view: View, slot: Scalar, group: Scalar, start
     recurrent = view.group(group, GroupField.RECURRENT) != 0
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        w, (block,) = peek(recurrent, lambda v: (v.read("rows", row + local[0]),), w, reads=("rows",), default=(0,))
+        w, (block,) = w.peek(recurrent, "rows", row + local[0])
         w, entry = key_table.primary_entry(w, block != 0, block)
         # The number of columns is a power of two: the last column of a key's line is its entry with all low bits set.
         last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
@@ -69,13 +69,11 @@ def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start:
     row, size = work.row(slot, group), view.group(group, GroupField.BLOCK)
     waits = (view.group(group, GroupField.WAITS) != 0) & (start < end)
     fields = (Request.GRANT_STEP, Request.WRITTEN, Request.JOINED)
-    work, (step, written, joined) = peek(
-        waits, lambda w: w.get(slot, *fields), work, reads=("requests",), default=(0, 0, 0)
-    )
+    work, (step, written, joined) = work.peek_request(waits, slot, *fields)
 
     def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
         (column,) = local
-        w, (block,) = peek(column >= 0, lambda v: (v.read("rows", row + column),), w, reads=("rows",), default=(0,))
+        w, (block,) = w.peek(column >= 0, "rows", row + column)
         found = jnp.where(joined != 0, 0, jnp.maximum(written - column * size, 0))
         w = w.write("keys", w.steps, w.written(block)).write("keys", found, w.written(block) + 1)
         return w, (column + 1,)
@@ -145,21 +143,13 @@ def _given_state_unwritten(
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, found = local
         recurrent = view.group(group, GroupField.RECURRENT) != 0
-        w, (short,) = peek(
-            recurrent, lambda v: v.get_row(slot, group, Row.HIT_SHORT), w, reads=("requests",), default=(0,)
-        )
+        w, (short,) = w.peek_row(recurrent, slot, group, Row.HIT_SHORT)
         last = adopted_blocks(view, group, hit, short) - 1
         there = recurrent & (last >= 0)
-        w, (block,) = peek(
-            there,
-            lambda v: (v.read("rows", v.row(slot, group) + jnp.maximum(last, 0)),),
-            w,
-            reads=("rows",),
-            default=(0,),
-        )
+        w, (block,) = w.peek(there, "rows", w.row(slot, group) + jnp.maximum(last, 0))
         w, entry = key_table.primary_entry(w, block != 0, block)
         place = jnp.maximum(entry, 0) | (groups - 1)
-        w, (step,) = peek(entry >= 0, lambda v: (v.read("table", v.entry(place)),), w, reads=("table",), default=(0,))
+        w, (step,) = w.peek(entry >= 0, "table", w.entry(place))
         return w, (group + 1, found | ((entry >= 0) & (step == w.steps)))
 
     end = jnp.where(enabled & (view.whole(CacheField.SNAPSHOTS) != 0), view.num_groups, 0)
