@@ -153,12 +153,12 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
         v = v.set_seat(slot, scheduled=new)
         inside = (cursor < m.active) & (budget > 0)
         slot = jnp.where(inside, v.read("order", jnp.where(inside, cursor, 0)), v.spare_slot)
-        request, computed, tokens, calm, junction = v.get_seat(
-            slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.CALM, Seat.JUNCTION
+        request, computed, tokens, noop_until, junction = v.get_seat(
+            slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.NOOP_UNTIL, Seat.JUNCTION
         )
         new = jnp.where(inside, chunk(trace, request, tokens, junction, computed, budget), 0)
         needed = tokens if whole else computed + new
-        easy = inside & ((new == 0) | (needed <= calm))
+        easy = inside & ((new == 0) | (needed <= noop_until))
         return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
 
     start = (m.cursor, m.budget, w.spare_slot, 0, mine)

@@ -99,7 +99,7 @@ class Seat(enum.IntEnum):
     """Number of the request in the trace."""
     COMPUTED = 1
     TOKENS = 2
-    CALM = 3
+    NOOP_UNTIL = 3
     """Tokens up to which an allocation would change nothing but counts."""
     SCHEDULED = 4
     """Tokens that this step computes, those of a hit included."""

@@ -55,8 +55,8 @@ class Request(enum.IntEnum):
 
     GRANTED = 10
     """Tokens that have slots, lookahead ones not counted."""
-    CALM = 11
-    """Tokens, lookahead ones included, up to which a dialect noted that an allocation has nothing to do."""
+    NOOP_UNTIL = 11
+    """Tokens, lookahead ones included, up to which a dialect noted that an allocation is a no-op."""
     GRANT_STEP = 12
     """`Counter.STEP` when it was last granted blocks, 0 for never; kept only where blocks have parts."""
     WRITTEN = 13

@@ -226,8 +226,8 @@ def _follow(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer:
     w, m, _ = schedule_loop.after_seating(w, m, seat, answer.ok)
     w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
     w = w.set(jnp.where(left | never, seat.slot, w.spare_slot), Request.LIVE, 0)
-    calm = jnp.where(granted, seat.tokens, _same_slots(view, trace, seat.tokens))
-    return w.write_if(granted | grown, "seats", calm, w.seat(seat.slot, Seat.CALM)), m
+    noop_until = jnp.where(granted, seat.tokens, _same_slots(view, trace, seat.tokens))
+    return w.write_if(granted | grown, "seats", noop_until, w.seat(seat.slot, Seat.NOOP_UNTIL)), m
 
 
 def _same_slots(view: View, trace: Trace, tokens: Scalar) -> Scalar:

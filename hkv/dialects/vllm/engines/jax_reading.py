@@ -199,7 +199,13 @@ def resumed(state: State, slot: int, tokens: int, keys: int, prompt: int) -> Sta
 
     Nothing that was noted of its next allocation, or of its last lookup, holds.
     """
-    changes = {Request.TOKENS: tokens, Request.KEYS: keys, Request.PROMPT: prompt, Request.CALM: 0, Request.HIT: -1}
+    changes = {
+        Request.TOKENS: tokens,
+        Request.KEYS: keys,
+        Request.PROMPT: prompt,
+        Request.NOOP_UNTIL: 0,
+        Request.HIT: -1,
+    }
     requests = np.array(jax.device_get(state.requests))
     for field, value in changes.items():
         requests[slot, field] = value

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import calm, fork, live, transitions
+from hkv.dialects.vllm.rules import fork, live, noop, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, View
 from hkv.dialects.vllm.rules.transitions import Answer
@@ -176,7 +176,7 @@ def _granted(
             got, certain = transitions.commit(op, got, certain)
         w, got = transitions.register(w, view, op, got, certain)
         if plan is not None and Code.ALLOCATE in only:
-            w = calm.note(w, view, op.slot, plan.granted & ~plan.calm)
+            w = noop.note(w, view, op.slot, plan.granted & ~plan.is_noop)
         return w, (False, *got)
 
     mine = op.code == int(Code.COMMIT)

@@ -115,7 +115,7 @@ def _clone(work: Workspace, op: Op, child: Scalar) -> Workspace:
     fields = tuple(Request)
     work, values = work.peek_request(op.live == RUNNING, op.slot, *fields)
     # The new request was granted no more than what is computed: its next tokens ask for blocks of their own.
-    changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed, Request.CALM: 0}
+    changed = {Request.HIT: -1, Request.KNOWN: 1, Request.GRANTED: op.computed, Request.NOOP_UNTIL: 0}
     for field, value in zip(fields, values, strict=True):
         work = work.set(child, field, changed.get(field, value))
     work = unwritten.note_grant(work, child, op.computed, jnp.bool_(True), op.live == RUNNING)

@@ -30,7 +30,7 @@ def computed(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer
     answer = answer.refuse(mine & (tokens < 0), Status.OUT_OF_RANGE)
     done, spare = mine & answer.ok, work.spare_slot
     # What was noted holds for growing requests only: a scheduler that takes tokens back begins anew.
-    work = work.set(jnp.where(done & (tokens < op.computed), op.slot, spare), Request.CALM, 0)
+    work = work.set(jnp.where(done & (tokens < op.computed), op.slot, spare), Request.NOOP_UNTIL, 0)
     return work.set(jnp.where(done, op.slot, spare), Request.COMPUTED, tokens), answer
 
 

@@ -240,7 +240,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
     work = work.set_row(place, group, Row.PARTIAL, index + 1).set_row(place, group, Row.CACHED, index)
     drops = fresh & (less | (highest == part))
-    return work.set(place, Request.CALM, 0), Due(drops, fresh, block, part, entry, end)
+    return work.set(place, Request.NOOP_UNTIL, 0), Due(drops, fresh, block, part, entry, end)
 
 
 def reusable(view: Any, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:

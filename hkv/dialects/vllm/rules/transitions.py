@@ -46,7 +46,7 @@ class Op(NamedTuple):
     hit: Scalar
     hit_clock: Scalar
     granted: Scalar
-    calm: Scalar
+    noop_until: Scalar
 
     def argument(self, argument: Argument) -> Scalar:
         """One of its arguments."""
@@ -89,7 +89,7 @@ _FETCHED = (
     Request.HIT,
     Request.HIT_CLOCK,
     Request.GRANTED,
-    Request.CALM,
+    Request.NOOP_UNTIL,
 )
 
 
@@ -214,7 +214,7 @@ class Plan(NamedTuple):
     slots: Scalar
     granted: Scalar
     grows: Scalar
-    calm: Scalar
+    is_noop: Scalar
 
 
 def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tuple[Workspace, Answer, Plan]:
@@ -251,7 +251,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
         slots,
         mine & answer.ok,
         jnp.bool_(False),
-        _calm(w, op, slots, adopted + external),
+        _is_noop(w, op, slots, adopted + external),
     )
     return w, answer, plan
 
@@ -305,7 +305,7 @@ def admit_or_give_back(
         w, verdict = admit.fits(w, view, demand, limit, plan.granted)
         return w, (local[0] + 1, verdict.fits, verdict.fails, verdict.grows)
 
-    busy = ending | (plan.granted & ~plan.calm)
+    busy = ending | (plan.granted & ~plan.is_noop)
     # Gate 0 asks whether the whole request fits, gate 1 whether its next tokens do. Without `must_fit` it begins at
     # 1; an allocation that needs nothing passes both by.
     start = jnp.where(busy, jnp.where(plan.granted & _must_fit(op), 0, 1), 2)
@@ -324,9 +324,9 @@ def _holds(op: Op, retiring: Scalar) -> Scalar:
     return (op.live == RUNNING) | (retiring & op.flag(Flag.LIVE) & (op.live == WAITING))
 
 
-def _calm(work: Workspace, op: Op, slots: Scalar, arriving: Scalar) -> Scalar:
-    """True if an ALLOCATE needs nothing but to be granted, as was noted before (`hkv.dialects.vllm.rules.calm`)."""
-    quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.calm) & ~_must_fit(op) & ~op.flag(Flag.WAITING)
+def _is_noop(work: Workspace, op: Op, slots: Scalar, arriving: Scalar) -> Scalar:
+    """True if an ALLOCATE needs nothing but to be granted, as was noted before (`hkv.dialects.vllm.rules.noop`)."""
+    quiet = (op.live == RUNNING) & (arriving == 0) & (slots <= op.noop_until) & ~_must_fit(op) & ~op.flag(Flag.WAITING)
     quiet = quiet & (op.argument(Argument.TOKENS) == 0)
     return quiet & (op.argument(Argument.RESERVED) <= work.free)
 
@@ -388,7 +388,7 @@ def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) ->
     answer = answer._replace(
         value=jnp.where(plan.granted, plan.adopted, answer.value), reported=answer.reported | plan.grows, copies=copies
     )
-    return work, answer, jnp.where(plan.granted & ~plan.calm, certain, -1)
+    return work, answer, jnp.where(plan.granted & ~plan.is_noop, certain, -1)
 
 
 def register(work: Workspace, view: View, op: Op, answer: Answer, certain: Scalar) -> tuple[Workspace, Answer]:
@@ -437,7 +437,7 @@ def leave(work: Workspace, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
     mine = mine & answer.ok
 
     def gone(w: Workspace) -> Workspace:
-        for field in (Request.COMPUTED, Request.IN_FLIGHT, Request.KNOWN, Request.GRANTED, Request.CALM):
+        for field in (Request.COMPUTED, Request.IN_FLIGHT, Request.KNOWN, Request.GRANTED, Request.NOOP_UNTIL):
             w = w.set(op.slot, field, 0)
         w = w.set(op.slot, Request.HIT, -1)
         w = w.replace(running=w.running - freeing)

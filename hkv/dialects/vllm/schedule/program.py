@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules import calm, live, transitions
+from hkv.dialects.vllm.rules import live, noop, transitions
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import CacheField, Parameters, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
@@ -238,7 +238,7 @@ def note(work: Any, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> 
 
     What is noted may be too little, never too much: an allocation that changes nothing is no mistake.
     """
-    work = calm.note(work, view, slot, enabled)
-    work, (quiet,) = peek(enabled, lambda w: w.get(slot, Request.CALM), work, reads=("requests",), default=(0,))
+    work = noop.note(work, view, slot, enabled)
+    work, (quiet,) = work.peek_request(enabled, slot, Request.NOOP_UNTIL)
     quiet = quiet - trace.number(Number.LOOKAHEAD)
-    return work.write_if(enabled, "seats", quiet, work.seat(slot, Seat.CALM))
+    return work.write_if(enabled, "seats", quiet, work.seat(slot, Seat.NOOP_UNTIL))

@@ -60,7 +60,7 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
     groups = jnp.where(enabled, view.num_groups, 0)
     work, (_, least) = loop(lambda c: c[0] < groups, bound, work, (0, UNLIMITED), reads=("requests",))
     place = jnp.where(enabled, slot, work.spare_slot)
-    return work.set(place, Request.CALM, least)
+    return work.set(place, Request.NOOP_UNTIL, least)
 
 
 def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> Scalar:
