@@ -60,8 +60,12 @@ class FlatArrays:
 
     def peek(self, present: Scalar, name: str, *indices: Any) -> tuple[Self, tuple[Scalar, ...]]:
         """Elements of one array, zeros unless `present`, read in a loop of their own (`hkv.state.loops.peek`)."""
-        default = (0,) * len(indices)
-        return loops.peek(present, lambda w: [w.read(name, index) for index in indices], self, (name,), default)
+        return self.peek_each(present, *((name, index) for index in indices))
+
+    def peek_each(self, present: Scalar, *places: tuple[str, Any]) -> tuple[Self, tuple[Scalar, ...]]:
+        """`peek` of elements of several arrays, each by its array's name and its index."""
+        names, default = tuple(dict.fromkeys(name for name, _ in places)), (0,) * len(places)
+        return loops.peek(present, lambda w: [w.read(*place) for place in places], self, names, default)
 
     # Requests: a row of `requests` each, whose first words are the request's own.
 
@@ -98,3 +102,34 @@ class FlatArrays:
     def _base(self, size: int) -> Any:
         # A single lane is indexed from 0, as a constant: XLA then drops the additions from each access.
         return 0 if self.sizes.lanes == 1 else self.lane * size
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterView:
+    """A lane of parameters that were given a leading axis. A dialect says how many columns the arrays have.
+
+    Attributes:
+      cache: int32[lanes * FIELDS], one value for each field of the whole cache, lanes one after the other.
+      groups: int32[lanes * width * FIELDS], for each group one value for each field, likewise.
+      lane: the lane to read; None if there is only one.
+      width: groups of a lane, those included that the configuration has not.
+    """
+
+    FIELDS: ClassVar[int]
+    """Columns of both arrays."""
+
+    cache: jax.Array
+    groups: jax.Array
+    lane: Scalar | None
+    width: int
+
+    def whole(self, field: enum.IntEnum) -> Scalar:
+        """A field of the whole cache."""
+        # Configurations are data: lanes of different configurations run in one program, each reading its own row.
+        base = 0 if self.lane is None else self.lane * self.FIELDS
+        return loops.read(self.cache, base + int(field))
+
+    def group(self, group: Any, field: enum.IntEnum) -> Scalar:
+        """A field of a group."""
+        base = 0 if self.lane is None else self.lane * (self.width * self.FIELDS)
+        return loops.read(self.groups, base + group * self.FIELDS + int(field))

@@ -1,4 +1,4 @@
-"""The cache's items: one a key, with a block for each group that has one, in order of use.
+"""The cache's items: one a key, with a block for each group that has one, in order of use (RTP-LLM's `BlockCache`).
 
 A block in an item holds a reference of its own, so that it outlives the request that brought it.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from hkv.state import recency, role_counts
-from hkv.state.loops import Scalar, loop, peek
+from hkv.state import role_counts
+from hkv.state.loops import Scalar, loop
 from hkv.state.pooled import Counter, Item, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -23,20 +23,11 @@ PRESENT, RESIDENT, NAMESPACE = 1, 2, 4
 
 def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """A key's block in a group, 0 for none. The key counts as used, even if the group has none."""
-    work, (flags, block, *seen) = peek(
-        present,
-        lambda w: (
-            w.read("items", w.item(key, Item.FLAGS)),
-            w.read("items", w.cached(key, group)),
-            *recency.look(w, key),
-        ),
-        work,
-        ("items",),
-        (0,) * 5,
-    )
+    places = work.item(key, Item.FLAGS), work.cached(key, group), *neighbours(work, key)
+    work, (flags, block, *seen) = work.peek(present, "items", *places)
     # RTP-LLM's `BlockCache::match` moves an item to the front of its LRU by its key alone: a group that finds no
     # block there has used it, too.
-    return recency.use(work, flags != 0, flags != 0, key, seen), block
+    return use(work, flags != 0, flags != 0, key, seen), block
 
 
 def look(work: PooledWorkspace, key: Scalar, group: Scalar, pool: Scalar, block: Scalar) -> tuple[Scalar, Scalar]:
@@ -78,7 +69,7 @@ def remove(
 
     With `keep` the blocks keep their references; the key and its block in each group are reported then.
     """
-    work = recency.unlink(work, present, key)
+    work = unlink(work, present, key)
     work = work.write_if(present, "items", 0, work.item(key, Item.FLAGS))
     work = work.emit(key, jnp.asarray(present) & keep)
 
@@ -96,3 +87,32 @@ def remove(
     work, (_, count) = loop(lambda c: c[0] < groups, body, work, start, writes=WRITES)
     work, (evictions,) = work.peek(present, "counters", work.counter(Counter.EVICTIONS))
     return work.write_if(present, "counters", evictions + count, work.counter(Counter.EVICTIONS)), count
+
+
+# Keys in order of use: a ring of links through the keys' own rows, the least recently used first.
+
+
+def neighbours(work: PooledWorkspace, key: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    """Indices into `items` of what `use` is handed: the keys used after and before a key, and the one used last."""
+    return work.item(key, Item.NEXT), work.item(key, Item.PREVIOUS), work.item(work.ring, Item.PREVIOUS)
+
+
+def use(work: PooledWorkspace, present: Scalar, known: Scalar, key: Scalar, seen: Sequence[Scalar]) -> PooledWorkspace:
+    """Makes a key the most recently used, if `present`; it enters the ring unless `known`. `seen` was read at
+    its `neighbours`."""
+    after, before, last = seen
+    known = jnp.asarray(present) & known
+    last = jnp.where(known & (last == key), before, last)
+    work = work.write_if(known, "items", after, work.item(before, Item.NEXT))
+    work = work.write_if(known, "items", before, work.item(after, Item.PREVIOUS))
+    work = work.write_if(present, "items", key, work.item(last, Item.NEXT))
+    work = work.write_if(present, "items", last, work.item(key, Item.PREVIOUS))
+    work = work.write_if(present, "items", work.ring, work.item(key, Item.NEXT))
+    return work.write_if(present, "items", key, work.item(work.ring, Item.PREVIOUS))
+
+
+def unlink(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
+    """Takes a key out of the ring, if `present`."""
+    work, (after, before) = work.peek(present, "items", work.item(key, Item.NEXT), work.item(key, Item.PREVIOUS))
+    work = work.write_if(present, "items", after, work.item(before, Item.NEXT))
+    return work.write_if(present, "items", before, work.item(after, Item.PREVIOUS))

@@ -89,17 +89,8 @@ def remove(
     If the block was the key's last, the table says `evicted` from then on. No event if it is `moving`: another block
     gets the key at once.
     """
-    work, (value, after, before) = peek(
-        present,
-        lambda w: (
-            w.read("table", w.entry(entry)),
-            w.read("links", w.link(block, part, 0)),
-            w.read("links", w.link(block, part, 1)),
-        ),
-        work,
-        reads=("table", "links"),
-        default=(0, 0, 0),
-    )
+    ring = (("links", work.link(block, part, side)) for side in (0, 1))
+    work, (value, after, before) = work.peek_each(present, ("table", work.entry(entry)), *ring)
 
     def unlink(w: Workspace) -> Workspace:
         # vLLM's `BlockHashToBlockMap.get_one_block` answers with the block that was inserted first. If that one goes,

@@ -27,7 +27,7 @@ class Node(enum.IntEnum):
     """The pass of eviction in which it became a leaf."""
 
 
-# A bit each, so that one comparison says whether a node is a leaf (`hkv.state.leaves.refresh`).
+# A bit each, so that one comparison says whether a node is a leaf (`hkv.state.tree.refresh`).
 PRESENT, PINNED, BARRED, LEAF = 1, 2, 4, 8
 """Bits of `Node.FLAGS`: in the tree; never evicted; eviction does not begin there; eviction may begin there."""
 

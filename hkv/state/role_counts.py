@@ -42,14 +42,9 @@ def claim_found(work: PooledWorkspace, present: Scalar, pool: Scalar, seen: Sequ
 
 def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
     """One more reference to a block that somebody holds, if `present`."""
-    asked = (Role.REQUEST, Role.CONNECTOR, role)
-    work, (_, held, request, connector, own) = peek(
-        present,
-        lambda w: [*_counts(w, pool), *(w.read("references", w.reference(pool, block, each)) for each in asked)],
-        work,
-        ("references", "counters"),
-        (0,) * 5,
-    )
+    counts = (("references", work.reference(pool, block, each)) for each in (Role.REQUEST, Role.CONNECTOR, role))
+    place = ("counters", work.pool_counter(pool, PoolCounter.HELD))
+    work, (held, request, connector, own) = work.peek_each(present, place, *counts)
     work = work.write_if(present, "references", own + 1, work.reference(pool, block, role))
     # RTP-LLM's `available` counts blocks that neither a request nor a connector holds: references of the cache alone
     # do not make a block unavailable, since eviction can take them.

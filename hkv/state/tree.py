@@ -1,21 +1,28 @@
-"""A tree of cached keys by links through the nodes' own rows: which key builds on which, and where eviction may begin.
+"""A tree of cached keys by links through the nodes' own rows: which key builds on which, and where eviction may begin
+(RTP-LLM's prefix tree of `SharedBlockCache`, whose leaves are evicted first).
 
 A node is named by its row, in the tree or not, so that a child may come before its parent and hangs loose while that
 is away. Links may not close a circle: a key builds on shorter prefixes.
+
+The least recently used leaf is found by its place. A use moves a node to the next place. Leaves are the members of a
+bitmap of places, of one level for each factor of 32, so that finding the first leaf from a place on costs two words a
+level, however many nodes there are. When the places are used up, the gaps between them are closed; as there are twice
+as many places as nodes, the uses since have paid for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.state import leaves
-from hkv.state.loops import Scalar, loop
-from hkv.state.nodes import LEAF, PINNED, PRESENT, Node
+from hkv.state.id_bitmap import lowest
+from hkv.state.loops import Scalar, loop, peek
+from hkv.state.nodes import CLOCK, LEAF, PASS, PINNED, PRESENT, Node
 from hkv.state.pooled_workspace import PooledWorkspace
 
-WRITES = leaves.WRITES
+WRITES = ("nodes", "uses")
 """Arrays that these functions write."""
 
 
@@ -34,7 +41,7 @@ def enter(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar, 
     work, (old, known) = _words(work, present, node, Node.PARENT, Node.FLAGS)
     moves = jnp.asarray(present) & (old != parent)
     work = _detach(work, moves & (old != 0), node)
-    work = leaves.use(work, present, node)
+    work = use(work, present, node)
     work = work.write_if(present & (known == 0), "nodes", PRESENT, work.node(node, Node.FLAGS))
     work = mark(work, present, node, flags)
     return _attach(work, moves & (parent != 0), node, parent)
@@ -46,8 +53,8 @@ def leave(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspa
     there = jnp.asarray(present) & (flags != 0)
     work = _detach(work, there & (parent != 0), node)
     work = work.write_if(there, "nodes", flags & LEAF, work.node(node, Node.FLAGS))
-    work = leaves.refresh(work, there, node)
-    return leaves.forget(work, there, node, place)
+    work = refresh(work, there, node)
+    return forget(work, there, node, place)
 
 
 def mark(work: PooledWorkspace, present: Scalar, node: Scalar, flags: Scalar) -> PooledWorkspace:
@@ -57,7 +64,7 @@ def mark(work: PooledWorkspace, present: Scalar, node: Scalar, flags: Scalar) ->
     work = work.write_if(there, "nodes", (old & (PRESENT | LEAF)) | flags, work.node(node, Node.FLAGS))
     changed = (flags & PINNED) - (old & PINNED)
     work = _hold(work, there & (changed != 0) & (held == 0), parent, jnp.where(changed > 0, 1, -1))
-    return leaves.refresh(work, there, node)
+    return refresh(work, there, node)
 
 
 def look_up(work: PooledWorkspace, node: Scalar) -> Above:
@@ -101,7 +108,7 @@ def _attach(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar
     work = work.write_if(present & (first != 0), "nodes", node + 1, work.node(jnp.maximum(first - 1, 0), Node.PREVIOUS))
     work = work.write_if(present, "nodes", node + 1, work.node(above, Node.CHILD))
     work = _hold(work, present & (((flags & PINNED) != 0) | (held != 0)), parent, jnp.int32(1))
-    return leaves.refresh(work, present & (first == 0), above)
+    return refresh(work, present & (first == 0), above)
 
 
 def _detach(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
@@ -116,7 +123,7 @@ def _detach(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorks
     work = work.write_if(present & (before != 0), "nodes", after, work.node(jnp.maximum(before - 1, 0), Node.NEXT))
     work = work.write_if(present & (after != 0), "nodes", before, work.node(jnp.maximum(after - 1, 0), Node.PREVIOUS))
     work = _hold(work, present & (((flags & PINNED) != 0) | (held != 0)), parent, jnp.int32(-1))
-    return leaves.refresh(work, first & (after == 0), above)
+    return refresh(work, first & (after == 0), above)
 
 
 def _hold(work: PooledWorkspace, present: Scalar, parent: Scalar, change: Scalar) -> PooledWorkspace:
@@ -130,3 +137,129 @@ def _hold(work: PooledWorkspace, present: Scalar, parent: Scalar, change: Scalar
         return w, (jnp.where(turned, above, 0),)
 
     return loop(lambda c: c[0] != 0, one, work, (jnp.where(present, parent, 0),), writes=("nodes",))[0]
+
+
+# Nodes in order of use, and which of them are leaves.
+
+
+def use(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
+    """Makes a node, in the tree or about to be, the most recently used, if `present`."""
+    # Before the place is taken: a node that is used at the very moment the places run out needs one of the new ones.
+    work = _close_gaps(work, present)
+    own = (("nodes", work.node(node, field)) for field in (Node.FLAGS, Node.PLACE))
+    work, (clock, flags, old) = work.peek_each(present, ("uses", work.order_word(CLOCK)), *own)
+    work = _move(work, present, node, (old, clock + 1), (flags & LEAF) != 0)
+    return work.write_if(present, "uses", clock + 1, work.order_word(CLOCK))
+
+
+def forget(work: PooledWorkspace, present: Scalar, node: Scalar, place: Scalar) -> PooledWorkspace:
+    """Frees the place of a node that is no leaf, if `present`; `place` is its `Node.PLACE`."""
+    work = work.write_if(present, "uses", 0, work.place(jnp.maximum(place - 1, 0)))
+    return work.write_if(present, "nodes", 0, work.node(node, Node.PLACE))
+
+
+def first_from(work: PooledWorkspace, enabled: Scalar, place: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+    """The first leaf at a place or after it: its place, that behind the last for none, and the node."""
+    levels = work.sizes.buckets.order_levels
+    none = work.sizes.buckets.places
+
+    def find(w: PooledWorkspace) -> tuple[Scalar, Scalar]:
+        found, start, depth, position = jnp.bool_(False), jnp.int32(0), jnp.int32(0), place
+        for level, size in enumerate(levels):
+            index = position >> 5
+            # Upwards: the first level at which a word has a bit at or behind the place. Each level up begins one word
+            # further, since the word below has been looked at.
+            inside = index < size
+            word = w.read("uses", w.leaf_word(level, jnp.where(inside, index, 0)))
+            word = jnp.where(inside, word & jnp.left_shift(jnp.int32(-1), position & 31), 0)
+            here = ~found & (word != 0)
+            start = jnp.where(here, index * 32 + lowest(word), start)
+            depth = jnp.where(here, level, depth)
+            found, position = found | here, index + 1
+        for level in reversed(range(len(levels) - 1)):
+            # Downwards: the lowest bit of each word, as in `hkv.state.id_bitmap`.
+            down = found & (depth > level)
+            word = w.read("uses", w.leaf_word(level, jnp.where(down, start, 0)))
+            start = jnp.where(down, start * 32 + lowest(word), start)
+        node = w.read("uses", w.place(jnp.where(found, start, 0))) - 1
+        return jnp.where(found, start, none), jnp.where(found, node, 0)
+
+    return peek(enabled, find, work, ("uses",), (none, 0))
+
+
+def refresh(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
+    """Finds out whether a node is a leaf, if `present`: in the tree, neither pinned nor barred, without children."""
+    own = (("nodes", work.node(node, field)) for field in (Node.FLAGS, Node.CHILD, Node.PLACE))
+    work, (flags, child, place, now) = work.peek_each(present, *own, ("uses", work.order_word(PASS)))
+    # In the tree, and neither pinned nor barred: any other flag keeps eviction from beginning here.
+    leaf = ((flags & ~LEAF) == PRESENT) & (child == 0)
+    changes = jnp.asarray(present) & (leaf != ((flags & LEAF) != 0))
+    work = work.write_if(changes, "nodes", flags ^ LEAF, work.node(node, Node.FLAGS))
+    # RTP-LLM evicts by passes: a node that becomes a leaf during a pass waits for the next one.
+    work = work.write_if(changes, "nodes", now, work.node(node, Node.BORN))
+    work = _clear(work, changes & ~leaf, place - 1)
+    return _set(work, changes & leaf, place - 1)
+
+
+def _move(
+    work: PooledWorkspace, present: Scalar, node: Scalar, places: tuple[Scalar, Scalar], leaf: Scalar
+) -> PooledWorkspace:
+    """Moves a node from one `Node.PLACE` to another, the first of which may be 0."""
+    old, new = places
+    known = jnp.asarray(present) & (old != 0)
+    work = _clear(work, known & leaf, old - 1)
+    work = work.write_if(known, "uses", 0, work.place(jnp.maximum(old - 1, 0)))
+    work = work.write_if(present, "uses", node + 1, work.place(jnp.maximum(new - 1, 0)))
+    work = work.write_if(present, "nodes", new, work.node(node, Node.PLACE))
+    return _set(work, jnp.asarray(present) & leaf, new - 1)
+
+
+def _close_gaps(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
+    """Moves all nodes to the first places, in order, if `present` and no place is left."""
+    end = work.sizes.buckets.places
+    work, (clock,) = work.peek(present, "uses", work.order_word(CLOCK))
+    full = clock >= end
+
+    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+        place, kept = local
+        w, (named,) = w.peek(place >= 0, "uses", w.place(place))
+        node, there = jnp.maximum(named - 1, 0), named != 0
+        w, (flags,) = w.peek(there, "nodes", w.node(node, Node.FLAGS))
+        # In place, since the target is never behind the source: gaps only ever move nodes towards the beginning.
+        w = _move(w, there, node, (place + 1, kept + 1), (flags & LEAF) != 0)
+        return w, (place + 1, kept + there)
+
+    begin = jnp.where(full, 0, end)
+    work, (_, kept) = loop(lambda c: c[0] < end, one, work, (begin, 0), writes=WRITES)
+    return work.write_if(full, "uses", kept, work.order_word(CLOCK))
+
+
+def _path(work: PooledWorkspace, present: Scalar, place: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+    levels = range(len(work.sizes.buckets.order_levels))
+    return work.peek(present, "uses", *(work.leaf_word(level, place >> (5 * level + 5)) for level in levels))
+
+
+def _set(work: PooledWorkspace, present: Scalar, place: Scalar) -> PooledWorkspace:
+    place = jnp.maximum(place, 0)
+    work, words = _path(work, present, place)
+    return _write_words(work, present, place, [word | _bit(place, level) for level, word in enumerate(words)])
+
+
+def _clear(work: PooledWorkspace, present: Scalar, place: Scalar) -> PooledWorkspace:
+    place = jnp.maximum(place, 0)
+    work, words = _path(work, present, place)
+    rest, emptied = [], jnp.bool_(True)
+    for level, word in enumerate(words):
+        rest.append(jnp.where(emptied, word & ~_bit(place, level), word))
+        emptied = emptied & (rest[-1] == 0)
+    return _write_words(work, present, place, rest)
+
+
+def _bit(place: Scalar, level: int) -> Scalar:
+    return jnp.left_shift(jnp.int32(1), (place >> (5 * level)) & 31)
+
+
+def _write_words(work: PooledWorkspace, present: Scalar, place: Scalar, words: Sequence[Scalar]) -> PooledWorkspace:
+    for level, word in enumerate(words):
+        work = work.write_if(present, "uses", word, work.leaf_word(level, place >> (5 * level + 5)))
+    return work

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.errors import ConfigError
-from hkv.state import item_table, recency, role_counts
+from hkv.state import item_table, role_counts
 from hkv.state.pooled import (
     COUNTER_WORDS,
     ITEM_WORDS,
@@ -52,7 +52,8 @@ def touch(work, present, place, row):
 def fill(work, present, place, row):
     a, b, c = row
     new = work.read("items", work.item(a, Item.FLAGS)) == 0
-    work = recency.use(work, new, jnp.bool_(False), a, recency.look(work, a))
+    before = [work.read("items", place) for place in item_table.neighbours(work, a)]
+    work = item_table.use(work, new, jnp.bool_(False), a, before)
     work = work.write("items", item_table.PRESENT, work.item(a, Item.FLAGS))
     seen = item_table.look(work, a, b, b, c)
     work, filled = item_table.fill(work, present, a, b, b, c, seen)

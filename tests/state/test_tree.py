@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.state import leaves, tree
+from hkv.state import tree
 from hkv.state.nodes import (
     BARRED,
     CLOCK,
@@ -35,7 +35,7 @@ ENTER, USE, LEAVE, MARK, FIRST, TOP = range(6)
 
 
 def first(work, present, place, row):
-    work, (found, node) = leaves.first_from(work, present, row[0])
+    work, (found, node) = tree.first_from(work, present, row[0])
     return work.write("results", jnp.where(found == BUCKETS.places, -1, node), place)
 
 
@@ -48,7 +48,7 @@ PROGRAM = PooledProgram(
     BUCKETS,
     {
         ENTER: lambda work, present, place, row: tree.enter(work, present, *row),
-        USE: lambda work, present, place, row: leaves.use(work, present, row[0]),
+        USE: lambda work, present, place, row: tree.use(work, present, row[0]),
         LEAVE: lambda work, present, place, row: tree.leave(work, present, row[0]),
         MARK: lambda work, present, place, row: tree.mark(work, present, *row[:2]),
         FIRST: first,

@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm.rules.parameters import (
     slots,
     total,
 )
-from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.loops import Scalar, divide, loop, remainder
 from hkv.state.pooled import PoolCounter
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -93,16 +93,8 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
         alone = i >= groups
         shape = shape_of(view, i - jnp.where(alone, groups, 0))
         pool = shape.pool
-        w, (own, held) = peek(
-            i >= 0,
-            lambda v: (
-                v.read("requests", v.length(ask.slot, 0, shape.group)),
-                v.read("counters", v.pool_counter(pool, PoolCounter.HELD)),
-            ),
-            w,
-            ("requests", "counters"),
-            (0, 0),
-        )
+        slots_of = ("requests", w.length(ask.slot, 0, shape.group))
+        w, (own, held) = w.peek_each(i >= 0, slots_of, ("counters", w.pool_counter(pool, PoolCounter.HELD)))
         # RTP-LLM counts every group of a shared pool as though it had the longest list: `getNeedBlocks` takes one
         # number.
         first, rest = need(view, w, shape, ask, jnp.where(alone, own, longest))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, Shape, View
-from hkv.state import item_table, leaves, recency, role_counts, tree
+from hkv.state import item_table, role_counts, tree
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.nodes import PASS, Node
 from hkv.state.pooled import Counter, Item, PoolCounter, Role
@@ -68,7 +68,7 @@ def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWor
     )
     if not work.sizes.nodes:
         return _by_use(work, view, wanted, oldest)
-    work, (place, _) = leaves.first_from(work, wanted.least > 0, jnp.int32(0))
+    work, (place, _) = tree.first_from(work, wanted.least > 0, jnp.int32(0))
     # Without a leaf (all pinned, or the tree is off) RTP-LLM falls back to the order of use.
     leafy = place < work.sizes.buckets.places
     # A bit for each group that may lose blocks alone.
@@ -138,7 +138,7 @@ def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> t
     # One trip has three rules in it, of which flags let one act. Three loops would each compile the removal, half of
     # the program.
     seeks = at.alone | (at.chained & ~at.inside)
-    work, (place, leaf) = leaves.first_from(work, seeks, at.place)
+    work, (place, leaf) = tree.first_from(work, seeks, at.place)
     over = seeks & (place == work.sizes.buckets.places)
     work, listed = _is_listed(work, leaf)
     met = seeks & ~over & listed
@@ -149,16 +149,8 @@ def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> t
     # A chain is the leaf with all ancestors that have no other child: without them nothing could be reached below.
     work, top = tree.top(work, begins, leaf)
     leaf, node, taken = jnp.where(begins, leaf, at.leaf), jnp.where(begins, top, at.node), begins | at.inside
-    work, (child, own) = peek(
-        taken,
-        lambda w: (
-            w.read("nodes", w.node(node, Node.CHILD)),
-            w.read("items", w.cached(prefix_tree.key_of(w, node), group)),
-        ),
-        work,
-        ("nodes", "items"),
-        (0, 0),
-    )
+    held = work.cached(prefix_tree.key_of(work, node), group)
+    work, (child, own) = work.peek_each(taken, ("nodes", work.node(node, Node.CHILD)), ("items", held))
     by_use = ~at.alone & ~at.chained
     work, after, goes = _in_order_of_use(work, at.key, wanted.group, by_use)
     key = jnp.where(by_use, at.key, prefix_tree.key_of(work, jnp.where(at.alone, above, node)))
@@ -194,13 +186,8 @@ def _begin_pass(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
 
 def _is_listed(work: PooledWorkspace, leaf: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """True if a leaf was one when the pass began."""
-    work, (born, number) = peek(
-        leaf >= 0,
-        lambda w: (w.read("nodes", w.node(leaf, Node.BORN)), w.read("uses", w.order_word(PASS))),
-        work,
-        ("nodes", "uses"),
-        (0, 0),
-    )
+    places = ("nodes", work.node(leaf, Node.BORN)), ("uses", work.order_word(PASS))
+    work, (born, number) = work.peek_each(leaf >= 0, *places)
     # A leaf that this pass made is for the next one: RTP-LLM walks over a snapshot.
     return work, born != number
 
@@ -241,15 +228,10 @@ def _take_slot(
     work: PooledWorkspace, view: View, present: Scalar, key: Scalar, group: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Takes a group's block from a key, which counts as used in the order of keys; whether the key has no other."""
-    work, (block, *seen) = peek(
-        present,
-        lambda w: (w.read("items", w.cached(key, group)), *recency.look(w, key)),
-        work,
-        ("items",),
-        (0,) * 4,
-    )
+    places = work.cached(key, group), *item_table.neighbours(work, key)
+    work, (block, *seen) = work.peek(present, "items", *places)
     # Taking one group's block touches the item, as `SharedBlockCache` does: the key is the most recently used now.
-    work = recency.use(work, present, present, key, seen)
+    work = item_table.use(work, present, present, key, seen)
     work = work.write_if(present, "items", 0, work.cached(key, group))
     work = role_counts.release(work, present, view.pool_of(group), block, jnp.int32(Role.CACHE))
     work, (evictions,) = work.peek(present, "counters", work.counter(Counter.EVICTIONS))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules import prefix_tree
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, canonical_place
 from hkv.dialects.rtp_llm.rules.prefix_tree import DEFAULT, GPU_CP_CANONICAL, GPU_LOGICAL
-from hkv.state import item_table, recency
+from hkv.state import item_table
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.pooled import Counter, Item
 from hkv.state.pooled_workspace import PooledWorkspace
@@ -121,16 +121,11 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspac
     not replaced by one of another namespace.
     """
     work, there = _any_block(work, view, entry)
-    fields = (Item.FLAGS, Item.ORDINAL, Item.PARENT)
-    work, (flags, ordinal, parent, *seen) = peek(
-        there,
-        lambda w: [*(w.read("items", w.item(entry.key, field)) for field in fields), *recency.look(w, entry.key)],
-        work,
-        ("items",),
-        (0,) * 6,
-    )
+    own = (work.item(entry.key, field) for field in (Item.FLAGS, Item.ORDINAL, Item.PARENT))
+    places = *own, *item_table.neighbours(work, entry.key)
+    work, (flags, ordinal, parent, *seen) = work.peek(there, "items", *places)
     known, namespace = there & (flags != 0), flags // item_table.NAMESPACE
-    work = recency.use(work, there, known, entry.key, seen)
+    work = item_table.use(work, there, known, entry.key, seen)
     work, filled = _fill(work, view, entry, there)
     resident = entry.resident | ((flags & item_table.RESIDENT) != 0)
     # A dependency among virtual blocks holds for all ranks, one of a rank's own keys for it alone: it is never

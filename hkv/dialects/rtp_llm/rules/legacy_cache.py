@@ -16,7 +16,7 @@ import numpy as np
 
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import ConfigError
-from hkv.state import item_table, recency
+from hkv.state import item_table
 from hkv.state.loops import Scalar, divide, loop, peek
 from hkv.state.pooled import ITEM_WORDS, Item, PooledBuckets
 from hkv.state.pooled_workspace import ARRAYS, OUTPUTS, PooledSizes, PooledWorkspace
@@ -62,7 +62,7 @@ def put(state: LegacyState, key: Any, group: Any, block: Any, resident: Any) -> 
     work, pair = _work(state, 0), key * state.groups + group
     work, (flags, *seen) = _look(work, pair)
     known = flags != 0
-    work = recency.use(work, jnp.bool_(True), known, pair, seen)
+    work = item_table.use(work, jnp.bool_(True), known, pair, seen)
     word = item_table.PRESENT + item_table.RESIDENT * jnp.asarray(resident)
     work = work.write_if(~known, "items", word, work.item(pair, Item.FLAGS))
     work = work.write_if(~known, "items", block, work.cached(pair, BLOCK))
@@ -75,7 +75,7 @@ def match(state: LegacyState, key: Any, group: Any) -> tuple[LegacyState, jax.Ar
     work, pair = _work(state, 0), key * state.groups + group
     work, (flags, *seen) = _look(work, pair)
     work, (block,) = peek(flags != 0, lambda w: (w.read("items", w.cached(pair, BLOCK)),), work, ("items",), (NULL,))
-    return _state(recency.use(work, flags != 0, flags != 0, pair, seen), state), block
+    return _state(item_table.use(work, flags != 0, flags != 0, pair, seen), state), block
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames="room")
@@ -153,20 +153,15 @@ def _oldest(work: PooledWorkspace) -> tuple[PooledWorkspace, tuple[Scalar, ...]]
 
 
 def _look(work: PooledWorkspace, pair: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-    """A pair's flags, and what `recency.use` wants to know, the pair used after it first."""
-    return peek(
-        jnp.asarray(pair) >= 0,
-        lambda w: (w.read("items", w.item(pair, Item.FLAGS)), *recency.look(w, pair)),
-        work,
-        ("items",),
-        (0,) * 4,
-    )
+    """A pair's flags, and what `item_table.use` wants to know, the pair used after it first."""
+    places = work.item(pair, Item.FLAGS), *item_table.neighbours(work, pair)
+    return work.peek(jnp.asarray(pair) >= 0, "items", *places)
 
 
 def _take_out(work: PooledWorkspace, pair: Scalar, present: Scalar) -> PooledWorkspace:
     """Takes a pair out and reports its block, if `present`."""
     work, (block,) = work.peek(present, "items", work.cached(pair, BLOCK))
-    work = recency.unlink(work, present, pair)
+    work = item_table.unlink(work, present, pair)
     return work.write_if(present, "items", 0, work.item(pair, Item.FLAGS)).emit(block, present)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, SINGLE, RtpConfig
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, GroupType
+from hkv.state.flat_arrays import ParameterView
 from hkv.state.loops import Scalar, ceil_divide, divide, remainder
-from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
     "CacheField",

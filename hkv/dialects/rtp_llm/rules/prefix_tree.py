@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.state import item_table, leaves, tree
+from hkv.state import item_table, tree
 from hkv.state.loops import Scalar, divide, loop
 from hkv.state.nodes import BARRED, PINNED, Node
 from hkv.state.pooled_workspace import PooledWorkspace
@@ -29,7 +29,7 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
     def use(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
         node = key * names + local[0]
         w, (flags,) = w.peek(node >= 0, "nodes", w.node(node, Node.FLAGS))
-        return leaves.use(w, flags != 0, node), (local[0] + 1,)
+        return tree.use(w, flags != 0, node), (local[0] + 1,)
 
     if names:
         work, _ = loop(lambda c: c[0] < names, use, work, (jnp.where(present, 0, names),), writes=WRITES)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import export, reads, rows
-from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.rules.rows import Demand
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, remainder
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace

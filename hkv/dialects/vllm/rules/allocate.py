@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import rows
 from hkv.dialects.vllm.rules.admit import (
+    Demand,
     Spread,
     adopted_blocks,
     arrives,
@@ -19,7 +20,6 @@ from hkv.dialects.vllm.rules.admit import (
     spread_row,
     wanted_slots,
 )
-from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue, key_table, loops
 from hkv.state.events import Event, emit, note_copy, report

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.kinds.mamba import BEGUN_LOOKED_AT, BEYOND_KEYS, LOOKED_AT, STAYS_PLANNED
-from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.rules.rows import Demand
 from hkv.state import key_table
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
 from hkv.state.state import Request, Row
@@ -207,16 +207,8 @@ def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: End
     units = divide(tokens, hash_block)
     keyed = units <= ends.keys
     present = (tokens > 0) & (entry_at >= ends.first) & (entry_at < ends.length)
-    work, (held, key) = peek(
-        present,
-        lambda w: (
-            w.read("rows", w.row(slot, group) + entry_at),
-            w.read("chains", w.chain(slot) + jnp.where(keyed, units - 1, 0)),
-        ),
-        work,
-        reads=("rows", "chains"),
-        default=(0, 0),
-    )
+    places = ("rows", work.row(slot, group) + entry_at), ("chains", work.chain(slot) + jnp.where(keyed, units - 1, 0))
+    work, (held, key) = work.peek_each(present, *places)
     present = present & (held != 0)
     period, columns = view.group(group, GroupField.PERIOD), divide(tokens, block)
     retained = (remainder(tokens, block) == 0) & ((period == 0) | (remainder(columns, jnp.maximum(period, 1)) == 0))

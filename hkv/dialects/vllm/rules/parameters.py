@@ -14,8 +14,8 @@ from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError
+from hkv.state.flat_arrays import ParameterView
 from hkv.state.loops import Scalar
-from hkv.state.parameter_view import ParameterView
 
 CacheField = enum.IntEnum(
     "CacheField",

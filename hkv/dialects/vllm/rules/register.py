@@ -218,13 +218,8 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     exact = (end == tail.cacheable) & ((end == last) | (end == tail.junction))
     due = jnp.where(snapshot, exact, (end <= tail.cacheable) & (part != 0))
     wanted = (units > 0) & due & (index >= tail.first) & (index < tail.length) & (units <= tail.keys)
-    work, (block, key) = peek(
-        wanted,
-        lambda w: (w.read("rows", w.row(slot, group) + index), w.read("chains", w.chain(slot) + units - 1)),
-        work,
-        reads=("rows", "chains"),
-        default=(0, 0),
-    )
+    places = ("rows", work.row(slot, group) + index), ("chains", work.chain(slot) + units - 1)
+    work, (block, key) = work.peek_each(wanted, *places)
     wanted = wanted & (block != 0)
     work = unwritten.note_blocks(work, view, slot, group, index, index + (wanted & ~snapshot))
     entry = key * groups + column

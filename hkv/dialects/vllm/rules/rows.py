@@ -1,4 +1,4 @@
-"""Rows of block ids: where they begin, and making entries null.
+"""Rows of block ids: what an allocation wants of them, where they begin, and making entries null.
 
 Where queries read the beginning of a request and its end, a row is null between: after the sinks, up to `Row.FIRST`.
 Such a row is written from its first entry on. Any other row is null before `Row.FIRST` only, and nothing is written
@@ -7,11 +7,38 @@ there.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.state.loops import Scalar, loop
 from hkv.state.workspace import Workspace
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """Demand of an allocation. Lengths are in tokens.
+
+    Attributes:
+      slot: the request.
+      slots: tokens that must have slots, drafts and lookahead included.
+      main: the same without lookahead.
+      total: tokens computed before: the request's, the hit's and external ones.
+      hit: tokens of a lookup's hit that are to be adopted.
+      external: tokens that come from elsewhere.
+      encoder: tokens of an encoder's output that want slots, where a group reads those.
+      capped: True if a group counts no more than it can hold at once.
+    """
+
+    slot: Scalar
+    slots: Scalar
+    main: Scalar
+    total: Scalar
+    hit: Scalar
+    external: Scalar
+    encoder: Scalar
+    capped: Scalar
 
 
 def start(view: View, group: Scalar, first: Scalar) -> Scalar:

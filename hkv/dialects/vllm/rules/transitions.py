@@ -18,9 +18,9 @@ from hkv.dialects.vllm.rules import allocate as allocation
 from hkv.dialects.vllm.rules import allocate as eviction
 from hkv.dialects.vllm.rules import register as registration
 from hkv.dialects.vllm.rules import retire as retirement
-from hkv.dialects.vllm.rules.demand import Demand
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Flag
 from hkv.dialects.vllm.rules.parameters import CacheField, View
+from hkv.dialects.vllm.rules.rows import Demand
 from hkv.machine.operations import Payload
 from hkv.state.loops import Scalar, ceil_divide, loop, read, when
 from hkv.state.state import Request, Row
