@@ -2,7 +2,7 @@
 
 A trip of the loop finds the next operation that the cache must perform, performs it, and notes what follows from its
 answer. Most decode steps need no operation: a request's blocks have room, nothing is to be registered or given back.
-How far that holds is known for each request (`Seat.CALM`), so such requests are passed in a few nanoseconds.
+How far that holds is known for each request (`Seat.NOOP_UNTIL`), so such requests are passed in a few nanoseconds.
 
 `hkv.replay.schedule.StepLoop` is the same in plain Python; `hkv.replay.schedule_state` names what these
 functions read and write. A workspace has `ScheduleArrays`.
