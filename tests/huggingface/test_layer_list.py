@@ -18,24 +18,21 @@ FULL = {"kind": "full_attention", "kv_heads": 8, "head_dim": 128}
 
 
 def listed(*layers: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": "layer_list",
-        "dtype": "bfloat16",
-        "max_position_embeddings": 8192,
-        "layers": [*layers],
-        **more,
-    }
+    whole = {"model_type": "layer_list", "dtype": "bfloat16", "max_position_embeddings": 8192}
+    return {**whole, "layers": [*layers], **more}
+
+
+def of_gpt_oss() -> list[dict[str, Any]]:
+    layer, window = {"kv_heads": 8, "head_dim": 64}, {"sliding_attention": {"window": 128}}
+    kinds = load_config(FOLDER / "gpt_oss.json")["layer_types"]
+    return [{"kind": kind, **layer, **window.get(kind, {})} for kind in kinds]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_a_list_caches_what_the_family_does(ranks: int) -> None:
     options = ReadOptions(tensor_parallel=ranks)
     config = load_config(FOLDER / "gpt_oss.json")
-    pair = [
-        {"kind": kind, "kv_heads": 8, "head_dim": 64} | ({"window": 128} if kind == "sliding_attention" else {})
-        for kind in config["layer_types"]
-    ]
-    assert read_model(listed(*pair), options).specs == read_model(config, options).specs
+    assert read_model(listed(*of_gpt_oss()), options).specs == read_model(config, options).specs
     latent = {"kind": "latent", "rank": 512, "rope": 64, "count": 61}
     assert read_model(listed(latent)).specs == read_model(load_config(FOLDER / "deepseek_v3.json")).specs
 
@@ -84,11 +81,8 @@ def run(*line: str) -> tuple[int, str]:
 
 def test_a_file_of_layers_is_planned_as_the_config_is(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "layers.json"
-    layers = [
-        {"kind": kind, "kv_heads": 8, "head_dim": 64} | ({"window": 128} if kind == "sliding_attention" else {})
-        for kind in load_config(FOLDER / "gpt_oss.json")["layer_types"]
-    ]
-    path.write_text(json.dumps({"dtype": "bfloat16", "max_position_embeddings": 131072, "layers": layers}))
+    listed_by_hand = {"dtype": "bfloat16", "max_position_embeddings": 131072, "layers": of_gpt_oss()}
+    path.write_text(json.dumps(listed_by_hand))
     code, output = run("--layers", str(path))
     assert (code, output) == run(str(path))
     own, known = json.loads(output), json.loads(run(str(FOLDER / "gpt_oss.json"))[1])

@@ -63,36 +63,28 @@ def test_a_draft_of_typed_pools_joins_by_tag() -> None:
     assert (plan.bytes_per_block, plan.reserve_bytes) == (alone.bytes_per_block, alone.reserve_bytes)
 
 
-def refused(target: Model, draft: Model, options: RtpOptions, says: str) -> None:
+def refused(target: str, options: RtpOptions, draft: str, kinds: list[str] | None, says: str) -> None:
+    changes = {"num_hidden_layers": len(kinds or "1")} | ({} if kinds is None else {"layer_types": kinds})
+    module = model(draft, options.block_size, draft=True, **changes)
     with pytest.raises(PlanError, match=says):
-        plan_rtp_llm(target, GIB * 40, options, draft)
+        plan_rtp_llm(model(target, options.block_size), GIB * 40, options, module)
 
 
 def test_h25_other_heads() -> None:
-    draft = model("llama", draft=True, num_hidden_layers=1)
-    refused(
-        model("qwen3_next", 1024), draft, RtpOptions(block_size=1024), "the same blocks and policy, among full, lin"
-    )
+    refused("qwen3_next", RtpOptions(block_size=1024), "llama", None, "the same blocks and policy, among full, lin")
 
 
 def test_a_draft_of_states_has_no_default_group() -> None:
-    draft = model(
-        "qwen3_next", 1024, draft=True, layer_types=["linear_attention", "full_attention"], num_hidden_layers=2
-    )
-    refused(model("llama"), draft, RtpOptions(block_size=1024), "a group of the target's: default")
+    kinds = ["linear_attention", "full_attention"]
+    refused("llama", RtpOptions(block_size=1024), "qwen3_next", kinds, "a group of the target's: default")
 
 
-def test_places_in_a_group_are_places_in_the_pool() -> None:
-    kinds = ["heavily_compressed_attention"]
-    draft = model("deepseek_v4", 256, draft=True, num_hidden_layers=1, layer_types=kinds)
+@pytest.mark.parametrize(
+    ("kinds", "says"), [([], "43, as places in the group"), (["sliding_attention"], "all 2 of the draft")]
+)
+def test_groups_of_a_draft_have_all_its_layers_and_places_in_the_pool(kinds: list[str], says: str) -> None:
     options = RtpOptions(block_size=256, pools="independent")
-    refused(model("deepseek_v4", 256), draft, options, "43, as places in the group")
-
-
-def test_partial_groups_of_a_draft() -> None:
-    kinds = ["sliding_attention", "heavily_compressed_attention"]
-    draft = model("deepseek_v4", 256, draft=True, num_hidden_layers=2, layer_types=kinds)
-    refused(model("deepseek_v4", 256), draft, RtpOptions(block_size=256, pools="independent"), "all 2 of the draft")
+    refused("deepseek_v4", options, "deepseek_v4", [*kinds, "heavily_compressed_attention"], says)
 
 
 def test_no_module_is_no_number_of_modules() -> None:

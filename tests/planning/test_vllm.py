@@ -20,28 +20,14 @@ from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError, PlanError
 from hkv.layout.block_layout import Layout
 from hkv.layout.orders import Order
-from hkv.spec import (
-    FullAttention,
-    HiddenState,
-    LayerSpec,
-    Mamba,
-    MLAAttention,
-    RequestLimits,
-    SlidingWindow,
-)
+from hkv.model.huggingface.family import words
+from hkv.spec import FullAttention, HiddenState, LayerSpec, Mamba, MLAAttention, RequestLimits, SlidingWindow
 from hkv.spec.records import spec_of, spec_record
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "planning"
-DEFECTS = frozenset(
-    {
-        "absent-layers-get-tensors",
-        "latent-window-promotion",
-        "packed-split-loses-layers",
-        "scattered-heads-unaligned",
-        "stale-page-padding",
-        "window-latent-merge",
-        "window-sizes-abort-grouping",
-    }
+DEFECTS = words(
+    """absent-layers-get-tensors latent-window-promotion packed-split-loses-layers scattered-heads-unaligned
+    stale-page-padding window-latent-merge window-sizes-abort-grouping"""
 )
 
 FULL = FullAttention(block_size=16, num_kv_heads=2, head_size=64)
@@ -204,16 +190,13 @@ def test_padding_is_scaled_with_its_page_unless_the_defect_is_asked_for() -> Non
 def test_attention_blocks_grow_to_hold_a_state() -> None:
     state = Mamba(block_size=16, shapes=((3, 8192), (32, 128, 128)), dtypes=("bfloat16", "bfloat16"))
     attention = FullAttention(block_size=16, num_kv_heads=2, head_size=256)
-    aligned = align_states(
-        {"state": state, "full": attention}, kernel_block_size=16, mamba_mode="align", max_model_len=32768
-    )
+    both = {"state": state, "full": attention}
+    aligned = align_states(both, kernel_block_size=16, mamba_mode="align", max_model_len=32768)
     assert [spec.block_size for spec in aligned.values()] == [544, 544]
     assert {spec.page_size_bytes for spec in aligned.values()} == {544 * 2048}
     alone = align_states({"full": attention}, kernel_block_size=16, mamba_mode="align", max_model_len=8)
     assert alone == {"full": attention}
-    running = align_states(
-        {"state": state, "full": attention}, kernel_block_size=16, mamba_mode="none", max_model_len=32768
-    )
+    running = align_states(both, kernel_block_size=16, mamba_mode="none", max_model_len=32768)
     assert running["state"].block_size == 32768
 
 

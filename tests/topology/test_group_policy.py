@@ -93,25 +93,6 @@ def test_refused(fields, words):
     assert words in str(error.value)
 
 
-def test_equality_counts_every_field():
-    others = {
-        "group_type": GroupType.SWA,
-        "enable_prefix_reuse": False,
-        "evict_policy": EvictPolicy.NONE,
-        "reservable": False,
-        "explicit_block_num": 1,
-        "charge_to_paged_budget": True,
-        "memory_placement": MemoryPlacement.HOST_PINNED,
-        "active_tail_blocks": 1,
-        "validate_tail_blocks": False,
-        "cp_mapping": CpMapping.COMPACT_LAST_RANK,
-        "cp_slice": CpSlice.EQUAL_BYTES,
-    }
-    assert len(others) == len(dataclasses.fields(GroupPolicy)) == 11
-    for name, value in others.items():
-        assert dataclasses.replace(GroupPolicy(), **{name: value}) != GroupPolicy()
-
-
 FULL = FullAttention(block_size=8, num_kv_heads=2, head_size=4)
 STATE = Mamba(block_size=8, shapes=((4,),))
 
