@@ -1,4 +1,4 @@
-"""Upper bounds of what the project accepts: a number beyond them is a slip of the pen, not a request.
+"""Numbers that users give, as they are typed, and upper bounds of them: one beyond is a slip of the pen, not a request.
 
 Every count, size and length that comes from outside, typed or read from a file, is held against one of these before
 anything is made of it, so that a slip is refused by name and neither runs for ever nor fills the memory.
@@ -7,6 +7,7 @@ anything is made of it, so that a slip is refused by name and neither runs for e
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 from hkv.errors import ConfigError, HKVError, SpecError
@@ -91,3 +92,63 @@ def _check(spec: object, least: int, most: int, expected: str, names: tuple[str,
         value = getattr(spec, name)
         if type(value) is not int or not least <= value <= most:
             raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")
+
+
+# Sizes: `80GiB`, `512MB`, or plain bytes.
+
+UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    UNITS[f"{_letter}B"], UNITS[f"{_letter}IB"], UNITS[_letter] = 1000**_power, 1024**_power, 1024**_power
+
+
+def parse_bytes(text: str, name: str = "memory") -> int:
+    """Bytes of a size: a number and a unit, `GiB` of 1024 MiB, `GB` of 1000 MB, a bare `G` like `GiB`.
+
+    Raises:
+      ConfigError: no such number or unit, not even one byte, or more than `MAX_MEMORY`.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", text)
+    scale = UNITS.get(match.group(2).upper()) if match else None
+    if match is None or scale is None or float(match.group(1)) * scale < 1:
+        raise ConfigError(name, text, "a size such as 80GiB, 512MB or 1000000")
+    number = match.group(1)
+    size = int(number) * scale if number.isdigit() else int(float(number) * scale)
+    if size > MAX_MEMORY:
+        raise ConfigError(name, text, f"at most {show_bytes(MAX_MEMORY)}")
+    return size
+
+
+def show_bytes(count: float) -> str:
+    """A size for people, of two decimals at most: `1.5 GiB`, `416 MiB`, `3.6 KiB`, `5 B`."""
+    units = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+    power, unit = next((found for found in units if count >= 1024 ** found[0]), (0, "B"))
+    return f"{count / 1024**power:,.2f}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+# The longest request: a number of tokens, or `auto`.
+
+MULTIPLES = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+"""Letters behind a number, as vLLM 0.33 reads them (`human_readable_int`): small ones decimal, capitals binary."""
+
+
+def parse_length(text: str | None) -> int | None:
+    """Tokens of the longest request: None for the model's own, 0 for `auto`, the longest that fits.
+
+    Raises:
+      ConfigError: neither a positive number nor `auto`.
+    """
+    if text is None:
+        return None
+    if text == "auto":
+        return 0
+    length = _tokens(text)
+    if length is None or not 1 <= length <= MAX_TOKENS:
+        raise ConfigError("max_model_len", text, f"a positive number of tokens, at most {MAX_TOKENS}, or auto")
+    return length
+
+
+def _tokens(text: str) -> int | None:
+    """The number that a text writes, its letter included; None if it writes none."""
+    if not re.fullmatch(r"[0-9]{1,30}(\.[0-9]{1,30}(?=[km]$))?[kmKM]", text):
+        return whole_number(text)
+    return int(Decimal(text[:-1]) * MULTIPLES[text[-1]])

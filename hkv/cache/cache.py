@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hkv.array_arguments import require_array
 from hkv.cache import arrivals, state
 from hkv.cache import step as whole
 from hkv.cache.arrivals import ArrivalResult, Arrivals
@@ -32,7 +31,7 @@ from hkv.errors import ConfigError, OperationError
 from hkv.keys.fingerprint import ROOT
 from hkv.model.topology import Topology
 from hkv.state.status import Status
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import require_array, typed_jit
 
 
 @jax.tree_util.register_dataclass

@@ -23,8 +23,8 @@ import numpy as np
 from hkv.cache.state import StepState
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError, FileError, LayoutError, MissingExtraError, OperationError
+from hkv.files import OutputFile
 from hkv.layout.block_layout import Layout
-from hkv.output_file import OutputFile
 from hkv.state.state import State
 
 FORMAT = "hkv-checkpoint-2"

@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager
 import click
 
 import hkv
-from hkv import input_file
-from hkv.byte_size import parse_bytes
+from hkv import files
 from hkv.cli.compilation_cache import compilation_cache_option
 from hkv.cli.output_option import StandardOutputError, standard_output
 from hkv.cli.progress import INTERRUPTED, Interruption
 from hkv.errors import HKVError
+from hkv.limits import parse_bytes
 from hkv.machine import native_loops
 
 COMMANDS = {
@@ -82,7 +82,7 @@ def _set_input_limit(context: click.Context, parameter: click.Parameter, value: 
     """Hands the limit on in the environment, where worker processes find it too."""
     if value:
         parse_bytes(value, "--input-limit")
-        os.environ[input_file.LIMIT] = value
+        os.environ[files.LIMIT] = value
 
 
 @click.command(
@@ -94,7 +94,7 @@ def _set_input_limit(context: click.Context, parameter: click.Parameter, value: 
 @click.option(
     "--input-limit",
     metavar="SIZE",
-    envvar=input_file.LIMIT,
+    envvar=files.LIMIT,
     show_envvar=True,
     expose_value=False,
     callback=_set_input_limit,

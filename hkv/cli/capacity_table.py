@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hkv.byte_size import show_bytes
-from hkv.contract.plan_command import Capacity, Several
+from hkv.contract.options import Several, check_plot_path
+from hkv.contract.plan_command import Capacity
 from hkv.errors import ConfigError, HKVError
-from hkv.plot_path import check_plot_path
+from hkv.limits import show_bytes
 
 LENGTH = "max_model_len"
 """The option whose value a plan may change; its column shows the plan's."""

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from hkv.bugs import BUGS
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
-from hkv.cli.numbers import Number
-from hkv.cli.output_option import OutputPath, json_option, write_json, write_output
-from hkv.cli.own_options import bugs_of, bugs_option, refuse_given
+from hkv.cli.options import bugs_of, bugs_option, command_of, refuse_given
+from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
+from hkv.contract.options import Number, argument, option
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
 from hkv.oracle.check import FollowedLog, junit_xml
@@ -28,44 +28,34 @@ FAILING = ("differs", "unusable", "empty")
 """Verdicts that make the command fail, unless told otherwise."""
 
 
-@click.command("check")
-@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path())
-@click.option("--engine", default="numpy", show_default=True, help=f"Which engine to hold against, one of: {FORMS}.")
-@click.option(
-    "--invariants", is_flag=True, help="Judge each LOG by the invariants of such caches alone, with no engine beside."
-)
-@bugs_option
-@click.option(
-    "--follow",
-    metavar="SECONDS",
-    type=Number(0.01, MAX_SECONDS),
-    help="Go on as the LOGs grow and others come, until none has grown for so long.",
-)
-@click.option("--coverage", is_flag=True, help="Print which rules the logs exercised, and how often.")
-@click.option(
-    "--fail-on",
-    default=",".join(FAILING),
-    show_default=True,
-    metavar="VERDICTS",
-    help=f"Verdicts that make the exit status 1, by commas, of: {', '.join(VERDICTS[1:])}.",
-)
-@click.option("--junit", type=OutputPath(), metavar="FILE", help="Write a verdict per log as JUnit XML.")
-@timeout_option
-@json_option
-@click.pass_context
-def command(
-    context: click.Context,
-    logs: Sequence[str],
-    engine: str,
-    invariants: bool,
-    bugs: tuple[str, ...],
-    follow: float | None,
-    coverage: bool,
-    fail_on: str,
-    junit: str | None,
-    timeout: float,
-    json_path: str | None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    logs: Sequence[str] = argument(nargs=-1, required=True, metavar="LOG...", type=click.Path())
+    engine: str = option("numpy", help=f"Which engine to hold against, one of: {FORMS}.")
+    invariants: bool = option(
+        False, help="Judge each LOG by the invariants of such caches alone, with no engine beside."
+    )
+    bugs: Sequence[str] = bugs_option()
+    follow: float | None = option(
+        metavar="SECONDS",
+        type=Number(0.01, MAX_SECONDS),
+        help="Go on as the LOGs grow and others come, until none has grown for so long.",
+    )
+    coverage: bool = option(False, help="Print which rules the logs exercised, and how often.")
+    fail_on: str = option(
+        ",".join(FAILING),
+        metavar="VERDICTS",
+        help=f"Verdicts that make the exit status 1, by commas, of: {', '.join(VERDICTS[1:])}.",
+    )
+    junit: str | None = option(type=OutputPath(), metavar="FILE", help="Write a verdict per log as JUnit XML.")
+    timeout: float = timeout_option()
+    json_path: str | None = json_field()
+
+
+@command_of("check", Options)
+def command(given: Options) -> int | None:
     """Check that an engine answers every operation of recorded LOGs as the recorded engine did.
 
     A LOG is a file in the format of docs/oplog.md, - for standard input, or a folder of *.jsonl files; gzip and
@@ -84,22 +74,21 @@ def command(
 
     Example: hkv check tests/data/oplogs --engine numpy --coverage
     """
-    names = bugs_of(bugs, "manager")
-    failing = _failing(fail_on)
-    check_timeout(engine)
-    if invariants:
+    names, failing = bugs_of(given.bugs, "manager"), _failing(given.fail_on)
+    check_timeout(given.engine)
+    if given.invariants:
         refuse_given(["engine", "bugs"], "a check against an engine, without --invariants")
-    if follow is not None:
+    if given.follow is not None:
         refuse_given(["invariants", "bugs", "coverage", "junit", "json_path", "fail_on"], "nothing with --follow")
-        context.exit(_follow(logs, engine, timeout, follow))
-    checking = Check(None if invariants else engine, names, coverage, timeout)
-    paths = find_logs(logs)
+        return _follow(given.logs, given.engine, given.timeout, given.follow)
+    checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout)
+    paths = find_logs(given.logs)
 
     def tell() -> None:
         result = checking.result()
-        if "-" not in (json_path, junit):
+        if talks(given.json_path, given.junit):
             _print(result)
-        write_json(json_path, _document(result, coverage))
+        write_json(given.json_path, _document(result, given.coverage))
 
     with interruption().saying(tell), progress_bar("checking", len(paths)) as advance:
         for path in paths:
@@ -108,10 +97,10 @@ def command(
             finally:
                 advance()
     result = checking.finished()
-    if junit is not None:
-        write_output(junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
+    if given.junit is not None:
+        write_output(given.junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
     tell()
-    context.exit(1 if any(verdict in failing for verdict, _ in result.verdicts.values()) else 0)
+    return any(verdict in failing for verdict, _ in result.verdicts.values())
 
 
 def _follow(logs: Sequence[str], engine: str, timeout: float, quiet: float) -> int:
@@ -128,11 +117,7 @@ def _follow(logs: Sequence[str], engine: str, timeout: float, quiet: float) -> i
 
 
 def _failing(text: str) -> frozenset[str]:
-    """The verdicts that a text names.
-
-    Raises:
-      ConfigError: there is none of that name.
-    """
+    """The verdicts that a text names; ConfigError where there is none of a name."""
     named = frozenset(name.strip() for name in text.split(",") if name.strip())
     if unknown := sorted(named - set(VERDICTS[1:])):
         raise ConfigError("fail-on", unknown[0], f"some of {', '.join(VERDICTS[1:])}")

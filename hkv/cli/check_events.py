@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.numbers import Number
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
-from hkv.cli.own_options import refuse_given
+from hkv.cli.options import command_of, refuse_given
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, console, json_field, talks, write_json, write_output
 from hkv.cli.progress import interruption
 from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
+from hkv.contract.options import COUNT, Number, argument, option
 from hkv.errors import ConfigError
-from hkv.limits import MAX_COUNT, MAX_SECONDS
+from hkv.files import OutputFile
+from hkv.limits import MAX_SECONDS
 from hkv.oracle.events import (
     Gap,
     Item,
@@ -30,35 +29,29 @@ from hkv.oracle.events import (
     read_recording,
     recorded_line,
 )
-from hkv.output_file import OutputFile
 
 SHOWN = 20
 """Problems that are printed; `--json` has all."""
 
 
-@click.command("check-events")
-@click.argument("recording", required=False, metavar="[FILE]", type=click.Path())
-@click.option("--endpoint", metavar="URL", help="Follow this publisher, such as tcp://127.0.0.1:5557.")
-@click.option("--replay-endpoint", metavar="URL", help="Where batches that were missed can be asked for.")
-@click.option("--topic", default="", help="Only messages whose topic begins so.")
-@click.option("--seconds", type=Number(0, MAX_SECONDS), help="Follow for so long. [default: until Ctrl-C]")
-@click.option("--batches", type=click.IntRange(1, MAX_COUNT), help="Stop after so many batches.")
-@click.option(
-    "--record", metavar="FILE", type=OutputPath(), help="Write what comes to this file; - for standard output."
-)
-@json_option
-@click.pass_context
-def command(
-    context: click.Context,
-    recording: str | None,
-    endpoint: str | None,
-    replay_endpoint: str | None,
-    topic: str,
-    seconds: float | None,
-    batches: int | None,
-    record: str | None,
-    json_path: str | None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    recording: str | None = argument(required=False, metavar="[FILE]", type=click.Path())
+    endpoint: str | None = option(metavar="URL", help="Follow this publisher, such as tcp://127.0.0.1:5557.")
+    replay_endpoint: str | None = option(metavar="URL", help="Where batches that were missed can be asked for.")
+    topic: str = option("", help="Only messages whose topic begins so.")
+    seconds: float | None = option(type=Number(0, MAX_SECONDS), help="Follow for so long. [default: until Ctrl-C]")
+    batches: int | None = option(type=COUNT, help="Stop after so many batches.")
+    record: str | None = option(
+        metavar="FILE", type=OutputPath(), help="Write what comes to this file; - for standard output."
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("check-events", Options)
+def command(given: Options) -> int | None:
     """Check KV events as vLLM publishes them, from a publisher or from a FILE that --record wrote.
 
     Rebuilds for each group and medium the index of keys that a router would have, and reports what breaks a promise:
@@ -69,25 +62,25 @@ def command(
 
     Example: hkv check-events --endpoint tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --seconds 60
     """
+    recording, endpoint = given.recording, given.endpoint
     if (recording is None) == (endpoint is None):
         raise ConfigError("endpoint", endpoint, "either --endpoint or a recorded FILE")
     if endpoint is None:
         refuse_given(["replay_endpoint", "topic", "seconds"], "--endpoint, not a recorded FILE")
     checked = _Checked()
     with contextlib.ExitStack() as stack:
-        keep = stack.enter_context(_recorder(record))
+        keep = stack.enter_context(_recorder(given.record))
         items: Iterable[Item]
         if endpoint is not None:
-            items = stack.enter_context(Subscription(endpoint, replay_endpoint, topic, seconds))
+            items = stack.enter_context(Subscription(endpoint, given.replay_endpoint, given.topic, given.seconds))
         else:
-            assert recording is not None
-            items = read_recording(recording)
+            items = read_recording(recording or "")
         try:
             for item in items:
                 checked.take(item)
                 if isinstance(item, Message):
                     keep(recorded_line(item))
-                if checked.batches == batches:
+                if checked.batches == given.batches:
                     break
         except KeyboardInterrupt:
             if endpoint is None:
@@ -95,10 +88,10 @@ def command(
             interruption().accept()  # the usual end of following a publisher
     if not checked.batches and not checked.problems:
         raise ConfigError("events", recording or endpoint, "a batch at least; none came")
-    if talks(json_path, record):
+    if talks(given.json_path, given.record):
         checked.print()
-    write_json(json_path, checked.result())
-    context.exit(1 if checked.problems else 0)
+    write_json(given.json_path, checked.result())
+    return bool(checked.problems)
 
 
 @contextlib.contextmanager
@@ -161,7 +154,7 @@ class _Checked:
             table.add_column(name, justify="right")
         for row in self._rows():
             table.add_row(*("-" if value is None else str(value) for value in row.values()))
-        Console(width=None if sys.stdout.isatty() else 110).print(table)
+        console().print(table)
         for problem in self.problems[:SHOWN]:
             click.echo(f"batch {problem.seq}: {problem.name}: {problem.text}")
         if len(self.problems) > SHOWN:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hkv.cli import varied_options
-from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.options import command_of
+from hkv.cli.output_option import OutputPath, console, json_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
+from hkv.contract.options import argument, check_plot_path, option
 from hkv.limits import MAX_COUNT, MAX_WORKERS
-from hkv.plot_path import check_plot_path
 from hkv.replay import plot
 from hkv.replay.attribution import CAUSES
 from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side, side_of
@@ -26,22 +25,25 @@ from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument(
-    "given", nargs=-1, required=True, type=click.UNPROCESSED, metavar="REPLAY REPLAY... | TRACE [OPTIONS OF REPLAY]"
-)
-@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Replays at once.  [default: one a processor]")
-@click.option(
-    "--requests",
-    "most",
-    default=5,
-    show_default=True,
-    type=click.IntRange(0, MAX_COUNT),
-    help="Show so many of the requests whose hits differ most.",
-)
-@click.option("--plot", "plot_path", metavar="FILE", type=OutputPath(), help="Draw hit rates and causes; .png or .svg.")
-@json_option
-def command(given: tuple[str, ...], jobs: int | None, most: int, plot_path: str | None, json_path: str | None) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    given: tuple[str, ...] = argument(
+        nargs=-1, required=True, type=click.UNPROCESSED, metavar="REPLAY REPLAY... | TRACE [OPTIONS OF REPLAY]"
+    )
+    jobs: int | None = option(type=click.IntRange(1, MAX_WORKERS), help="Replays at once.  [default: one a processor]")
+    most: int = option(
+        5, "--requests", type=click.IntRange(0, MAX_COUNT), help="Show so many of the requests whose hits differ most."
+    )
+    plot_path: str | None = option(
+        None, "--plot", metavar="FILE", type=OutputPath(), help="Draw hit rates and causes; .png or .svg."
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("compare", Options, context_settings={"ignore_unknown_options": True})
+def command(given: Options) -> None:
     """Hold replays of one trace against each other: totals, requests whose hits differ, and why.
 
     Either several files that `hkv replay --json` wrote, the first being what the others are held against; or one TRACE
@@ -54,16 +56,17 @@ def command(given: tuple[str, ...], jobs: int | None, most: int, plot_path: str 
       hkv compare lru.json other.json --plot both.png
       hkv compare chat.jsonl --groups full:16,swa:16:1024 --num-blocks 4000 --retention dense,0
     """
-    if plot_path:
-        check_plot_path(plot_path)
-    words = varied_options.parsed(given)
-    sides = _saved(words) if len(words.files) > 1 else _made(words, jobs or os.cpu_count() or 1)
+    if given.plot_path:
+        check_plot_path(given.plot_path)
+    words = varied_options.parsed(given.given)
+    sides = _saved(words) if len(words.files) > 1 else _made(words, given.jobs or os.cpu_count() or 1)
     result = compared(sides)
-    if plot_path:
-        write_output(plot_path, plot.drawn_comparison(result, plot_path, " and ".join(map(_short, result.names))))
-    write_json(json_path, _document(result))
-    if talks(plot_path, json_path):
-        _print(result, sides, most)
+    if given.plot_path:
+        title = " and ".join(map(_short, result.names))
+        write_output(given.plot_path, plot.drawn_comparison(result, given.plot_path, title))
+    write_json(given.json_path, _document(result))
+    if talks(given.plot_path, given.json_path):
+        _print(result, sides, given.most)
 
 
 def _saved(words: varied_options.Words) -> list[Side]:
@@ -105,11 +108,11 @@ def _document(result: CompareResult) -> dict[str, Any]:
 
 
 def _print(result: CompareResult, sides: Sequence[Side], most: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    out = console()
     for table in _tables(result):
-        console.print(table)
+        out.print(table)
     for line in _changes(result, sides, most):
-        console.print(line, highlight=False)
+        out.print(line, highlight=False)
 
 
 def _tables(result: CompareResult) -> Iterator[Table]:

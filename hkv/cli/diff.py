@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from hkv.cli.engine_options import (
     FORMS,
+    Traffic,
     check_timeout,
     defaults,
     dialect_option,
     ids_option,
-    only_of,
+    seeds_option,
     timeout_option,
-    traffic_options,
 )
 from hkv.cli.failing_case import print_case, print_log, print_other
-from hkv.cli.output_option import OutputFolder, json_option, write_json
-from hkv.cli.own_options import bugs_of, bugs_option
+from hkv.cli.options import bugs_of, bugs_option, command_of
+from hkv.cli.output_option import OutputFolder, json_field, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import shrink_with_bar
 from hkv.contract import registry
+from hkv.contract.options import group, option
 from hkv.errors import ConfigError
 from hkv.oracle.campaign import compare_in_cluster
 from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference
@@ -30,33 +33,31 @@ from hkv.oracle.engines import built_in
 from hkv.oracle.engines.engine_process import PREFIX
 
 
-@click.command("diff")
-@click.option(
-    "--engines",
-    help=f"The engine in doubt and the one that counts, each one of: {FORMS}. Beside one of HKV's own, the other "
-    "is in doubt, whichever comes first.  "
-    f"[default: {defaults(lambda dialect: ','.join(dialect.default_pair))}]",
-)
-@dialect_option
-@traffic_options(seeds=50)
-@ids_option
-@bugs_option
-@click.option("--shrink/--no-shrink", default=True, show_default=True, help="Make the failing case small.")
-@click.option("--save", metavar="DIR", type=OutputFolder(), help="Folder for the log of a difference.")
-@timeout_option
-@click.option(
-    "--ray", metavar="ADDRESS", help="Have a Ray cluster compare: auto, local, HOST:PORT.  [default: this process]"
-)
-@json_option
-@click.pass_context
-def command(
-    context: click.Context,
-    engines: str | None,
-    timeout: float,
-    ray: str | None,
-    json_path: str | None,
-    **options: Any,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    engines: str | None = option(
+        help=f"The engine in doubt and the one that counts, each one of: {FORMS}. Beside one of HKV's own, the other "
+        "is in doubt, whichever comes first.  "
+        f"[default: {defaults(lambda dialect: ','.join(dialect.default_pair))}]"
+    )
+    dialect: str = dialect_option()
+    seeds: int = seeds_option(50)
+    traffic: Traffic = group(Traffic)
+    ids: str = ids_option()
+    bugs: Sequence[str] = bugs_option()
+    shrink: bool = option(True, "--shrink/--no-shrink", help="Make the failing case small.")
+    save: str | None = option(metavar="DIR", type=OutputFolder(), help="Folder for the log of a difference.")
+    timeout: float = timeout_option()
+    ray: str | None = option(
+        metavar="ADDRESS", help="Have a Ray cluster compare: auto, local, HOST:PORT.  [default: this process]"
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("diff", Options)
+def command(given: Options) -> int:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
     Stops at the first difference of each feature, makes the case small, names the first invariant that each engine
@@ -70,29 +71,27 @@ def command(
       hkv diff --engines 'cmd:./my-engine --fast,numpy' --seeds 500 --feature eagle --save differences
       hkv diff --engines jax,numpy --dialect rtp-llm/hybrid --seeds 500
     """
-    rules = registry.dialect_of(options["dialect"])
-    tested, right = _engines(engines or ",".join(rules.default_pair))
-    check_timeout(tested, right)
-    only = only_of(options["kinds"], options["max_groups"], options["dialect"])
-    bugs = bugs_of(options["bugs"], "manager")
-    version, steps, ids = options["version"], options["steps"], options["ids"]
-    arguments = ((tested, right), only, version, steps, ids, bugs, timeout)
+    pair = _engines(given.engines or ",".join(registry.dialect_of(given.dialect).default_pair))
+    check_timeout(*pair)
+    traffic, bugs = given.traffic, bugs_of(given.bugs, "manager")
+    only = traffic.restriction.under(given.dialect)
+    arguments = (pair, only, traffic.version, traffic.steps, given.ids, bugs, given.timeout)
     comparison = Comparison(*arguments)
-    chosen, seeds = options["features"] or comparison.features, options["seeds"]
-    each = range(options["first_seed"], options["first_seed"] + seeds)
+    chosen = tuple(traffic.features) or comparison.features
+    each = range(traffic.first_seed, traffic.first_seed + given.seeds)
     comparison.require(chosen)
-    report = _Report(comparison, options["save"], json_path != "-")
+    report = _Report(comparison, given.save, given.json_path != "-")
 
     def stopped() -> None:
         so_far = comparison.so_far(report.found)
-        _say(so_far, f"stopped after {so_far.seeds} seeds", report.documents, json_path)
+        _say(so_far, f"stopped after {so_far.seeds} seeds", report.documents, given.json_path)
 
     with interruption().saying(stopped):
         try:
-            with progress_bar("comparing", len(chosen) * seeds) as advance:
-                if ray is not None:
-                    compare_in_cluster(comparison, arguments, chosen, each, ray, advance)
-                for feature in chosen if ray is None else ():
+            with progress_bar("comparing", len(chosen) * given.seeds) as advance:
+                if given.ray is not None:
+                    compare_in_cluster(comparison, arguments, chosen, each, given.ray, advance)
+                for feature in chosen if given.ray is None else ():
                     for seed in each:
                         parted = comparison.seed(feature, seed)
                         advance()
@@ -101,10 +100,10 @@ def command(
         except BaseException:
             report.tell(shrink=False, hurried=True)  # what was found is said, whatever ends the search
             raise
-        report.tell(options["shrink"])
+        report.tell(given.shrink)
     result = comparison.result(report.found)
-    _say(result, f"in {len(chosen)} features, {seeds} seeds each", report.documents, json_path)
-    context.exit(0 if result.agrees else 1)
+    _say(result, f"in {len(chosen)} features, {given.seeds} seeds each", report.documents, given.json_path)
+    return not result.agrees
 
 
 def _say(result: DiffResult, extent: str, differences: dict[str, Any], json_path: str | None) -> None:

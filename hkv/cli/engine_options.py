@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from hkv.cli.numbers import SECONDS
-from hkv.cli.own_options import refuse_given
+from hkv.cli.options import refuse_given
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
-from hkv.limits import MAX_COUNT, MAX_SEED
+from hkv.contract.options import COUNT, SECONDS, SEED, group, option
 from hkv.oracle.engines import forms
 from hkv.oracle.engines.engine_process import PREFIX, TIMEOUT
 from hkv.oracle.record import Only
-
-timeout_option = click.option(
-    "--timeout",
-    default=TIMEOUT,
-    show_default=True,
-    type=SECONDS,
-    help="Seconds that an engine of the form cmd:... may take for one answer.",
-)
-
-
-def check_timeout(*engines: str) -> None:
-    """Makes sure that `--timeout` is for one of the engines.
-
-    Raises:
-      ConfigError: it is given, and none of them is a process of its own.
-    """
-    if not any(engine.startswith(PREFIX) for engine in engines):
-        refuse_given(["timeout"], f"an engine of the form {PREFIX}...; {' and '.join(engines)} are no such")
-
-
-ids_option = click.option(
-    "--ids",
-    default="exact",
-    show_default=True,
-    type=click.Choice(("exact", "isomorphic")),
-    help="Whether block ids must be equal, or equal up to a renaming of blocks.",
-)
-
-
-dialect_option = click.option(
-    "--dialect",
-    default=registry.DEFAULT,
-    show_default=True,
-    type=click.Choice(registry.names()),
-    help="Whose rules.",
-)
 
 FORMS = forms()
 """Forms in which an engine may be named."""
@@ -65,6 +29,30 @@ FEATURE_NAMES = tuple(
 )
 """Features of traffic, under any dialect; `hkv.oracle.record.draw` says which dialect has which."""
 
+KINDS = "; ".join(f"{dialect.title}: {', '.join(dialect.kinds)}" for dialect in registry.dialects())
+
+
+def timeout_option() -> Any:
+    """A field for `--timeout`, which `check_timeout` refuses where no engine is a process."""
+    return option(TIMEOUT, type=SECONDS, help="Seconds that an engine of the form cmd:... may take for one answer.")
+
+
+def check_timeout(*engines: str) -> None:
+    """Raises ConfigError if `--timeout` is given, and none of the engines is a process of its own."""
+    if not any(engine.startswith(PREFIX) for engine in engines):
+        refuse_given(["timeout"], f"an engine of the form {PREFIX}...; {' and '.join(engines)} are no such")
+
+
+def ids_option() -> Any:
+    """A field for `--ids`."""
+    said = "Whether block ids must be equal, or equal up to a renaming of blocks."
+    return option("exact", type=click.Choice(("exact", "isomorphic")), help=said)
+
+
+def dialect_option() -> Any:
+    """A field for `--dialect`."""
+    return option(registry.DEFAULT, type=click.Choice(registry.names()), help="Whose rules.")
+
 
 def defaults(of: Callable[[Dialect], str]) -> str:
     """Default of an option, for help texts: the default dialect's, then those of the others."""
@@ -73,45 +61,35 @@ def defaults(of: Callable[[Dialect], str]) -> str:
     return "; ".join([of(first), *others])
 
 
-def only_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--kinds` and `--max-groups`, which `only_of` reads."""
-    names = "; ".join(f"{dialect.title}: {', '.join(dialect.kinds)}" for dialect in registry.dialects())
-    kinds = click.option("--kinds", metavar="KINDS", help=f"Only groups of these kinds: {names}.")
-    groups = click.option("--max-groups", type=click.IntRange(1, MAX_COUNT), help="At most so many groups.")
-    return kinds(groups(function))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restriction:
+    """Groups to which random configurations are restricted."""
+
+    kinds: str | None = option(metavar="KINDS", help=f"Only groups of these kinds: {KINDS}.")
+    max_groups: int | None = option(type=COUNT, help="At most so many groups.")
+
+    def under(self, dialect: str) -> Only:
+        """The same, under a dialect's rules; ConfigError where it has no such kind."""
+        kinds = frozenset(kind.strip() for kind in (self.kinds or "").split(",") if kind.strip())
+        return Only(kinds, self.max_groups, dialect)
 
 
-def traffic_options(seeds: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options of random traffic of several seeds: which, of what, how long.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Random traffic of several seeds: from which on, of what, how long."""
 
-    Args:
-      seeds: default of `--seeds`.
-    """
-    features = click.Choice(FEATURE_NAMES)
-    said = "Version of the log format.  [default: all that have the kinds that are asked for, in turn]"
-    count = {"show_default": True, "type": click.IntRange(1, MAX_COUNT)}
-    first = click.IntRange(0, MAX_SEED)
-    options = (
-        click.option("--seeds", default=seeds, help="How many seeds a feature.", **count),
-        click.option("--first-seed", default=0, show_default=True, type=first, help="The first of them."),
-        click.option("--feature", "features", multiple=True, type=features, help="Only this feature; repeatable."),
-        only_options,
-        click.option("--version", type=VERSIONS, help=said),
-        click.option("--steps", default=16, help="Scheduling steps a seed.", **count),
+    first_seed: int = option(0, type=SEED, help="The first of them.")
+    features: Sequence[str] = option(
+        (), "--feature", type=click.Choice(FEATURE_NAMES), help="Only this feature; repeatable."
     )
+    restriction: Restriction = group(Restriction)
+    version: int | None = option(
+        type=VERSIONS,
+        help="Version of the log format.  [default: all that have the kinds that are asked for, in turn]",
+    )
+    steps: int = option(16, type=COUNT, help="Scheduling steps a seed.")
 
-    def added(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
 
-    return added
-
-
-def only_of(kinds: str | None, max_groups: int | None, dialect: str) -> Only:
-    """The restriction that `--kinds`, `--max-groups` and `--dialect` ask for.
-
-    Raises:
-      ConfigError: there is no such kind.
-    """
-    return Only(frozenset(kind.strip() for kind in (kinds or "").split(",") if kind.strip()), max_groups, dialect)
+def seeds_option(seeds: int) -> Any:
+    """A field for `--seeds`, which stands before `Traffic`."""
+    return option(seeds, type=COUNT, help="How many seeds a feature.")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.output_option import json_option, write_json
+from hkv.cli.options import command_of
+from hkv.cli.output_option import console, json_field, talks, write_json
 from hkv.contract import registry
 from hkv.contract.explanation import Explanation, Resumption
-from hkv.limits import MAX_COUNT
+from hkv.contract.options import COUNT, argument, option
 from hkv.oracle.log_file import read_log
 from hkv.oracle.verbs import explain
 
@@ -23,18 +22,20 @@ MOST_LACKS = 3
 """Lacking entries of a group that are printed; `--json` has all."""
 
 
-@click.command("explain")
-@click.argument("log", metavar="LOG", type=click.Path())
-@click.option(
-    "--line", required=True, type=click.IntRange(1, MAX_COUNT), help="Line of the LOG, the header being line 1."
-)
-@click.option(
-    "--request",
-    metavar="ID",
-    help="The request to tell about. [default: the last one that is named up to the line]",
-)
-@json_option
-def command(log: str, line: int, request: str | None, json_path: str | None) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    log: str = argument(metavar="LOG", type=click.Path())
+    line: int = option(required=True, type=COUNT, help="Line of the LOG, the header being line 1.")
+    request: str | None = option(
+        metavar="ID", help="The request to tell about. [default: the last one that is named up to the line]"
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("explain", Options)
+def command(given: Options) -> None:
     """Tell what happened to a request and its blocks up to a line of a LOG, and why its hit is not longer.
 
     The reference performs the LOG up to that line. For each group it says the largest boundary at which that group
@@ -43,11 +44,11 @@ def command(log: str, line: int, request: str | None, json_path: str | None) -> 
 
     Example: hkv explain differences/core-2-v1.jsonl --line 8
     """
-    read = read_log(log)
-    found = explain(read, line, request)
-    if json_path != "-":
+    read = read_log(given.log)
+    found = explain(read, given.line, given.request)
+    if talks(given.json_path):
         _print(found, registry.dialect_of(read.header.dialect).title)
-    write_json(json_path, dataclasses.asdict(found))
+    write_json(given.json_path, dataclasses.asdict(found))
 
 
 def _print(found: Explanation, title: str) -> None:
@@ -96,7 +97,7 @@ def _print_groups(found: Explanation, title: str) -> None:
     )
     for group in found.groups:
         table.add_row(str(group.group), f"{group.kind}:{group.block_size}", str(group.largest), _lacks(group))
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
+    console().print(table)
 
 
 def _lacks(group: Resumption) -> str:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from hkv.cli.engine_options import dialect_option
-from hkv.cli.numbers import SECONDS, Number
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
-from hkv.cli.own_options import commands, own_options, refuse_others
+from hkv.cli.options import command_of, commands, own_options, refuse_others
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import interruption, level_bar
-from hkv.cli.replay import Groups
 from hkv.contract import explore_command, registry
 from hkv.contract.log import describe
+from hkv.contract.options import COUNT, SECONDS, Number, option
 from hkv.errors import ConfigError
-from hkv.limits import MAX_COUNT
 from hkv.oracle.exploration import explore_command_of, search_of
 from hkv.oracle.log_file import log_bytes
+from hkv.replay.command import Groups
+from hkv.spec import LayerSpec
 
 BROKEN = 1
 """Exit status when an invariant is broken."""
@@ -26,22 +28,26 @@ BROKEN = 1
 COMMANDS = commands(explore_command_of)
 
 
-@click.command("explore", epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
-@click.option("--groups", type=Groups(), default="full:1,swa:1:2", show_default=True, help="As for `hkv replay`.")
-@click.option("--watermark", default=0.0, show_default=True, type=Number(0, 1), help="Share that stays free.")
-@own_options(COMMANDS)
-@dialect_option
-@click.option("--limit-states", type=click.IntRange(1, MAX_COUNT), help="Stop at so many states.")
-@click.option("--seconds", type=SECONDS, help="Stop after so many seconds.")
-@click.option(
-    "--save",
-    metavar="FILE",
-    type=OutputPath(),
-    help="Where a counterexample is saved; - for standard output.  [default: counterexample.jsonl]",
-)
-@json_option
-@click.pass_context
-def command(context: click.Context, dialect: str, json_path: str | None, save: str | None, **options: Any) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    groups: Sequence[LayerSpec] = option("full:1,swa:1:2", type=Groups(), help="As for `hkv replay`.")
+    watermark: float = option(0.0, type=Number(0, 1), help="Share that stays free.")
+    own: dict[str, Any] = own_options(COMMANDS)
+    dialect: str = dialect_option()
+    limit_states: int | None = option(type=COUNT, help="Stop at so many states.")
+    seconds: float | None = option(type=SECONDS, help="Stop after so many seconds.")
+    save: str | None = option(
+        metavar="FILE",
+        type=OutputPath(),
+        help="Where a counterexample is saved; - for standard output.  [default: counterexample.jsonl]",
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("explore", Options, epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
+def command(given: Options) -> int:
     """Go breadth-first over all operation sequences of a small cache, and check every invariant in every state.
 
     States that differ only in what requests are called count once, and in what blocks are where no rule reads their
@@ -60,10 +66,10 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
 
     Exit status: 0 no invariant is broken (whether everything was explored is said), 1 one is, 2 unusable input.
     """
-    rules = explore_command_of(registry.dialect_of(dialect))
-    refuse_others(rules, COMMANDS, dialect)
-    search = search_of(rules, {**options, "dialect": dialect})
-    path = save or "counterexample.jsonl"
+    rules = explore_command_of(registry.dialect_of(given.dialect))
+    refuse_others(rules, COMMANDS, given.dialect)
+    search = search_of(rules, click.get_current_context().params)
+    path = given.save or "counterexample.jsonl"
     _check_folder(path)
 
     def finish() -> None:
@@ -71,17 +77,17 @@ def command(context: click.Context, dialect: str, json_path: str | None, save: s
         found = done.counterexample
         if found is not None:
             write_output(path, log_bytes(found.header, *found.with_answers()))
-        if talks(json_path, save):
+        if talks(given.json_path, given.save):
             for line in done.lines:
                 click.echo(line)
             if found is not None:
                 _show_counterexample(found, path)
-        write_json(json_path, {**done.record, "counterexample": None if found is None else _record(found, path)})
+        write_json(given.json_path, {**done.record, "counterexample": None if found is None else _record(found, path)})
 
     with interruption().saying(finish), level_bar("compiling") as progress:
         search.run(progress)
     finish()
-    context.exit(0 if search.found().counterexample is None else BROKEN)
+    return 0 if search.found().counterexample is None else BROKEN
 
 
 def _check_folder(path: str) -> None:

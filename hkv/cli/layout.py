@@ -13,19 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.layout_drawing import check_place, figure, held, planned_views, print_views, selected, show, view_record
-from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
-from hkv.cli.own_options import is_given, refuse_given
+from hkv.cli.options import command_of, is_given, refuse_given
+from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.contract.options import TOKENS, group, option
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
 from hkv.layout.resolution import ENVIRONMENT, resolve
-from hkv.limits import MAX_BYTES, MAX_TOKENS
+from hkv.limits import MAX_BYTES
 from hkv.spec import CLASSES, LayerSpec, attention_of, spec_from_text
 from hkv.spec.dtypes import item_bytes
-
-SIZE = click.IntRange(1, MAX_TOKENS)
-"""Tokens, heads, or elements of one."""
 
 BYTES = click.IntRange(1, MAX_BYTES)
 """Bytes, or things that take one at least: of those the layout says how many fit."""
@@ -35,81 +33,70 @@ BYTE = click.IntRange(0, MAX_BYTES)
 """Type of an option that takes the offset of a byte."""
 
 
-@click.command("layout")
-@click.option("--spec", "spec_text", metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024.")
-@click.option("plan_path", "--plan", metavar="FILE", help="In its stead, a plan with pools: hkv plan --json FILE.")
-@click.option("layer", "--layer", type=BYTE, metavar="N", help="With --plan: this layer alone.")
-@click.option("--tag", metavar="TAG", help="With --plan: this group alone.")
-@click.option("--pool", type=BYTE, default=0, show_default=True, metavar="N", help="With --plan: the pool of --byte.")
-@click.option("--kv-heads", type=SIZE, default=1, show_default=True, help="Key/value heads on this rank.")
-@click.option("--head-size", type=SIZE, default=128, show_default=True, help="Elements of a key, or of a latent.")
-@click.option("--head-size-v", type=SIZE, help="Elements of a value, if not as many.")
-@click.option("--dtype", default="bfloat16", show_default=True, help="Element type.")
-@click.option("--quantization", metavar="NAME", help=f"Packing: {', '.join(QUANTIZATIONS)}.")
-@click.option(
-    "--tokens-per-state", metavar="N", default="1", show_default=True, help="Tokens that share a state; or 1/K."
-)
-@click.option("--state", "states", multiple=True, metavar="AxBxC:DTYPE", help="A Mamba layer's state; repeatable.")
-@click.option("--entry-bytes", type=BYTES, default=1, show_default=True, help="Bytes of an opaque ring's entry.")
-@click.option("--page-size", type=BYTES, metavar="BYTES", help="Bytes of a padded page.")
-@click.option("--alignment", type=BYTES, metavar="BYTES", help="Bytes to which blocks are aligned.")
-@click.option(
-    "--layout", "order", metavar="ORDER", help=f"LBHNC and its kin, NHD or HND; else {ENVIRONMENT}, else NHD."
-)
-@click.option("--num-blocks", type=BYTES, default=4, show_default=True, help="Blocks in the pool.")
-@click.option("--num-layers", type=BYTES, default=2, show_default=True, help="Layers of this kind.")
-@click.option(
-    "--layer-stride", type=BYTES, metavar="BYTES", help="From one layer to the next, if not as close as can be."
-)
-@click.option(
-    "--block-stride", type=BYTES, metavar="BYTES", help="From one block to the next, if not as close as can be."
-)
-@click.option(
-    "--offset",
-    type=BYTE,
-    default=0,
-    show_default=True,
-    metavar="BYTES",
-    help="Where the first layer starts.",
-)
-@click.option("--kernel-block-size", type=SIZE, metavar="TOKENS", help="Tokens of a kernel's block.")
-@click.option(
-    "--address", "addresses", multiple=True, metavar="L,B,H,T,C", help="Layer, block, head, token, channel: which byte?"
-)
-@click.option(
-    "--byte",
-    "offsets",
-    multiple=True,
-    type=BYTE,
-    metavar="OFFSET",
-    help="What is at this byte?",
-)
-@click.option(
-    "--image",
-    metavar="FILE",
-    type=OutputPath(),
-    help="Draw into FILE, which ends in .svg or .png; - for SVG on standard output.",
-)
-@json_option
-def command(
-    spec_text: str | None,
-    plan_path: str | None,
-    layer: int | None,
-    tag: str | None,
-    pool: int,
-    order: str | None,
-    addresses: tuple[str, ...],
-    offsets: tuple[int, ...],
-    image: str | None,
-    json_path: str | None,
-    num_blocks: int,
-    num_layers: int,
-    layer_stride: int | None,
-    block_stride: int | None,
-    offset: int,
-    kernel_block_size: int | None,
-    **geometry: Any,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Geometry of the layer, as far as its kind has it."""
+
+    kv_heads: int = option(1, type=TOKENS, help="Key/value heads on this rank.")
+    head_size: int = option(128, type=TOKENS, help="Elements of a key, or of a latent.")
+    head_size_v: int | None = option(type=TOKENS, help="Elements of a value, if not as many.")
+    dtype: str = option("bfloat16", help="Element type.")
+    quantization: str | None = option(metavar="NAME", help=f"Packing: {', '.join(QUANTIZATIONS)}.")
+    tokens_per_state: str = option("1", metavar="N", help="Tokens that share a state; or 1/K.")
+    states: tuple[str, ...] = option((), "--state", metavar="AxBxC:DTYPE", help="A Mamba layer's state; repeatable.")
+    entry_bytes: int = option(1, type=BYTES, help="Bytes of an opaque ring's entry.")
+    page_size: int | None = option(type=BYTES, metavar="BYTES", help="Bytes of a padded page.")
+    alignment: int | None = option(type=BYTES, metavar="BYTES", help="Bytes to which blocks are aligned.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Places:
+    """Places of the pool's blocks."""
+
+    num_blocks: int = option(4, type=BYTES, help="Blocks in the pool.")
+    num_layers: int = option(2, type=BYTES, help="Layers of this kind.")
+    layer_stride: int | None = option(
+        type=BYTES, metavar="BYTES", help="From one layer to the next, if not as close as can be."
+    )
+    block_stride: int | None = option(
+        type=BYTES, metavar="BYTES", help="From one block to the next, if not as close as can be."
+    )
+    offset: int = option(0, type=BYTE, metavar="BYTES", help="Where the first layer starts.")
+    kernel_block_size: int | None = option(type=TOKENS, metavar="TOKENS", help="Tokens of a kernel's block.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    spec_text: str | None = option(
+        None, "--spec", metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024."
+    )
+    plan_path: str | None = option(
+        None, "--plan", metavar="FILE", help="In its stead, a plan with pools: hkv plan --json FILE."
+    )
+    layer: int | None = option(type=BYTE, metavar="N", help="With --plan: this layer alone.")
+    tag: str | None = option(metavar="TAG", help="With --plan: this group alone.")
+    pool: int = option(0, type=BYTE, metavar="N", help="With --plan: the pool of --byte.")
+    geometry: Geometry = group(Geometry)
+    order: str | None = option(
+        None, "--layout", metavar="ORDER", help=f"LBHNC and its kin, NHD or HND; else {ENVIRONMENT}, else NHD."
+    )
+    places: Places = group(Places)
+    addresses: tuple[str, ...] = option(
+        (), "--address", metavar="L,B,H,T,C", help="Layer, block, head, token, channel: which byte?"
+    )
+    offsets: tuple[int, ...] = option((), "--byte", type=BYTE, metavar="OFFSET", help="What is at this byte?")
+    image: str | None = option(
+        metavar="FILE",
+        type=OutputPath(),
+        help="Draw into FILE, which ends in .svg or .png; - for SVG on standard output.",
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("layout", Options)
+def command(given: Options) -> None:
     """Draw where the bytes of a block lie, and answer for addresses.
 
     The drawing zooms from the buffer into one cell: the one that --address or --byte names, else the first. A channel
@@ -120,78 +107,66 @@ def command(
 
     Example: hkv layout --spec full:16 --kv-heads 8 --layout BLHNC --num-layers 32 --address 1,3,2,5,130
     """
-    if plan_path is not None:
-        _show_plan(plan_path, layer, tag, pool, offsets, json_path)
+    if given.plan_path is not None:
+        _show_plan(given.plan_path, given)
         return
     refuse_given(["layer", "tag", "pool"], "nothing without --plan, whose layers they choose among")
-    if spec_text is None:
+    if given.spec_text is None:
         raise click.UsageError("Missing option '--spec'.")
-    spec = _spec(spec_text, **geometry)
-    resolution = resolve([spec], explicit=order, environment=os.environ.get(ENVIRONMENT))
-    layout = Layout.of_spec(
-        spec,
-        resolution.order,
-        num_blocks=num_blocks,
-        num_layers=num_layers,
-        layer_stride=layer_stride,
-        block_stride=block_stride,
-        offset=offset,
-        kernel_block_size=kernel_block_size,
-    )
-    found = [_address(layout, text) for text in addresses]
-    held = [_element(layout, byte) for byte in offsets]
-    result = {"layout": _description(layout), "addresses": found, "bytes": held}
-    if image:
-        place = _place([*found, *held])
-        write_output(image, figure(levels(layout, place), _names(layout), _title(layout, spec_text), image))
-    if talks(json_path, image):
-        _print(layout, spec_text, found, held)
-    write_json(json_path, result)
+    spec = _spec(given.spec_text, given.geometry)
+    order = resolve([spec], explicit=given.order, environment=os.environ.get(ENVIRONMENT)).order
+    layout = Layout.of_spec(spec, order, **dataclasses.asdict(given.places))
+    found = [_address(layout, text) for text in given.addresses]
+    held = [_element(layout, byte) for byte in given.offsets]
+    if given.image:
+        drawn = levels(layout, _place([*found, *held]))
+        write_output(given.image, figure(drawn, _names(layout), _title(layout, given.spec_text), given.image))
+    if talks(given.json_path, given.image):
+        _print(layout, given.spec_text, found, held)
+    write_json(given.json_path, {"layout": _description(layout), "addresses": found, "bytes": held})
 
 
 OF_PLANS = ("plan_path", "layer", "tag", "pool", "offsets", "json_path")
 """Parameters that have a meaning with --plan."""
 
 
-def _show_plan(
-    path: str, layer: int | None, tag: str | None, pool: int, offsets: tuple[int, ...], json_path: str | None
-) -> None:
+def _show_plan(path: str, given: Options) -> None:
     """Answers about the pools of a plan."""
     names = [parameter.name for parameter in click.get_current_context().command.params]
     refuse_given([name for name in names if name and name not in OF_PLANS], "nothing with --plan, which has the layers")
-    planned = planned_views(path)
-    if offsets or is_given("pool"):
-        check_place(planned, pool, offsets)
-    views = selected([view for view in planned if not is_given("pool") or view.pool == pool], layer, tag)
-    found = [answer for byte in offsets for answer in held(views, pool, byte)]
-    shown = [] if offsets else [view_record(view) for view in views]
-    if talks(json_path, None):
+    planned, pool = planned_views(path), given.pool
+    if given.offsets or is_given("pool"):
+        check_place(planned, pool, given.offsets)
+    views = [view for view in planned if not is_given("pool") or view.pool == pool]
+    views = selected(views, given.layer, given.tag)
+    found = [answer for byte in given.offsets for answer in held(views, pool, byte)]
+    shown = [] if given.offsets else [view_record(view) for view in views]
+    if talks(given.json_path):
         print_views(shown, found)
-    write_json(json_path, {"views": shown, "bytes": found})
+    write_json(given.json_path, {"views": shown, "bytes": found})
 
 
-def _spec(text: str, **given: Any) -> LayerSpec:
+def _spec(text: str, given: Geometry) -> LayerSpec:
     spec = spec_from_text(text)
     for names in dict.fromkeys(cls.layout_options for cls in CLASSES.values()):
         if names != spec.layout_options:
             refuse_given(names, f"nothing with a layer of kind {spec.short_name}")
-    padded = given["page_size"]
     if (attention := attention_of(spec)) is None:
-        states = [_state(state) for state in given["states"]]
-        return spec.sized(page_size=padded, entry_bytes=given["entry_bytes"], states=states)
-    changes: dict[str, Any] = {
-        "num_kv_heads": given["kv_heads"],
-        "head_size": given["head_size"],
-        "dtype": given["dtype"],
-        "tokens_per_state": _tokens_per_state(given["tokens_per_state"]),
-        "block_stride_alignment": given["alignment"],
-    }
-    if given["head_size_v"] is not None:
-        changes["head_size_v"] = given["head_size_v"]
-    attention = dataclasses.replace(attention, **changes)
-    if given["quantization"] is not None:
-        attention = quantize(attention, given["quantization"])
-    return attention if padded is None else dataclasses.replace(attention, page_size_padded=padded)
+        states = [_state(state) for state in given.states]
+        return spec.sized(page_size=given.page_size, entry_bytes=given.entry_bytes, states=states)
+    value = {} if given.head_size_v is None else {"head_size_v": given.head_size_v}
+    attention = dataclasses.replace(
+        attention,
+        num_kv_heads=given.kv_heads,
+        head_size=given.head_size,
+        dtype=given.dtype,
+        tokens_per_state=_tokens_per_state(given.tokens_per_state),
+        block_stride_alignment=given.alignment,
+        **value,
+    )
+    if given.quantization is not None:
+        attention = quantize(attention, given.quantization)
+    return attention if given.page_size is None else dataclasses.replace(attention, page_size_padded=given.page_size)
 
 
 def _state(text: str) -> tuple[tuple[int, ...], str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hkv.errors import ConfigError, LayoutError, MissingExtraError
-from hkv.input_file import decode_json, read_whole
+from hkv.files import decode_json, read_whole
 from hkv.layout.picture import Level, Piece, shown
 from hkv.layout.strided import StridedView
 

@@ -9,12 +9,14 @@ import os
 import pathlib
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
 
+from hkv.contract.options import option
 from hkv.errors import FileError
 from hkv.oracle.log_file import write_atomically
 
@@ -63,6 +65,11 @@ class OutputFolder(click.ParamType):
             raise FileError(path or "''", None, "", "no folder", "the name of a folder to write in")
         _check(os.path.join(path, "file"))
         return path
+
+
+def console() -> Console:
+    """A console of the terminal's width, or wide enough for every table where there is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else 110)
 
 
 def talks(*paths: str | None) -> bool:
@@ -114,13 +121,19 @@ def _is_standard_output(path: str) -> bool:
 
 # The `--json` option of every command.
 
-json_option = click.option(
-    "--json",
-    "json_path",
-    metavar="F",
-    type=OutputPath(),
-    help="Write the result as JSON to the file F; - for standard output, which then has nothing else.",
-)
+_JSON: Mapping[str, Any] = {
+    "metavar": "F",
+    "type": OutputPath(),
+    "help": "Write the result as JSON to the file F; - for standard output, which then has nothing else.",
+}
+
+json_option = click.option("--json", "json_path", **_JSON)
+"""Adds the option to a command that is no dataclass of options."""
+
+
+def json_field() -> Any:
+    """A field for the option."""
+    return option(None, "--json", **_JSON)
 
 
 def write_json(path: str | None, result: Any) -> None:

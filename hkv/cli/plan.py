@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
-from hkv.byte_size import parse_bytes
-from hkv.cli.capacity_table import capacity_rows, combinations, drawn, lengths_between, table_csv, table_lines
-from hkv.cli.fewest_gpus import deployment_lines, deployments, values_of
-from hkv.cli.numbers import Number, percentage
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_option, talks, write_json, write_output
-from hkv.cli.own_options import bugs_of, bugs_option, commands, is_given, own_options, refuse_given, refuse_others
+from hkv.cli.capacity_table import (
+    CapacityRow,
+    capacity_rows,
+    combinations,
+    drawn,
+    lengths_between,
+    table_csv,
+    table_lines,
+)
+from hkv.cli.options import (
+    bugs_of,
+    bugs_option,
+    command_of,
+    commands,
+    is_given,
+    own_options,
+    refuse_given,
+    refuse_others,
+)
+from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.contract import registry
-from hkv.contract.plan_command import Capacity, OneOrMore, PlanCommand, Several
-from hkv.errors import ConfigError, HKVError
-from hkv.limits import MAX_COUNT, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS
+from hkv.contract.options import (
+    COUNT,
+    RANKS,
+    TOKENS,
+    Number,
+    OneOrMore,
+    Several,
+    argument,
+    check_plot_path,
+    option,
+    percentage,
+)
+from hkv.contract.plan_command import Capacity, PlanCommand
+from hkv.errors import ConfigError, HKVError, PlanError
+from hkv.limits import MAX_SPECULATIVE_TOKENS, MAX_TOKENS, parse_bytes, show_bytes
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
-from hkv.plot_path import check_plot_path
 from hkv.spec import KINDS
 
 if TYPE_CHECKING:
@@ -32,137 +58,104 @@ PLANNED = tuple(PLANNERS)
 COMMANDS = commands(lambda dialect: dialect.plan_command())
 
 
-@click.command("plan")
-@click.argument("configs", metavar="CONFIG...", nargs=-1, type=click.Path())
-@click.option(
-    "layers",
-    "--layers",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(),
-    help="Layers listed by hand, in JSON (docs/reading.md), in place of a CONFIG or beside some; repeatable.",
-)
-@click.option(
-    "memory",
-    "--memory",
-    "--kv-cache-memory-bytes",
-    metavar="SIZE",
-    help="Memory for the cache on each GPU, such as 80GiB.",
-)
-@click.option(
-    "tp",
-    "--tp",
-    "--tensor-parallel-size",
-    "-tp",
-    type=OneOrMore(click.IntRange(1, MAX_RANKS)),
-    default=1,
-    show_default=True,
-    help="Tensor-parallel ranks.",
-)
-@click.option(
-    "pp",
-    "--pp",
-    "--pipeline-parallel-size",
-    "-pp",
-    type=OneOrMore(click.IntRange(1, MAX_RANKS)),
-    default=1,
-    show_default=True,
-    help="Pipeline stages.",
-)
-@click.option(
-    "dcp",
-    "--dcp",
-    "--decode-context-parallel-size",
-    "-dcp",
-    type=OneOrMore(click.IntRange(1, MAX_RANKS)),
-    default=1,
-    show_default=True,
-    help="Context-parallel ranks; where a rank holds whole blocks, of a prefill server.",
-)
-@click.option(
-    "--block-size",
-    type=click.IntRange(1, MAX_TOKENS),
-    help="Tokens per block; left out, what the model's kernels want.",
-)
-@click.option(
-    "--kernel-block-size",
-    type=click.IntRange(0, MAX_TOKENS),
-    default=0,
-    help="Tokens per kernel block; left out, the whole block.",
-)
-@click.option("--dtype", metavar="TYPE", help="The model's element type; left out, its config's.")
-@click.option(
-    "kv_dtype",
-    "--kv-dtype",
-    "--kv-cache-dtype",
-    type=OneOrMore(click.STRING),
-    default="auto",
-    show_default=True,
-    help=f"One of {', '.join(KV_DTYPES)}.",
-)
-@click.option("--state-dtype", metavar="TYPE", help="Element type of recurrent states; left out, the model's.")
-@click.option("--draft", "draft_path", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
-@click.option(
-    "--speculative-tokens",
-    type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
-    default=0,
-    show_default=True,
-    help="Draft tokens verified in one step.",
-)
-@click.option(
-    "ignore_fields",
-    "--ignore-field",
-    metavar="NAME,...",
-    multiple=True,
-    help="Fields of CONFIG that HKV does not know, to be read over; noted in the plan. Repeatable.",
-)
-@click.option("--strict", is_flag=True, help="Refuse every field that HKV does not know, whether it matters or not.")
-@own_options(COMMANDS)
-@click.option(
-    "dialects",
-    "--dialect",
-    type=OneOrMore(click.Choice(PLANNED)),
-    metavar=f"[{'|'.join(PLANNED)}],...",
-    multiple=True,
-    default=PLANNED[:1],
-    show_default=True,
-    help="Whose memory plan; repeatable.",
-)
-@click.option(
-    "--requests",
-    type=click.IntRange(1, MAX_COUNT),
-    help="Find the fewest GPUs that hold so many requests of --max-model-len at once, --tp and --pp as given or tried.",
-)
-@click.option("--trace", "trace_path", metavar="FILE", help="Say how much of this trace's prompts is hit (hkv replay).")
-@click.option("--prompt", type=click.IntRange(1, MAX_TOKENS), help="Likewise of drawn requests: tokens of a prompt.")
-@click.option("--answer", type=click.IntRange(1, MAX_TOKENS), help="Tokens of an answer.  [default: 256]")
-@click.option("--shared", metavar="P%", help="Share of a prompt that is one of 8 common prefixes.  [default: 50%]")
-@click.option("--requests-per-second", type=Number(1e-6, 1e9), help="Requests that arrive a second.  [default: 1]")
-@click.option("--target-hit-rate", metavar="P%", help="Find the cheapest change with which so much is hit.")
-@bugs_option
-@json_option
-@click.option("--csv", "csv_path", metavar="F", type=OutputPath(), help="Write the table as CSV to the file F.")
-@click.option(
-    "--plot", "plot_path", metavar="F", type=OutputPath(), help="Draw what fits against length to F, .png or .svg."
-)
-@click.pass_context
-def command(
-    ctx: click.Context,
-    configs: tuple[str, ...],
-    layers: tuple[str, ...],
-    dialects: tuple[Several, ...],
-    json_path: str | None,
-    csv_path: str | None,
-    plot_path: str | None,
-    requests: int | None,
-    trace_path: str | None,
-    prompt: int | None,
-    answer: int | None,
-    shared: str | None,
-    requests_per_second: float | None,
-    target_hit_rate: str | None,
-    **options: Any,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    configs: tuple[str, ...] = argument(metavar="CONFIG...", nargs=-1, type=click.Path())
+    layers: tuple[str, ...] = option(
+        (),
+        metavar="FILE",
+        type=click.Path(),
+        help="Layers listed by hand, in JSON (docs/reading.md), in place of a CONFIG or beside some; repeatable.",
+    )
+    memory: str | None = option(
+        *(None, "--memory", "--kv-cache-memory-bytes"),
+        metavar="SIZE",
+        help="Memory for the cache on each GPU, such as 80GiB.",
+    )
+    tp: Several = option(
+        *(1, "--tp", "--tensor-parallel-size", "-tp"), type=OneOrMore(RANKS), help="Tensor-parallel ranks."
+    )
+    pp: Several = option(
+        *(1, "--pp", "--pipeline-parallel-size", "-pp"), type=OneOrMore(RANKS), help="Pipeline stages."
+    )
+    dcp: Several = option(
+        *(1, "--dcp", "--decode-context-parallel-size", "-dcp"),
+        type=OneOrMore(RANKS),
+        help="Context-parallel ranks; where a rank holds whole blocks, of a prefill server.",
+    )
+    block_size: int | None = option(type=TOKENS, help="Tokens per block; left out, what the model's kernels want.")
+    kernel_block_size: int = option(
+        0,
+        type=click.IntRange(0, MAX_TOKENS),
+        show_default=False,
+        help="Tokens per kernel block; left out, the whole block.",
+    )
+    dtype: str | None = option(metavar="TYPE", help="The model's element type; left out, its config's.")
+    kv_dtype: Several = option(
+        *("auto", "--kv-dtype", "--kv-cache-dtype"),
+        type=OneOrMore(click.STRING),
+        help=f"One of {', '.join(KV_DTYPES)}.",
+    )
+    state_dtype: str | None = option(metavar="TYPE", help="Element type of recurrent states; left out, the model's.")
+    draft_path: str | None = option(None, "--draft", metavar="CONFIG", help="Config of a draft (EAGLE or MTP) module.")
+    speculative_tokens: int = option(
+        0, type=click.IntRange(0, MAX_SPECULATIVE_TOKENS), help="Draft tokens verified in one step."
+    )
+    ignore_fields: tuple[str, ...] = option(
+        (),
+        "--ignore-field",
+        metavar="NAME,...",
+        help="Fields of CONFIG that HKV does not know, to be read over; noted in the plan. Repeatable.",
+    )
+    strict: bool = option(False, help="Refuse every field that HKV does not know, whether it matters or not.")
+    own: dict[str, Any] = own_options(COMMANDS)
+    dialects: tuple[Several, ...] = option(
+        PLANNED[:1],
+        "--dialect",
+        type=OneOrMore(click.Choice(PLANNED)),
+        metavar=f"[{'|'.join(PLANNED)}],...",
+        multiple=True,
+        help="Whose memory plan; repeatable.",
+    )
+    requests: int | None = option(
+        type=COUNT,
+        help="Find the fewest GPUs that hold so many requests of --max-model-len at once, --tp and --pp as given or "
+        "tried.",
+    )
+    trace_path: str | None = option(
+        None, "--trace", metavar="FILE", help="Say how much of this trace's prompts is hit (hkv replay)."
+    )
+    prompt: int | None = option(type=TOKENS, help="Likewise of drawn requests: tokens of a prompt.")
+    answer: int | None = option(type=TOKENS, help="Tokens of an answer.  [default: 256]")
+    shared: str | None = option(
+        metavar="P%", help="Share of a prompt that is one of 8 common prefixes.  [default: 50%]"
+    )
+    requests_per_second: float | None = option(
+        type=Number(1e-6, 1e9), help="Requests that arrive a second.  [default: 1]"
+    )
+    target_hit_rate: str | None = option(metavar="P%", help="Find the cheapest change with which so much is hit.")
+    bugs: tuple[str, ...] = bugs_option()
+    json_path: str | None = json_field()
+    csv_path: str | None = option(
+        None, "--csv", metavar="F", type=OutputPath(), help="Write the table as CSV to the file F."
+    )
+    plot_path: str | None = option(
+        *(None, "--plot"),
+        metavar="F",
+        type=OutputPath(),
+        help="Draw what fits against length to F, .png or .svg.",
+    )
+
+
+ELSEWHERE = ("configs", "layers", "dialects", "memory", "requests", "trace_path", "prompt", "answer", "shared")
+ELSEWHERE += ("requests_per_second", "target_hit_rate", "json_path", "csv_path", "plot_path")
+"""Options that say nothing about one plan."""
+
+
+@command_of("plan", Options)
+def command(given: Options) -> None:
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
 
     CONFIG is a model's config.json, the folder it is in, or a released model by name (gpt-oss-20b). Sizes are those of
@@ -185,45 +178,39 @@ def command(
 
     Example: hkv plan gpt-oss-20b gemma-3-27b --memory 80GiB --tp 1,2 --kv-cache-dtype auto,fp8 --csv capacity.csv
     """
-    for path in layers:
+    for path in given.layers:
         check_layer_list(path, load_config(path))
-    configs += layers
+    configs = given.configs + given.layers
     if not configs:
         raise click.UsageError("Missing argument 'CONFIG...', or --layers FILE in its place.")
-    options["ignore_fields"] = tuple(name for names in options["ignore_fields"] for name in names.split(",") if name)
-    options["bugs"] = frozenset(bugs_of(options["bugs"], "planning"))
-    memory = None if options["memory"] is None else parse_bytes(options["memory"])
-    chosen = Several(dict.fromkeys(dialect for some in dialects for dialect in some))
+    chosen = Several(dict.fromkeys(dialect for some in given.dialects for dialect in some))
     planners = {dialect: PLANNERS[dialect].plan_command() for dialect in chosen}
     for dialect, planner in planners.items():
         refuse_others(planner, COMMANDS, dialect)
         if not PLANNERS[dialect].has_bugs:
             refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
-    if len(planners) > 1:
-        options = {"dialect": chosen, **options}
-    options["given"] = {name for name in ctx.params if is_given(name)}
-    if plot_path is not None:
-        check_plot_path(plot_path)
-
-    if requests is not None:
-        _fewest(planners[chosen[0]], configs, requests, memory, options, json_path)
+    memory = None if given.memory is None else parse_bytes(given.memory)
+    options = _options(given, chosen)
+    if given.plot_path is not None:
+        check_plot_path(given.plot_path)
+    first = planners[chosen[0]]
+    if given.requests is not None:
+        _fewest(first, configs, given.requests, memory, options, given.json_path)
         return
-    if trace_path is not None or prompt is not None:
-        if not planners[chosen[0]].replays_workloads:
+    if given.trace_path is not None or given.prompt is not None:
+        if not first.replays_workloads:
             expected = f"nothing with --dialect {chosen[0]}, whose plan does not say how steps are made"
             refuse_given(["trace_path", "prompt"], expected)
-        workload = _asked_workload(trace_path, prompt, answer, shared, requests_per_second)
-        target = None if target_hit_rate is None else percentage("--target-hit-rate", target_hit_rate)
-        _workload(planners[chosen[0]], configs, workload, target, memory, options, json_path, plot_path)
+        _workload(first, configs, memory, options, given)
         return
     refuse_given(["answer", "shared", "requests_per_second", "target_hit_rate"], "--prompt or --trace beside it")
     wanted = combinations(configs, options)
-    if len(wanted) == 1 and csv_path is None and plot_path is None:
+    if len(wanted) == 1 and given.csv_path is None and given.plot_path is None:
         config, choice = wanted[0]
-        plan = planners[chosen[0]].plan(memory, {**options, **choice, "config": config})
-        if json_path != STANDARD_OUTPUT:
+        plan = first.plan(memory, {**options, **choice, "config": config})
+        if talks(given.json_path):
             plan.show(Console(soft_wrap=False))
-        write_json(json_path, plan.report)
+        write_json(given.json_path, plan.report)
         return
     for config in configs:
         load_config(config)  # a name that nobody knows is a slip, not a refused combination
@@ -232,34 +219,29 @@ def command(
         planner = planners[choice.get("dialect", chosen[0])]
         return planner.capacity(memory, {**options, **choice, "config": config})
 
-    rows = capacity_rows(wanted, capacity)
-    if talks(json_path, csv_path, plot_path):
+    _table(capacity_rows(wanted, capacity), capacity, given)
+
+
+def _options(given: Options, dialects: Several) -> dict[str, Any]:
+    """The options of plans, as a dialect takes them."""
+    params = click.get_current_context().params
+    options = {name: value for name, value in params.items() if name not in ELSEWHERE}
+    options["ignore_fields"] = tuple(name for names in given.ignore_fields for name in names.split(",") if name)
+    options["bugs"] = frozenset(bugs_of(given.bugs, "planning"))
+    options["given"] = {name for name in params if is_given(name)}
+    return {"dialect": dialects, **options} if len(dialects) > 1 else options
+
+
+def _table(rows: list[CapacityRow], capacity: Callable[[str, dict[str, Any]], Capacity], given: Options) -> None:
+    """Shows and writes the table of several plans."""
+    if talks(given.json_path, given.csv_path, given.plot_path):
         click.echo("\n".join(table_lines(rows, Console().width)))
-    write_json(json_path, {"rows": [row.record() for row in rows]})
-    if csv_path is not None:
-        write_output(csv_path, table_csv(rows))
-    if plot_path is not None:
-        write_output(plot_path, drawn(rows, plot_path, capacity_rows(lengths_between(rows), capacity)))
-
-
-def _fewest(
-    planner: PlanCommand,
-    configs: Sequence[str],
-    requests: int,
-    memory: int | None,
-    options: dict[str, Any],
-    json_path: str | None,
-) -> None:
-    """Answers `--requests`: ways to hold them, the fewest GPUs first."""
-    asked = _single("--requests", configs, options, but=("tp", "pp"))
-    ranks, stages = (values_of(options[name], name in options["given"]) for name in ("tp", "pp"))
-    found = deployments(requests, ranks, stages, lambda tp, pp: planner.capacity(memory, {**asked, "tp": tp, "pp": pp}))
-    best = found[0]
-    serve = planner.serve_line({**asked, "tp": best.tp, "pp": best.pp}, best.engines)
-    if json_path != STANDARD_OUTPUT:
-        click.echo("\n".join(deployment_lines(found, requests, serve)))
-    rows = [each.record() for each in found]
-    write_json(json_path, {"requests": requests, "deployments": rows, "fewest": rows[0], "serve": serve or None})
+    write_json(given.json_path, {"rows": [row.record() for row in rows]})
+    if given.csv_path is not None:
+        write_output(given.csv_path, table_csv(rows))
+    if given.plot_path is not None:
+        between = capacity_rows(lengths_between(rows), capacity)
+        write_output(given.plot_path, drawn(rows, given.plot_path, between))
 
 
 def _single(name: str, configs: Sequence[str], options: dict[str, Any], but: Sequence[str] = ()) -> dict[str, Any]:
@@ -271,37 +253,26 @@ def _single(name: str, configs: Sequence[str], options: dict[str, Any], but: Seq
     return {**options, **{key: values[0] for key, values in lists.items()}, "config": configs[0]}
 
 
-def _asked_workload(
-    trace_path: str | None, prompt: int | None, answer: int | None, shared: str | None, rate: float | None
-) -> Drawn | str:
-    """The workload that the options say: a trace's path, or numbers.
-
-    Raises:
-      ConfigError: they say both, or a share that is none.
-    """
+def _asked_workload(given: Options) -> Drawn | str:
+    """The workload that the options say: a trace's path, or numbers; ConfigError where they say both."""
     from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without
 
-    share = percentage("--shared", "50%" if shared is None else shared)
-    if trace_path is not None:
+    share = percentage("--shared", "50%" if given.shared is None else given.shared)
+    if given.trace_path is not None:
         refuse_given(["prompt", "answer", "shared", "requests_per_second"], "none beside --trace, which says all of it")
-        return trace_path
-    assert prompt is not None
-    return Drawn(prompt, answer or 256, share, rate or 1.0)
+        return given.trace_path
+    return Drawn(given.prompt or 1, given.answer or 256, share, given.requests_per_second or 1.0)
 
 
 def _workload(
-    planner: PlanCommand,
-    configs: Sequence[str],
-    workload: Drawn | str,
-    target: float | None,
-    memory: int | None,
-    options: dict[str, Any],
-    json_path: str | None,
-    plot_path: str | None,
+    planner: PlanCommand, configs: Sequence[str], memory: int | None, options: dict[str, Any], given: Options
 ) -> None:
     """Answers `--trace` and `--prompt`: hit rates on the planned GPUs, and what reaches a target."""
     from hkv.cli.workload import Served, answered, workload_lines
 
+    workload = _asked_workload(given)
+    wished = given.target_hit_rate
+    target = None if wished is None else percentage("--target-hit-rate", wished)
     asked = _single("--trace" if isinstance(workload, str) else "--prompt", configs, options)
 
     def served(tp: int, kv_dtype: str) -> Served:
@@ -326,14 +297,106 @@ def _workload(
             return None
 
     engine = served(asked["tp"], asked["kv_dtype"])
-    report, picture = answered(engine, workload, target, other, plot_path)
+    report, picture = answered(engine, workload, target, other, given.plot_path)
     reached = report["target"] and report["target"]["reached"]
     chosen = {"tp": reached["tp"], "kv_dtype": reached["kv_dtype"]} if reached else {}
     serve = planner.serve_line({**asked, **chosen}, 1)
     if reached and "retention" in reached["change"]:
         serve += " --prefix-cache-retention-interval None"
-    if json_path != STANDARD_OUTPUT:
+    if talks(given.json_path):
         click.echo("\n".join(workload_lines(report, engine, workload, serve)))
-    write_json(json_path, {**report, "serve": serve})
-    if plot_path is not None:
-        write_output(plot_path, picture)
+    write_json(given.json_path, {**report, "serve": serve})
+    if given.plot_path is not None:
+        write_output(given.plot_path, picture)
+
+
+# The fewest GPUs that hold so many longest requests at once: each number of ranks and stages is planned as one engine,
+# and as many engines as are needed serve beside each other.
+
+TRIED_RANKS = (1, 2, 4, 8)
+"""Tensor-parallel ranks that are tried where none are given: those of one machine."""
+
+TRIED_STAGES = (1, 2, 4)
+"""Pipeline stages that are tried where none are given: more than one where ranks of one machine do not hold it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """So many engines beside each other that hold the requests, each of so many ranks and stages."""
+
+    tp: int
+    pp: int
+    engines: int
+    capacity: Capacity
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.tp * self.pp * self.engines
+
+    def record(self) -> dict[str, Any]:
+        """The deployment as plain values."""
+        fits = {"requests": self.capacity.requests, "weights": self.capacity.weights, "memory": self.capacity.memory}
+        return {"gpus": self.gpus, "engines": self.engines, "tp": self.tp, "pp": self.pp, **fits}
+
+
+def _fewest(
+    planner: PlanCommand,
+    configs: Sequence[str],
+    requests: int,
+    memory: int | None,
+    options: dict[str, Any],
+    json_path: str | None,
+) -> None:
+    """Answers `--requests`: ways to hold them, the fewest GPUs first."""
+    asked = _single("--requests", configs, options, but=("tp", "pp"))
+    ranks, stages = (options[name] if name in options["given"] else () for name in ("tp", "pp"))
+    found = deployments(requests, ranks, stages, lambda tp, pp: planner.capacity(memory, {**asked, "tp": tp, "pp": pp}))
+    best = found[0]
+    serve = planner.serve_line({**asked, "tp": best.tp, "pp": best.pp}, best.engines)
+    if talks(json_path):
+        click.echo("\n".join(_deployment_lines(found, requests, serve)))
+    rows = [each.record() for each in found]
+    write_json(json_path, {"requests": requests, "deployments": rows, "fewest": rows[0], "serve": serve or None})
+
+
+def deployments(
+    requests: int, ranks: Sequence[int], stages: Sequence[int], capacity: Callable[[int, int], Capacity]
+) -> list[Deployment]:
+    """Ways to hold so many requests at once, the fewest GPUs first, and then the fewest engines.
+
+    Numbers of ranks and stages that are not given are tried: `TRIED_RANKS`, and the first of `TRIED_STAGES` that holds
+    a request. Where none does, the last refusal is raised.
+    """
+    refused: HKVError | None = None
+    found: list[Deployment] = []
+    for pp in stages or TRIED_STAGES:
+        for tp in ranks or TRIED_RANKS:
+            try:
+                fits = capacity(tp, pp)
+            except HKVError as error:
+                refused = error
+                continue
+            if fits.requests:
+                found.append(Deployment(tp, pp, -(-requests // fits.requests), fits))
+        if found and not stages:
+            break
+    if not found:
+        raise refused or PlanError("--requests", requests, "a request of that length that fits; none does")
+    return sorted(found, key=lambda each: (each.gpus, each.engines, each.pp))
+
+
+def _deployment_lines(found: Sequence[Deployment], requests: int, serve: str) -> Iterator[str]:
+    """A table of the deployments, and what the first of them means."""
+    yield "GPUs engines tp pp    weights      cache  requests"
+    yield "                      a GPU      a GPU an engine"
+    for each in found:
+        fits = each.capacity
+        weights, cache = (show_bytes(size) if size else "-" for size in (fits.weights, fits.memory))
+        yield f"{each.gpus:4} {each.engines:7} {each.tp:2} {each.pp:2} {weights:>10} {cache:>10} {fits.requests:9,}"
+    best = found[0]
+    length = best.capacity.max_model_len
+    held = best.engines * best.capacity.requests
+    yield f"fewest: {best.gpus} GPUs hold {held:,} requests of {length:,} tokens at once; {requests:,} were asked for"
+    if serve:
+        yield serve

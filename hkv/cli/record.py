@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
 from hkv.cli.engine_options import (
     FEATURE_NAMES,
     FORMS,
     VERSIONS,
+    Restriction,
     check_timeout,
     defaults,
     dialect_option,
-    only_of,
-    only_options,
     timeout_option,
 )
-from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.options import command_of
+from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.contract import registry
-from hkv.limits import MAX_COUNT, MAX_SEED
+from hkv.contract.options import COUNT, SEED, group, option
 from hkv.oracle.verbs import record
 
 
-@click.command("record")
-@click.option(
-    "--engine",
-    help=f"Which engine to record, one of: {FORMS}.  [default: {defaults(lambda dialect: dialect.default_recorded)}]",
-)
-@dialect_option
-@click.option("--feature", required=True, type=click.Choice(FEATURE_NAMES), help="What the traffic is about.")
-@click.option(
-    "--seed", required=True, type=click.IntRange(0, MAX_SEED), help="Seed of the traffic; the same seed, the same log."
-)
-@only_options
-@click.option("--version", type=VERSIONS, help="Version of the log.  [default: 2, or the first that has the kinds]")
-@click.option("--steps", default=16, show_default=True, type=click.IntRange(1, MAX_COUNT), help="Scheduling steps.")
-@click.option(
-    "-o", "--output", required=True, metavar="LOG", type=OutputPath(), help="File to write; - for standard output."
-)
-@timeout_option
-@json_option
-def command(
-    engine: str | None,
-    dialect: str,
-    feature: str,
-    seed: int,
-    kinds: str | None,
-    max_groups: int | None,
-    version: int | None,
-    steps: int,
-    output: str,
-    timeout: float,
-    json_path: str | None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    engine: str | None = option(
+        help=f"Which engine to record, one of: {FORMS}.  "
+        f"[default: {defaults(lambda dialect: dialect.default_recorded)}]"
+    )
+    dialect: str = dialect_option()
+    feature: str = option(required=True, type=click.Choice(FEATURE_NAMES), help="What the traffic is about.")
+    seed: int = option(required=True, type=SEED, help="Seed of the traffic; the same seed, the same log.")
+    restriction: Restriction = group(Restriction)
+    version: int | None = option(
+        type=VERSIONS, help="Version of the log.  [default: 2, or the first that has the kinds]"
+    )
+    steps: int = option(16, type=COUNT, help="Scheduling steps.")
+    output: str = option(
+        *(None, "-o", "--output"),
+        required=True,
+        metavar="LOG",
+        type=OutputPath(),
+        help="File to write; - for standard output.",
+    )
+    timeout: float = timeout_option()
+    json_path: str | None = json_field()
+
+
+@command_of("record", Options)
+def command(given: Options) -> None:
     """Record a log of random traffic from an engine, to check other engines against.
 
     \b
@@ -59,23 +59,22 @@ def command(
       hkv record --engine vllm --feature partial --seed 7 -o partial-7.jsonl
       hkv record --engine numpy --dialect rtp-llm/hybrid --feature fork --seed 7 -o fork-7.jsonl
     """
-    engine = engine or registry.dialect_of(dialect).default_recorded
+    engine = given.engine or registry.dialect_of(given.dialect).default_recorded
     check_timeout(engine)
-    wanted = only_of(kinds, max_groups, dialect)
     found = record(
-        feature,
-        seed,
+        given.feature,
+        given.seed,
         engine,
-        dialect=dialect,
-        kinds=wanted.kinds,
-        max_groups=max_groups,
-        version=version,
-        steps=steps,
-        timeout=timeout,
+        dialect=given.dialect,
+        kinds=given.restriction.under(given.dialect).kinds,
+        max_groups=given.restriction.max_groups,
+        version=given.version,
+        steps=given.steps,
+        timeout=given.timeout,
     )
-    write_output(output, found.content)
+    write_output(given.output, found.content)
     operations = len(found.log.operations)
-    if talks(json_path, output):
-        click.echo(f"{output}: {operations} operations by {engine}, {len(found.rules)} rules exercised")
+    if talks(given.json_path, given.output):
+        click.echo(f"{given.output}: {operations} operations by {engine}, {len(found.rules)} rules exercised")
     asked = {name: getattr(found, name) for name in ("engine", "dialect", "feature", "seed", "version")}
-    write_json(json_path, {"path": output, **asked, "operations": operations, "rules": found.rules})
+    write_json(given.json_path, {"path": given.output, **asked, "operations": operations, "rules": found.rules})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import click
 
 from hkv.cli.engine_options import FORMS, check_timeout, ids_option, timeout_option
 from hkv.cli.failing_case import print_case, print_log
-from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.options import command_of
+from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import counting_bar, interruption
+from hkv.contract.options import argument, option
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import engine_factory
@@ -24,23 +27,26 @@ def shrink_with_bar(shrinker: Shrinker, case: Case) -> Case:
         return shrinker.shrink(case)
 
 
-@click.command("shrink")
-@click.argument("log", metavar="LOG", type=click.Path())
-@click.option("--engine", default="jax", show_default=True, help=f"The engine in doubt, one of: {FORMS}.")
-@click.option("--against", default="numpy", show_default=True, help="The engine that counts; its answers are written.")
-@ids_option
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=OutputPath(),
-    help="Where to write the small log; - for standard output. [default: LOG with -small added]",
-)
-@timeout_option
-@json_option
-def command(
-    log: str, engine: str, against: str, ids: str, output: str | None, timeout: float, json_path: str | None
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    log: str = argument(metavar="LOG", type=click.Path())
+    engine: str = option("jax", help=f"The engine in doubt, one of: {FORMS}.")
+    against: str = option("numpy", help="The engine that counts; its answers are written.")
+    ids: str = ids_option()
+    output: str | None = option(
+        *(None, "-o", "--output"),
+        metavar="FILE",
+        type=OutputPath(),
+        help="Where to write the small log; - for standard output. [default: LOG with -small added]",
+    )
+    timeout: float = timeout_option()
+    json_path: str | None = json_field()
+
+
+@command_of("shrink", Options)
+def command(given: Options) -> None:
     """Make a LOG on which an engine answers wrongly as small as can be: few operations, tokens, blocks and groups.
 
     The LOG's own answers are not used: both engines perform its operations, and the small log, on which they still
@@ -50,20 +56,21 @@ def command(
 
     Example: hkv shrink differences/core-2-v1.jsonl --engine 'cmd:./my-engine'
     """
+    log, output, json_path = given.log, given.output, given.json_path
     read = read_log(log)
-    check_timeout(engine, against)
-    tested, right = engine_factory(engine, timeout), engine_factory(against, timeout)
+    check_timeout(given.engine, given.against)
+    tested, right = (engine_factory(name, given.timeout) for name in (given.engine, given.against))
     for factory in (tested, right):
         factory(read.header)  # an engine that cannot start says why
-    shrinker = Shrinker(tested, right, ids)
+    shrinker = Shrinker(tested, right, given.ids)
     case = shrinker.failing(read.header, read.operations)
     if case is None:
-        raise ConfigError("log", log, f"operations on which {engine} and {against} disagree")
+        raise ConfigError("log", log, f"operations on which {given.engine} and {given.against} disagree")
     path = output or str(pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl"))
 
     def finish(small: Case, broken: Broken | str) -> None:
         if talks(json_path, output):
-            click.echo(f"{log}: {engine} differs from {against}")
+            click.echo(f"{log}: {given.engine} differs from {given.against}")
             print_case(small, len(read.operations), broken, shrinker.problem)
         write_output(path, log_bytes(small.header, small.differing, small.answers))
         if talks(json_path, output):

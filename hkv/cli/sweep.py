@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -11,55 +12,51 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.byte_size import show_bytes
 from hkv.cli import varied_options
-from hkv.cli.numbers import Number
-from hkv.cli.output_option import OutputPath, json_option, talks, write_json, write_output
+from hkv.cli.options import command_of
+from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
-from hkv.limits import MAX_WORKERS
-from hkv.plot_path import check_plot_path
+from hkv.contract.options import Number, argument, check_plot_path, option
+from hkv.limits import MAX_WORKERS, show_bytes
 from hkv.replay import plot, sweep
 from hkv.replay.swept import answers, resolved, swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("replayed", nargs=-1, required=True, type=click.UNPROCESSED, metavar="TRACE [OPTIONS OF REPLAY]")
-@click.option("--jobs", type=click.IntRange(1, MAX_WORKERS), help="Points replayed at once.  [default: processors]")
-@click.option(
-    "--ray", metavar="ADDRESS", help="Have a Ray cluster replay: auto, local, HOST:PORT.  [default: processes here]"
-)
-@click.option(
-    "--target", type=Number(0, 100), multiple=True, help="Say from which size on this percentage of the prompts is hit."
-)
-@click.option(
-    "--results",
-    metavar="FILE",
-    type=click.Path(dir_okay=False),
-    help="JSON lines, one a point, written as they come; points that stand there already are not replayed again.",
-)
-@click.option(
-    "--bounds",
-    is_flag=True,
-    help="Also find what a pool that evicts nothing hits, and the most that any choice of evictions could.",
-)
-@click.option("--csv", "csv_path", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
-@click.option(
-    "--plot", "plot_path", metavar="FILE", type=OutputPath(), help="Draw hit rates against sizes; .png or .svg."
-)
-@json_option
-def command(
-    replayed: tuple[str, ...],
-    jobs: int | None,
-    ray: str | None,
-    target: tuple[float, ...],
-    results: str | None,
-    bounds: bool,
-    csv_path: str | None,
-    plot_path: str | None,
-    json_path: str | None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    replayed: tuple[str, ...] = argument(
+        nargs=-1, required=True, type=click.UNPROCESSED, metavar="TRACE [OPTIONS OF REPLAY]"
+    )
+    jobs: int | None = option(
+        type=click.IntRange(1, MAX_WORKERS), help="Points replayed at once.  [default: processors]"
+    )
+    ray: str | None = option(
+        metavar="ADDRESS", help="Have a Ray cluster replay: auto, local, HOST:PORT.  [default: processes here]"
+    )
+    target: tuple[float, ...] = option(
+        (), type=Number(0, 100), help="Say from which size on this percentage of the prompts is hit."
+    )
+    results: str | None = option(
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        help="JSON lines, one a point, written as they come; points that stand there already are not replayed again.",
+    )
+    bounds: bool = option(
+        False, help="Also find what a pool that evicts nothing hits, and the most that any choice of evictions could."
+    )
+    csv_path: str | None = option(None, "--csv", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
+    plot_path: str | None = option(
+        None, "--plot", metavar="FILE", type=OutputPath(), help="Draw hit rates against sizes; .png or .svg."
+    )
+    json_path: str | None = json_field()
+
+
+@command_of("sweep", Options, context_settings={"ignore_unknown_options": True})
+def command(given: Options) -> None:
     """Replay a trace with every combination of some options.
 
     Every option of `hkv replay` may be given; these may have several values between commas: --model, --memory,
@@ -73,11 +70,12 @@ def command(
       hkv sweep chat.jsonl --groups full:16,swa:16:1024 --num-blocks 1000..20000:6 --retention dense,0 --target 50
       hkv sweep chat.jsonl --model gemma-3-1b/config.json --memory 1GiB..16GiB:5 --plot memory.png
     """
+    csv_path, plot_path, json_path = given.csv_path, given.plot_path, given.json_path
     if plot_path:
         check_plot_path(plot_path)
-    if jobs is not None and ray is not None:
+    if given.jobs is not None and given.ray is not None:
         raise click.UsageError("--jobs counts what runs here; with --ray the cluster says how many there are")
-    words = varied_options.parsed(replayed)
+    words = varied_options.parsed(given.replayed)
     if len(words.files) != 1:
         raise click.UsageError(f"one TRACE is wanted, not {len(words.files)}")
     if (sweep.MEMORY in words.axes) == (sweep.BLOCKS in words.axes):
@@ -85,13 +83,11 @@ def command(
     points, path = varied_options.points_of(words), words.files[0]
     known = points[0].options
     trace = InternedTrace(read_trace(path, known["tokens_per_id"], known["limit"]))
+    how: dict[str, Any] = {"jobs": given.jobs or os.cpu_count() or 1, "ray": given.ray, "results": given.results}
     with progress_bar("sweep", len(points)) as advance:
-        processes = jobs or os.cpu_count() or 1
-        rows, infinite = swept(
-            points, trace, jobs=processes, ray=ray, with_bounds=bounds, results=results, progress=advance
-        )
+        rows, infinite = swept(points, trace, with_bounds=given.bounds, progress=advance, **how)
     said = resolved(points)
-    found = [{**each, "resolved": said[each["line"]]} for each in answers(rows, infinite, target)]
+    found = [{**each, "resolved": said[each["line"]]} for each in answers(rows, infinite, given.target)]
     if csv_path:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:

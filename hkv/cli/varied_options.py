@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from hkv.cli import replay as single
+from hkv.cli.options import is_given
 from hkv.contract import registry
 from hkv.replay import sweep
 from hkv.replay.command import ReplayCommand
@@ -21,13 +21,7 @@ NOT_VARIED = ("--json", "--plot", "--check", "--ceilings")
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """A command line taken apart.
-
-    Attributes:
-      files: what is no option.
-      axes: options that have a size or several values, with these.
-      fixed: all other options, each with its value if it takes one.
-    """
+    """A command line taken apart: what is no option, options of a size or of several values, and the others."""
 
     files: Sequence[str]
     axes: Mapping[str, Sequence[str]]
@@ -35,11 +29,7 @@ class Words:
 
 
 def parsed(words: Sequence[str]) -> Words:
-    """Takes a command line of options of `hkv replay` apart.
-
-    Raises:
-      click.UsageError: an option that `hkv replay` does not have, or that says nothing here.
-    """
+    """Takes a command line apart; UsageError for what is no option of `hkv replay`, or says nothing here."""
     known = {name: each for each in single.command.params for name in (*each.opts, *each.secondary_opts)}
     varied = {*sweep.SPLIT, *_names(*single.COMMANDS)}
     axes: dict[str, list[str]] = {}
@@ -66,15 +56,6 @@ def parsed(words: Sequence[str]) -> Words:
         else:
             fixed.append((option, text))
     return Words(files, axes, fixed)
-
-
-def context_of(arguments: Sequence[str]) -> click.Context:
-    """The context of `hkv replay` with these arguments.
-
-    Raises:
-      click.UsageError: it takes them not.
-    """
-    return single.command.make_context("replay", list(arguments))
 
 
 def arguments_of(words: Words, labels: Mapping[str, str]) -> list[str]:
@@ -108,18 +89,10 @@ def points_of(words: Words) -> list[Point]:
     ]
     points: list[Point] = []
     for labels in (each for place, each in enumerate(asked) if each not in asked[:place]):
-        with context_of(arguments_of(words, labels)) as context:
+        with single.command.make_context("replay", arguments_of(words, labels)) as context:
             options: dict[str, Any] = context.params
-            default = context.get_parameter_source("engine") is ParameterSource.DEFAULT
-            engine = None if default else options["engine"]
             single.prepared(options)
-            points.append(
-                Point(
-                    labels=labels,
-                    options=options,
-                    timing=single.timing_of(options),
-                    engine=engine,
-                    warmup=options["warmup"],
-                )
-            )
+            engine = options["engine"] if is_given("engine") else None
+            timing, warmup = single.timing_of(options), options["warmup"]
+            points.append(Point(labels=labels, options=options, timing=timing, engine=engine, warmup=warmup))
     return points

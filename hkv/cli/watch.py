@@ -7,42 +7,31 @@ from typing import Any
 
 import click
 
-from hkv.cli.engine_options import (
-    check_timeout,
-    dialect_option,
-    only_of,
-    timeout_option,
-    traffic_options,
-)
+from hkv.cli.engine_options import Traffic, check_timeout, dialect_option, seeds_option, timeout_option
 from hkv.cli.failing_case import print_broken
-from hkv.cli.output_option import json_option, write_json
+from hkv.cli.options import command_of
+from hkv.cli.output_option import json_field, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
+from hkv.contract.options import argument, group
 from hkv.oracle.broken_invariant import Found, Watching
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import features_of
 
 
-@click.command("watch")
-@click.argument("engine", metavar="ENGINE")
-@dialect_option
-@traffic_options(seeds=20)
-@timeout_option
-@json_option
-@click.pass_context
-def command(
-    context: click.Context,
-    engine: str,
-    dialect: str,
-    seeds: int,
-    first_seed: int,
-    features: tuple[str, ...],
-    kinds: str | None,
-    max_groups: int | None,
-    version: int | None,
-    steps: int,
-    timeout: float,
-    json_path: str | None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command."""
+
+    engine: str = argument(metavar="ENGINE")
+    dialect: str = dialect_option()
+    seeds: int = seeds_option(20)
+    traffic: Traffic = group(Traffic)
+    timeout: float = timeout_option()
+    json_path: str | None = json_field()
+
+
+@command_of("watch", Options)
+def command(given: Options) -> int:
     """Drive ENGINE through random traffic and judge it by the invariants of such caches, with no other engine.
 
     For engines whose rules are their own: other hits, another order of blocks, other keys. What ENGINE says that it
@@ -53,20 +42,21 @@ def command(
 
     Example: hkv watch examples/wrong_engine.py:WrongEngine --kinds full_attention --max-groups 1 --version 1
     """
+    engine, seeds, traffic, json_path = given.engine, given.seeds, given.traffic, given.json_path
     check_timeout(engine)
-    only = only_of(kinds, max_groups, dialect)
-    watching = Watching(engine_factory(engine, timeout), only, version, steps)
-    chosen = features or features_of(only, version)
+    only = traffic.restriction.under(given.dialect)
+    watching = Watching(engine_factory(engine, given.timeout), only, traffic.version, traffic.steps)
+    chosen = tuple(traffic.features) or features_of(only, traffic.version)
     found: list[Found] = []
 
     def tell() -> None:
-        if json_path != "-":
+        if talks(json_path):
             _print(engine, chosen, seeds, watching, found)
         write_json(json_path, _document(engine, watching, found))
 
     with interruption().saying(tell), progress_bar("watching", len(chosen) * seeds) as advance:
         for feature in chosen:
-            for seed in range(first_seed, first_seed + seeds):
+            for seed in range(traffic.first_seed, traffic.first_seed + seeds):
                 broken = watching.seed(feature, seed)
                 advance()
                 if broken is not None:
@@ -74,7 +64,7 @@ def command(
                     break
     watching.require_some()
     tell()
-    context.exit(1 if found else 0)
+    return bool(found)
 
 
 def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watching, found: list[Found]) -> None:

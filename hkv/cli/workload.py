@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from hkv.byte_size import show_bytes
 from hkv.cli import varied_options
+from hkv.limits import show_bytes
 from hkv.replay import plot, sweep
 from hkv.replay.swept import swept, without_evictions
 from hkv.replay.traces.interned import InternedTrace

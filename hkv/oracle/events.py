@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from hkv.errors import ConfigError, MissingExtraError
-from hkv.input_file import LINES_IN_LIMIT, decode_json, input_limit, lines_of, opened
-from hkv.output_file import OutputFile
+from hkv.files import LINES_IN_LIMIT, OutputFile, decode_json, input_limit, lines_of, opened
 
 END = -1
 """Sequence number of the message that ends a replay (vLLM 0.33 `ZmqEventPublisher.END_SEQ`)."""

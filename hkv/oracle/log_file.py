@@ -19,8 +19,7 @@ from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.log import Log, parse_object
 from hkv.errors import FileError, HKVError, MissingExtraError
-from hkv.input_file import STANDARD_INPUT, lines_of, opened
-from hkv.output_file import OutputFile
+from hkv.files import STANDARD_INPUT, OutputFile, lines_of, opened
 
 
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -169,7 +168,7 @@ def zstandard() -> Any:
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replaces the file at `path`, making its folder if need be; a reader sees the old bytes or all of the new ones.
 
-    A device or a pipe at `path` is written as a stream: `hkv.output_file.OutputFile` says what counts as which.
+    A device or a pipe at `path` is written as a stream: `hkv.files.OutputFile` says what counts as which.
 
     Raises:
       FileError: it cannot be written there.

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.array_arguments import require_array, require_whole
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
@@ -31,7 +30,7 @@ from hkv.layout.views.runs import Runs, from_words, to_words
 from hkv.paged import plan
 from hkv.paged.implementations import choose, implementation_of_moves
 from hkv.paged.words import as_words, like, runs_of_pool
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import require_array, require_whole, typed_jit
 
 Values = Mapping[str, jax.Array]
 """Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""

@@ -17,12 +17,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.array_arguments import require_array
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
 from hkv.paged.operations import gather
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import require_array, typed_jit
 
 KEYS, VALUES, LATENT, ROPE = "key", "value", "latent", "rope"
 """Parts of a page that attention reads: keys and values, or latents that are both (MLA), with the rotated elements of

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.array_arguments import require_array, require_whole
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.views.derivatives import without_derivative
@@ -24,7 +23,7 @@ from hkv.layout.views.runs import to_words
 from hkv.paged import plan
 from hkv.paged.implementations import choose
 from hkv.paged.words import WIDEST, as_words, like, runs_of_pools
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import require_array, require_whole, typed_jit
 from pallas_kernels.move.moves import LARGEST, Move, saturated
 
 Values = Mapping[str, jax.Array]

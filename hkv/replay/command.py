@@ -1,20 +1,150 @@
-"""Interface of a dialect to `hkv replay`: its own options, and the cache that they and the common ones ask for."""
+"""`hkv replay`: its options, each declared once, and the interface of a dialect to it.
+
+The command line, `hkv.replay_trace` and `hkv.sweep` take what is declared here, and hand it to the dialect by name.
+"""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import pathlib
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import click
 
+from hkv.contract import registry
+from hkv.contract.options import COUNT, RANKS, TOKENS, option
 from hkv.errors import ConfigError
+from hkv.limits import (
+    MAX_BLOCKS,
+    MAX_COUNT,
+    MAX_SPECULATIVE_TOKENS,
+    MAX_SPEED,
+    MAX_STEP_MS,
+    parse_length,
+    whole_number,
+)
 from hkv.model.huggingface import Model
-from hkv.replay.run import ReplayedCache
+from hkv.oracle.engines import forms
+from hkv.replay.run import COMPILED, ReplayedCache
 from hkv.replay.schedule import Schedule
-from hkv.request_length import parse_length
+from hkv.replay.traces.reader import TOKENS_PER_ID
+from hkv.spec import LayerSpec, spec_from_text, text_forms
+
+
+class Groups(click.ParamType):
+    """Layers as `hkv.spec.text_forms` says them, several of them between commas."""
+
+    name = "groups"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[LayerSpec]:
+        return [spec_from_text(part.strip()) for part in value.split(",")]
+
+    def written(self, value: Sequence[LayerSpec] | None) -> str | None:
+        """The text that means them; None where none was given."""
+        return None if value is None else ",".join(spec.to_text() for spec in value)
+
+
+class Blocks(click.ParamType):
+    """A number of blocks, or several between commas."""
+
+    name = "blocks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        numbers = [whole_number(part.strip()) for part in value.split(",")]
+        counts = [number for number in numbers if number is not None and 2 <= number <= MAX_BLOCKS]
+        if len(counts) != len(numbers):
+            raise ConfigError("num-blocks", value, f"an integer from 2 to {MAX_BLOCKS}, or several between commas")
+        return tuple(counts)
+
+    def written(self, value: Sequence[int] | None) -> str | None:
+        """The text that means them; None where none was given."""
+        return None if value is None else ",".join(map(str, value))
+
+
+class Positive(click.ParamType):
+    """A positive number, exactly as written: 2, 0.5, 3/2."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
+        expected = f"a positive number, from 1/{MAX_SPEED} to {MAX_SPEED}"
+        try:
+            # Fraction would write 1e999999999 out digit by digit.
+            number = Fraction(value) if re.fullmatch(r"[0-9./]{1,40}", str(value)) else Fraction(0)
+        except (ValueError, ZeroDivisionError):
+            raise ConfigError("speed", value, expected) from None
+        if not 1 / MAX_SPEED <= number <= MAX_SPEED:
+            raise ConfigError("speed", value, expected)
+        return number
+
+    def written(self, value: Fraction) -> str:
+        """The text that means it."""
+        return str(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Which cache a replay studies, and under whose rules."""
+
+    groups: Sequence[LayerSpec] | None = option(
+        type=Groups(), help=f"The groups, between commas, each one of: {', '.join(text_forms())}."
+    )
+    num_blocks: Sequence[int] | None = option(type=Blocks(), help="Blocks in the pool, the null block included.")
+    model: str | None = option(
+        metavar="CONFIG", help="Instead of --groups: a model, named and planned as by `hkv plan`."
+    )
+    memory: str | None = option(metavar="SIZE", help="With --model: memory for its cache on each GPU, such as 80GiB.")
+    tp: int | None = option(type=RANKS, help="With --model: tensor-parallel ranks.  [default: 1]")
+    block_size: int | None = option(type=TOKENS, help="With --model: tokens per block, if not its kernels'.")
+    kv_dtype: str | None = option(metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
+    engine: str = option(COMPILED, help=f"Whose cache, one of: {forms()}.")
+    check: bool = option(False, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
+    caching: bool = option(True, "--caching/--no-caching", help="Prefix caching.")
+    dialect: str = option(registry.DEFAULT, type=click.Choice(registry.names()), help="Whose rules.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """Which requests arrive when, and how a scheduler serves them."""
+
+    tokens_per_id: int | None = option(
+        type=TOKENS,
+        help=f"Tokens that one of the trace's hash_ids stands for.  [default: as the trace says; {TOKENS_PER_ID}]",
+    )
+    limit: int | None = option(type=COUNT, help="Replay the first LIMIT requests only.")
+    step_ms: int = option(50, type=click.IntRange(1, MAX_STEP_MS), help="Milliseconds of a step.")
+    speed: int | Fraction = option(1, type=Positive(), help="Arrivals come this many times faster than recorded.")
+    step_tokens: int | None = option(
+        type=TOKENS, help=f"Most tokens computed in a step.  [default: {Schedule.step_tokens}, or the device's]"
+    )
+    decode_tokens: int = option(
+        Schedule.decode_tokens, type=TOKENS, help="Tokens a running request generates in a step."
+    )
+    max_running: int | None = option(
+        type=COUNT, help=f"Most requests running at once.  [default: {Schedule.max_running}, or the device's]"
+    )
+    max_model_len: str | None = option(
+        metavar="N",
+        help="Most tokens of prompt and output; longer requests are refused. With --model, `auto` is the most that "
+        f"fit.  [default: {Schedule.max_model_len}; with --model, the model's]",
+    )
+    lookahead: int = option(0, type=click.IntRange(0, MAX_SPECULATIVE_TOKENS), help="Slots allocated for draft tokens.")
+    closed_loop: int = option(
+        0,
+        type=click.IntRange(0, MAX_COUNT),
+        help="Keep N requests in the system, whatever the time stamps; 0: off.",
+    )
+    warmup: int | str = option(
+        0,
+        type=click.STRING,
+        metavar="N|P%",
+        help="The first N requests, or P percent of them, do not count as prompts, hits or misses.",
+    )
+
 
 FOR_GROUPS = ("num_blocks",)
 FOR_MODELS = ("memory", "tp", "block_size", "kv_dtype")
@@ -25,12 +155,10 @@ class StudiedCache:
     """The cache of a replay, and what the command says about it.
 
     Attributes:
-      cache: the cache.
       schedule: the numbers that steer the replay; its longest request is the cache's.
       name: names the cache in a plot's title.
       remark: one line on the plan it comes from, or "".
-      resolved: one line on what options came to be, but for the size of the pool, in the engine's words; "" where the
-        dialect does not tell.
+      resolved: one line on what options came to be, but for the size of the pool, in the engine's words; or "".
     """
 
     cache: ReplayedCache
@@ -46,10 +174,6 @@ class ReplayCommand(abc.ABC):
     def options(self) -> Sequence[click.Option]:
         """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
         return ()
-
-    def written(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Values of its own options as the command line would take them, those left out that are so already."""
-        return {}
 
     @abc.abstractmethod
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
@@ -103,4 +227,4 @@ def model_name(config: str, model: Model) -> str:
 
 def groups_text(options: dict[str, Any]) -> str:
     """The groups as the command line takes them."""
-    return ",".join(spec.to_text() for spec in options["groups"])
+    return Groups().written(options["groups"]) or ""

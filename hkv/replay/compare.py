@@ -11,7 +11,7 @@ import numpy as np
 
 from hkv.columns import Columns
 from hkv.errors import ConfigError, FileError
-from hkv.input_file import decode_json, read_whole
+from hkv.files import decode_json, read_whole
 from hkv.replay.attribution import CAUSES
 from hkv.replay.result import ReplayResult
 from hkv.replay.sweep import COLUMNS

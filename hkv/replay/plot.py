@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hkv.columns import Columns
-from hkv.plot_path import check_plot_path
+from hkv.contract.options import check_plot_path
 from hkv.replay import summary
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
 from hkv.replay.compare import CompareResult

@@ -9,9 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.byte_size import parse_bytes
 from hkv.errors import ConfigError
-from hkv.limits import MAX_BLOCKS, whole_number
+from hkv.limits import MAX_BLOCKS, parse_bytes, whole_number
 
 MAX_POINTS = 10_000
 """Combinations of a sweep."""

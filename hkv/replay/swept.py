@@ -13,7 +13,7 @@ import numpy as np
 
 from hkv.cluster import in_cluster
 from hkv.errors import FileError
-from hkv.input_file import decode_json
+from hkv.files import decode_json
 from hkv.replay import points as point_work
 from hkv.replay import sweep
 from hkv.replay.occupancy import Reuse, reuse

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -17,12 +16,11 @@ from hkv.columns import Columns
 from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.replay import sweep as options_of_sweeps
-from hkv.replay.command import check_cache_options
+from hkv.replay.command import CacheOptions, ScheduleOptions, check_cache_options
 from hkv.replay.compare import CompareResult, Side, compared, read_side, side_of
 from hkv.replay.points import Point
 from hkv.replay.result import ReplayResult, result_of
 from hkv.replay.run import Timing, default_engine, replay
-from hkv.replay.schedule import Schedule
 from hkv.replay.swept import answers, swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
@@ -39,22 +37,22 @@ def replay_trace(
     tensor_parallel: int | None = None,
     block_size: int | None = None,
     kv_dtype: str | None = None,
-    dialect: str = registry.DEFAULT,
+    dialect: str = CacheOptions.dialect,
     dialect_options: Mapping[str, object] | None = None,
     engine: str | None = None,
-    check: bool = False,
-    caching: bool = True,
+    check: bool = CacheOptions.check,
+    caching: bool = CacheOptions.caching,
     tokens_per_id: int | None = None,
     limit: int | None = None,
-    step_ms: int = 50,
-    speed: int | Fraction = 1,
+    step_ms: int = ScheduleOptions.step_ms,
+    speed: int | Fraction = ScheduleOptions.speed,
     step_tokens: int | None = None,
-    decode_tokens: int = Schedule.decode_tokens,
+    decode_tokens: int = ScheduleOptions.decode_tokens,
     max_running: int | None = None,
     max_model_len: int | str | None = None,
-    lookahead: int = 0,
-    closed_loop: int = 0,
-    warmup: int | str = 0,
+    lookahead: int = ScheduleOptions.lookahead,
+    closed_loop: int = ScheduleOptions.closed_loop,
+    warmup: int | str = ScheduleOptions.warmup,
 ) -> ReplayResult:
     """Replays a request trace through a hybrid cache (`hkv replay`; `docs/replay.md` defines every number).
 
@@ -89,24 +87,22 @@ def replay_trace(
       Difference: the check found one (`hkv.replay.plain`).
     """
     options = cache_options(
-        {
-            "groups": groups,
-            "num_blocks": num_blocks,
-            "model": model,
-            "memory": memory,
-            "tensor_parallel": tensor_parallel,
-            "block_size": block_size,
-            "kv_dtype": kv_dtype,
-            "dialect": dialect,
-            "caching": caching,
-            "step_tokens": step_tokens,
-            "decode_tokens": decode_tokens,
-            "max_running": max_running,
-            "max_model_len": max_model_len,
-            "lookahead": lookahead,
-            "closed_loop": closed_loop,
-        },
-        dialect_options or {},
+        groups=groups,
+        num_blocks=num_blocks,
+        model=model,
+        memory=memory,
+        tp=tensor_parallel,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        dialect=dialect,
+        caching=caching,
+        step_tokens=step_tokens,
+        decode_tokens=decode_tokens,
+        max_running=max_running,
+        max_model_len=max_model_len,
+        lookahead=lookahead,
+        closed_loop=closed_loop,
+        **dialect_options or {},
     )
     studied = registry.dialect_of(dialect).replay_command().studied(options)
     name = default_engine(studied.cache)[0] if engine is None else engine
@@ -125,21 +121,27 @@ def replay_trace(
     return result_of(outcome, name)
 
 
-def cache_options(arguments: Mapping[str, Any], own: Mapping[str, object]) -> dict[str, Any]:
-    """Arguments of `replay_trace` as a dialect's command takes them."""
-    options = {"tp" if name == "tensor_parallel" else name: value for name, value in arguments.items()}
+def cache_options(**given: Any) -> dict[str, Any]:
+    """Options of a replay by name, all of them, as a dialect's command takes them.
+
+    Those that are not given have the command's defaults, those of the dialect that `given` names included.
+
+    Raises:
+      ConfigError: the dialect has no such option, or it is not for that dialect.
+    """
+    options: dict[str, Any] = {name: given.get(name, default) for name, default in DEFAULTS.items()}
     for name, convert in _CONVERSIONS.items():
         if options[name] is not None:
             options[name] = convert(options[name])
     dialect = options["dialect"]
-    rules = registry.dialect_of(dialect).replay_command()
-    command = click.Command("replay", params=list(rules.options()))
+    command = click.Command("replay", params=list(registry.dialect_of(dialect).replay_command().options()))
     context = command.make_context("replay", [])
     known = {option.name: option for option in command.params}
     options |= context.params
-    for name, value in own.items():
+    for name in given.keys() - DEFAULTS.keys():
         if name not in known:
             raise ConfigError("dialect_options", name, f"one of {', '.join(map(str, known)) or 'none'} under {dialect}")
+        value = given[name]
         options[name] = known[name].type_cast_value(context, value) if isinstance(value, str) else value
     try:
         check_cache_options(options)
@@ -147,6 +149,16 @@ def cache_options(arguments: Mapping[str, Any], own: Mapping[str, object]) -> di
         raise ConfigError("groups", options["groups"], error.format_message()) from None
     return options
 
+
+_OF_THE_TRACE = ("engine", "check", "tokens_per_id", "limit", "step_ms", "speed", "warmup")
+
+DEFAULTS: Mapping[str, Any] = {
+    field.name: field.default
+    for declared in (CacheOptions, ScheduleOptions)
+    for field in dataclasses.fields(declared)
+    if field.name not in _OF_THE_TRACE
+}
+"""Options about the cache and its schedule that all dialects have, with their defaults."""
 
 _CONVERSIONS: Mapping[str, Callable[[Any], object]] = {
     "groups": list,
@@ -157,9 +169,6 @@ _CONVERSIONS: Mapping[str, Callable[[Any], object]] = {
 }
 """Makes what the command's parsers would have made of the same words."""
 
-
-ELSEWHERE = ("trace", "engine", "check", "tokens_per_id", "limit", "step_ms", "speed", "dialect_options", "warmup")
-"""Arguments of `replay_trace` that say nothing about the cache or the schedule."""
 
 SIZES = {"memory": options_of_sweeps.MEMORY, "num_blocks": options_of_sweeps.BLOCKS}
 
@@ -188,9 +197,9 @@ def sweep(
     engine: str | None = None,
     tokens_per_id: int | None = None,
     limit: int | None = None,
-    step_ms: int = 50,
-    speed: int | Fraction = 1,
-    warmup: int | str = 0,
+    step_ms: int = ScheduleOptions.step_ms,
+    speed: int | Fraction = ScheduleOptions.speed,
+    warmup: int | str = ScheduleOptions.warmup,
     jobs: int = 1,
     bounds: bool = False,
     results: str | os.PathLike[str] | None = None,
@@ -270,11 +279,8 @@ def _text(value: object) -> str:
 
 
 def _options(arguments: Mapping[str, object]) -> dict[str, Any]:
-    """The arguments, with the defaults of `replay_trace`, as a dialect's command takes them."""
-    known = inspect.signature(replay_trace).parameters
-    common = {name: each.default for name, each in known.items() if name not in ELSEWHERE}
-    own = {name: value for name, value in arguments.items() if name not in common}
-    return cache_options({name: arguments.get(name, default) for name, default in common.items()}, own)
+    """Arguments of `replay_trace`, by its names, as a dialect's command takes them."""
+    return cache_options(**{"tp" if name == "tensor_parallel" else name: each for name, each in arguments.items()})
 
 
 def _result(rows: Sequence[options_of_sweeps.Row], found: Sequence[Mapping[str, Any]], bounds: bool) -> SweepResult:

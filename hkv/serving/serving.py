@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hkv.array_arguments import require_array
 from hkv.cache import cache as caches
 from hkv.cache.arrivals import ArrivalResult
 from hkv.cache.cache import Cache
@@ -31,6 +30,7 @@ from hkv.serving import marks
 from hkv.serving.marks import Marks, Span
 from hkv.serving.pages import LayerPages, copied, overlaid, placed, state_unit
 from hkv.state.status import Status
+from hkv.typed_jit import require_array
 
 Values = Mapping[str, jax.Array]
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from hkv.errors import FileError
-from hkv.input_file import LIMIT, decode_json, input_limit, lines_of, opened, read_whole
+from hkv.files import LIMIT, decode_json, input_limit, lines_of, opened, read_whole
 from hkv.replay.traces.imports.formats import FORMATS
 from hkv.replay.traces.imports.imported import json_entries
 

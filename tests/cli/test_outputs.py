@@ -19,7 +19,7 @@ import hkv.cli
 from hkv.cli import CLOSED_PIPE
 from hkv.cli.output_option import standard_output
 from hkv.cli.progress import INTERRUPTED, Interruption
-from hkv.output_file import OutputFile
+from hkv.files import OutputFile
 from tests.cli.commands import DIFFERENT, INPUTS, Inputs, outputs, perform, with_output
 from tests.cli.endings import complaint, contents, made, target
 

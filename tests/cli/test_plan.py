@@ -11,9 +11,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hkv.byte_size import parse_bytes, show_bytes
 from hkv.cli.plan import command
 from hkv.errors import ConfigError, HKVError
+from hkv.limits import parse_bytes, show_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MODELS = ROOT / "tests" / "data" / "models"

@@ -10,7 +10,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from hkv.byte_size import show_bytes
 from hkv.contract.plan_command import (
     Capacity,
     ModelPlan,
@@ -29,13 +28,12 @@ from hkv.dialects.rtp_llm.planning.sizes import check_kv_dtype
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.layer_cache import LayerCache
 from hkv.layout.strided import StridedView
-from hkv.limits import whole_number
+from hkv.limits import parse_length, show_bytes, whole_number
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.model.huggingface.common_fields import served_dtype
 from hkv.model.huggingface.loading import naming_file
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.request_length import parse_length
 
 BLOCK_SIZE = 64
 """Tokens per block unless told otherwise."""

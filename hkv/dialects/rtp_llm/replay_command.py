@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
 from hkv.dialects.rtp_llm.planned_cache import config_of_plan
@@ -15,11 +14,10 @@ from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm, served_optio
 from hkv.dialects.rtp_llm.planning.concurrency import reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.schedule.run import RtpReplayedCache, check_replayable, rtp_cache
 from hkv.errors import ConfigError
-from hkv.limits import MAX_TOKENS
+from hkv.limits import MAX_TOKENS, parse_bytes, parse_length, show_bytes
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.replay.schedule import Schedule
-from hkv.request_length import parse_length
 
 
 class RtpReplayCommand(ReplayCommand):

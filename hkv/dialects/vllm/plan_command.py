@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from hkv.byte_size import parse_bytes
 from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, command_options
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_memory
@@ -18,9 +17,8 @@ from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.dialects.vllm.planning.tables import capacity_of, print_served
 from hkv.errors import ConfigError, FileError, PlanError
-from hkv.limits import MAX_MEMORY
+from hkv.limits import MAX_MEMORY, parse_bytes, parse_length
 from hkv.model.released import find
-from hkv.request_length import parse_length
 
 INDEX_SUFFIX = ".json"
 """Files that list a checkpoint's shards and say how large all of its tensors are."""

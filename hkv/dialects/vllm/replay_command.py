@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from hkv.byte_size import parse_bytes, show_bytes
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
 from hkv.dialects.vllm.planning.cache_plan import serve
@@ -16,12 +15,11 @@ from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import batch_defaults
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError, PlanError
-from hkv.limits import MAX_TOKENS, whole_number
+from hkv.limits import MAX_TOKENS, parse_bytes, parse_length, show_bytes, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.replay.schedule import Schedule
-from hkv.request_length import parse_length
 
 UNPLANNED = {**dict.fromkeys(("mi300x", "mi325x", "mi355x"), (16384, 1024)), "a10g": (2048, 256)}
 """Devices that HKV has no plans for: vLLM 0.33's `max_num_batched_tokens` and `max_num_seqs` on them."""
@@ -48,6 +46,10 @@ class EagleGroups(click.ParamType):
             raise ConfigError("eagle", value, "all, or indices of groups between commas")
         return tuple(sorted({number for number in numbers if number is not None}))
 
+    def written(self, value: tuple[int, ...] | None) -> str | None:
+        """The text that means them; None where none was given."""
+        return None if value is None else ",".join(map(str, value)) or "all"
+
 
 class Retention(click.ParamType):
     """`dense`, or a number of tokens."""
@@ -61,6 +63,10 @@ class Retention(click.ParamType):
         if tokens is None or tokens > MAX_TOKENS:
             raise ConfigError("retention", value, f"dense, or a number of tokens, at most {MAX_TOKENS}")
         return tokens
+
+    def written(self, value: int | None) -> int | str:
+        """The value as it was typed."""
+        return "dense" if value is None else value
 
 
 class VllmReplayCommand(ReplayCommand):
@@ -83,13 +89,6 @@ class VllmReplayCommand(ReplayCommand):
                 help="Take --step-tokens and --max-running as `vllm serve` does on this device.",
             ),
         )
-
-    def written(self, options: dict[str, Any]) -> dict[str, Any]:
-        eagle, retention = options["eagle"], options["retention"]
-        return {
-            "eagle": None if eagle is None else ",".join(map(str, eagle)) or "all",
-            "retention": "dense" if retention is None else retention,
-        }
 
     def studied(self, options: dict[str, Any]) -> StudiedCache:
         if options["device"] is not None:

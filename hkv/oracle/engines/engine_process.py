@@ -17,7 +17,7 @@ import msgspec
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
 from hkv.errors import ConfigError, EngineProcessError, EngineTimeoutError, OperationError, UnsupportedConfigError
-from hkv.input_file import LINES_IN_LIMIT, input_limit
+from hkv.files import LINES_IN_LIMIT, input_limit
 
 TIMEOUT = 10.0
 """Seconds that an engine may take for one answer unless told otherwise."""

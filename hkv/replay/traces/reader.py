@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hkv.errors import FileError
-from hkv.input_file import decode_json, lines_of, opened, shown
+from hkv.files import decode_json, lines_of, opened, shown
 
 MAX_LENGTH = 2**31 - 1
 """Most tokens a prompt or an output may have."""

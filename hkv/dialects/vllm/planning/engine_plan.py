@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hkv.bugs import bugs_of_part
-from hkv.byte_size import parse_bytes
 from hkv.dialects.vllm.planning.cache_plan import CachePlan, serve
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.engine_settings import resolve
@@ -25,6 +24,7 @@ from hkv.dialects.vllm.planning.model_checks import (
 )
 from hkv.dialects.vllm.planning.speculation import mtp_config
 from hkv.errors import ConfigError
+from hkv.limits import parse_bytes
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 
 Config = Mapping[str, Any] | str | os.PathLike[str]

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hkv.byte_size import show_bytes
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import PlanError
+from hkv.limits import show_bytes
 from hkv.model.huggingface.closed import QUANTIZATION
 from hkv.model.huggingface.common_fields import served_dtype
 from hkv.model.huggingface.loading import ConfigFile

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hkv.byte_size import show_bytes
 from hkv.contract.plan_command import Capacity, plan_table, print_facts
 from hkv.dialects.vllm.planning.cache_plan import CachePlan, ServedPlan, waste
 from hkv.dialects.vllm.planning.plan import PlannedGroup
+from hkv.limits import show_bytes
 
 
 def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -> None:

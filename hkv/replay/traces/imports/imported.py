@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hkv.errors import ConfigError, FileError
-from hkv.input_file import decode_json, lines_of, opened, read_whole, shown
+from hkv.files import decode_json, lines_of, opened, read_whole, shown
 
 MAX_LENGTH = 2**31 - 1
 """Most tokens a prompt or an output may have."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from hkv.contract.events import BlockStored, Hash, decode_batch
 from hkv.errors import ConfigError
-from hkv.input_file import lines_of, opened, shown
+from hkv.files import lines_of, opened, shown
 from hkv.oracle.events import Item, Message, read_recording_lines
 from hkv.oracle.log_file import read_log
 from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks

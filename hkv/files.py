@@ -1,10 +1,10 @@
-"""Input files: a file, a pipe or standard input, compressed or not, of which nobody knows who wrote it.
+"""Files: inputs of which nobody knows who wrote them, and outputs that are replaced whole or not at all.
 
 Two megabytes of gzip can hold two gigabytes, and one line can be the whole file. So what is decompressed has a budget,
 a line has a greatest length, and both are refused while they are read, before memory is taken for them. The budget is
 what `hkv --input-limit` or `HKV_INPUT_LIMIT` says, such as 1GiB; a document that is read whole may have half of it, a
 line a sixteenth. JSON that is nested deeper than the decoder follows is refused like any other JSON that cannot be
-read.
+read. A regular file is written beside its place and renamed; a device or a pipe is written as a stream.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import gzip
 import importlib
 import io
 import os
+import pathlib
+import secrets
+import stat
 import sys
 import zlib
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from hkv.byte_size import parse_bytes
 from hkv.errors import FileError, MissingExtraError
+from hkv.limits import parse_bytes
 
 LIMIT = "HKV_INPUT_LIMIT"
-"""Environment variable: most bytes that a compressed file may hold, as `hkv.byte_size.parse_bytes` takes them."""
+"""Environment variable: most bytes that a compressed file may hold, as `hkv.limits.parse_bytes` takes them."""
 
 DEFAULT_LIMIT = 1 << 28
 """Bytes, where the variable is not set: 256 MiB, and lines of 16 MiB, which hold two million token ids."""
@@ -70,10 +74,8 @@ def shown(path: str) -> str:
 def opened(path: str) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed where it begins as gzip or Zstandard files do.
 
-    Everything is read once and in order, so that a pipe (`<(...)`, `/dev/stdin`) does as well as a file.
-
-    Args:
-      path: the file; `-` is standard input.
+    Everything is read once and in order, so that a pipe (`<(...)`, `/dev/stdin`) does as well as a file. The path `-`
+    is standard input.
 
     Raises:
       FileError: it cannot be read, is not what it begins as, or holds more than `input_limit()` bytes.
@@ -98,11 +100,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 def lines_of(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """The lines of a file, each with its newline if it has one.
-
-    Args:
-      file: as `opened` gives it.
-      path: the file, for messages only.
+    """The lines of a file that `opened` gave, each with its newline if it has one; `path` names it in messages.
 
     Raises:
       FileError: a line is longer than a sixteenth of `input_limit()`, or a million lines are empty.
@@ -137,17 +135,10 @@ def read_whole(path: str) -> bytes:
 
 
 def decode_json(text: bytes, path: str, line: int | None, expected: str, kind: Any = Any) -> Any:
-    """The value that JSON stands for.
-
-    Args:
-      text: the JSON, in UTF-8.
-      path: the file it is from, for messages.
-      line: its line there, from 1; None for the whole file.
-      expected: what it should be, in words.
-      kind: type to decode to.
+    """The value that JSON in UTF-8 stands for, decoded to the type `kind`.
 
     Raises:
-      FileError: it is no such JSON, or is nested deeper than can be followed.
+      FileError: it is not what was `expected`, or is nested deeper than can be followed; names the path and the line.
     """
     try:
         return msgspec.json.decode(text, type=kind)
@@ -243,3 +234,116 @@ class _Unclosed(io.RawIOBase):
         data = self._stream.read(len(buffer))  # waits for all of it, or the end: a pipe may bring a byte at a time
         buffer[: len(data)] = data
         return len(data)
+
+
+# Files that are written.
+
+
+class OutputFile:
+    """A file being written. A context manager: leaving it puts the file in its place, an exception leaves no trace.
+
+    A regular file appears at `path` only when it is whole: it is written beside its place and then renamed. Through a
+    symbolic link it is the link's target that is replaced. A file that is replaced hands on its mode and owner, and is
+    refused where it is read-only; a new one gets its mode from the umask. Everything else that can be at a path, a
+    device, a FIFO, or the `/dev/fd/N` of a shell's process substitution, is opened and written as a stream.
+
+    Its `file` is binary and buffered. `target` is the regular file that will be replaced, links followed, and `staging`
+    the path at which it is written until then; both are None for a stream. A FileError says that it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.target: pathlib.Path | None = None
+        self.staging: pathlib.Path | None = None
+        with _named(self.path):
+            target = pathlib.Path(os.path.realpath(self.path))
+            found = _status(self.path)
+            if found is None or (stat.S_ISREG(found.st_mode) and _is(target, found)):
+                descriptor = self._stage(target, found)
+            else:
+                # Neither O_CREAT nor O_TRUNC: whatever stands there is not ours to make or to empty.
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        self.file = io.BufferedWriter(_Raw(descriptor, self.path))
+
+    def _stage(self, target: pathlib.Path, found: os.stat_result | None) -> int:
+        if found is not None and not os.access(target, os.W_OK):
+            raise PermissionError("Permission denied: it is read-only")
+        staging = target.parent / f".hkv-{secrets.token_hex(8)}"
+        descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.target, self.staging = target, staging
+        if found is not None:
+            with contextlib.suppress(PermissionError):  # a file of somebody else's becomes ours, as with any rename
+                os.fchown(descriptor, found.st_uid, found.st_gid)
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+        return descriptor
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.discard()
+
+    def close(self) -> None:
+        """Writes what is buffered; a regular file is whole then, and not yet in its place."""
+        with _named(self.path):
+            self.file.close()
+
+    def commit(self) -> None:
+        """Puts a regular file in its place."""
+        self.close()
+        if self.staging is not None and self.target is not None:
+            with _named(self.path):
+                os.replace(self.staging, self.target)
+            self.staging = None
+
+    def discard(self) -> None:
+        """Gives up what was not committed: what was at the path is still there, unless it was a stream."""
+        with contextlib.suppress(OSError):
+            self.file.raw.close()  # not the buffer, which would write on
+        if self.staging is not None:
+            self.staging.unlink(missing_ok=True)
+            self.staging = None
+
+
+class _Raw(io.FileIO):
+    """A descriptor whose errors name the path."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        super().__init__(descriptor, "wb")
+        self._path = path
+
+    def write(self, data: object) -> int:  # type: ignore[override]
+        with _named(self._path):
+            return super().write(data)  # type: ignore[arg-type, return-value]
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Turns an error of the system into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(path, None, "", reason, "a path that can be written, and room there") from error
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Status of the file at a path, links followed; None if there is none, at the end of a dangling link included."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _is(path: pathlib.Path, found: os.stat_result) -> bool:
+    """True if the path names that file. `/dev/fd/N` may lead to one that was deleted, or to none at all."""
+    try:
+        return os.path.samestat(os.stat(path), found)
+    except OSError:
+        return False

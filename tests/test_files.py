@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from hkv.errors import FileError
+from hkv.files import OutputFile
 from hkv.oracle.log_file import write_all_atomically, write_atomically
-from hkv.output_file import OutputFile
 from tests.cli.commands import MODEL, at_most
 
 

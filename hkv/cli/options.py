@@ -1,7 +1,8 @@
-"""Options of a command that only some dialects have: all are on the command line, those of others are refused."""
+"""Commands, whose functions take all options as one value; options that only some dialects have; refusals."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -11,7 +12,25 @@ from click.core import ParameterSource
 from hkv.bugs import bugs_of_part
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
+from hkv.contract.options import declared_of, listed, option, parameters
 from hkv.errors import ConfigError, UnsupportedConfigError
+
+Declared = TypeVar("Declared")
+
+
+def command_of(
+    name: str, declared: type[Declared], **settings: Any
+) -> Callable[[Callable[[Declared], int | None]], click.Command]:
+    """Makes a command of a function that takes its options, as `declared`, and returns the exit status, None for 0."""
+
+    def made(function: Callable[[Declared], int | None]) -> click.Command:
+        @functools.wraps(function)
+        def called(**values: Any) -> None:
+            click.get_current_context().exit(function(declared_of(declared, values)) or 0)
+
+        return click.command(name, params=parameters(declared), **settings)(called)
+
+    return made
 
 
 class OwnCommand(Protocol):
@@ -36,34 +55,18 @@ def commands(of: Callable[[Dialect], Command]) -> tuple[Command, ...]:
     return tuple(found)
 
 
-def own_options(given: Iterable[OwnCommand]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds to a command the options that only some dialects have, each once."""
-    options = {option.name: option for command in given for option in command.options()}
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options.values()):
-            click.decorators._param_memo(function, option)  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+def own_options(given: Iterable[OwnCommand]) -> Any:
+    """A field for the options that only some dialects have, each once."""
+    return listed(tuple({option.name: option for command in given for option in command.options()}.values()))
 
 
 def refuse_others(command: OwnCommand, given: Iterable[OwnCommand], dialect: str) -> None:
-    """Makes sure that no option was given which only other dialects have.
-
-    Args:
-      command: of the dialect that was chosen.
-      given: of all.
-      dialect: the name under which it was chosen.
-
-    Raises:
-      ConfigError: names the first that was.
-    """
+    """Raises ConfigError if an option was given which only other dialects have than the one that was chosen."""
     own = {option.name for option in command.options()}
-    for option in (option for other in given for option in other.options()):
-        if option.name is not None and option.name not in own and is_given(option.name):
-            value = click.get_current_context().params[option.name]
-            raise ConfigError(option.opts[0], value, f"none: {option.opts[0]} is not for --dialect {dialect}")
+    for each in (each for other in given for each in other.options()):
+        if each.name is not None and each.name not in own and is_given(each.name):
+            value = click.get_current_context().params[each.name]
+            raise ConfigError(each.opts[0], value, f"none: {each.opts[0]} is not for --dialect {dialect}")
 
 
 # Options that were given, where another option takes their meaning away: they are refused, never ignored.
@@ -75,15 +78,7 @@ def is_given(name: str) -> bool:
 
 
 def refuse_given(names: Iterable[str], expected: str) -> None:
-    """Makes sure that parameters were not given to the command that runs.
-
-    Args:
-      names: of parameters, as the command's function has them.
-      expected: the change that is needed, in words.
-
-    Raises:
-      ConfigError: names the first option that was.
-    """
+    """Raises ConfigError, with the change that is needed, if a parameter was given to the command that runs."""
     context = click.get_current_context()
     names = set(names)
     for parameter in context.command.params:
@@ -93,20 +88,15 @@ def refuse_given(names: Iterable[str], expected: str) -> None:
 
 # `--bugs`: upstream defects to reproduce.
 
-bugs_option = click.option(
-    "--bugs",
-    multiple=True,
-    metavar="NAMES",
-    help="Upstream defects to reproduce, comma-separated; may be given again.",
-)
+
+def bugs_option() -> Any:
+    """A field for `--bugs`, which `bugs_of` reads."""
+    said = "Upstream defects to reproduce, comma-separated; may be given again."
+    return option((), metavar="NAMES", help=said)
 
 
 def bugs_of(names: Sequence[str], part: str) -> tuple[str, ...]:
-    """The defects that `--bugs` names.
-
-    Args:
-      names: as typed, one text for each time that the option was given.
-      part: subject of the command: `planning` or `manager`.
+    """The defects that `--bugs` names, all of one part: `planning` or `manager`.
 
     Raises:
       ConfigError: there is no such defect, or it is one of another part.
