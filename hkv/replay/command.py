@@ -88,7 +88,7 @@ class Positive(click.ParamType):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """Which cache a replay studies, and under whose rules."""
+    """The cache that a replay studies, and whose rules it follows."""
 
     groups: Sequence[LayerSpec] | None = option(
         type=Groups(), help=f"The groups, between commas, each one of: {', '.join(text_forms())}."
@@ -109,7 +109,7 @@ class CacheOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """Which requests arrive when, and how a scheduler serves them."""
+    """Arrivals of a trace's requests, and the scheduler that serves them."""
 
     tokens_per_id: int | None = option(
         type=TOKENS,
