@@ -10,7 +10,7 @@ import pytest
 from benchmarks.judges.recorded import records
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
-from hkv.dialects.vllm.planning.model_checks import EXPERTS, WITH_EXPERTS
+from hkv.dialects.vllm.planning.kernels import EXPERTS, WITH_EXPERTS
 from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface.reading import decoder_fields
 

@@ -46,16 +46,11 @@ class ReadOptions:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.kv_dtype not in KV_DTYPES:
-            raise ConfigError("kv_dtype", self.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
-        if self.gdn_prefill not in GDN_PREFILLS:
-            raise ConfigError("gdn_prefill", self.gdn_prefill, f"one of {', '.join(GDN_PREFILLS)}")
-        if self.kda_prefill not in KDA_PREFILLS:
-            raise ConfigError("kda_prefill", self.kda_prefill, f"one of {', '.join(KDA_PREFILLS)}")
-        for name in ("dtype", "state_dtype"):
+        choices = {"kv_dtype": KV_DTYPES, "gdn_prefill": GDN_PREFILLS, "kda_prefill": KDA_PREFILLS}
+        for name, known in {**choices, "dtype": ITEM_BYTES, "state_dtype": ITEM_BYTES}.items():
             value = getattr(self, name)
-            if value is not None and value not in ITEM_BYTES:
-                raise ConfigError(name, value, f"one of {', '.join(ITEM_BYTES)}")
+            if value not in known and (name in choices or value is not None):
+                raise ConfigError(name, value, f"one of {', '.join(known)}")
         for name in ("tensor_parallel", "context_parallel"):
             check_whole(name, getattr(self, name), 1, MAX_RANKS)
         check_whole("speculative_tokens", self.speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)

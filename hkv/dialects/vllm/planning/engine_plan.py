@@ -13,13 +13,16 @@ from hkv.dialects.vllm.planning.cache_plan import CachePlan, serve
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.engine_settings import resolve
 from hkv.dialects.vllm.planning.grouping import common_block_size, keeps_layers, with_kept_layers
-from hkv.dialects.vllm.planning.kernels import asked_type, gdn_prefill, kda_prefill, model_kernels
-from hkv.dialects.vllm.planning.model_checks import (
+from hkv.dialects.vllm.planning.kernels import (
+    asked_type,
     check_float_cache,
     check_length,
     check_parallel,
     check_scales,
+    gdn_prefill,
+    kda_prefill,
     least_step_tokens,
+    model_kernels,
     shares_positions,
 )
 from hkv.dialects.vllm.planning.speculation import mtp_config

@@ -183,11 +183,8 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         check_bugs(self.bugs)
-        for name in ("layout", *(self.supported_layouts or ())):
-            if name != "layout":
-                Order.parse(name)
-        if self.layout is not None:
-            Order.parse(self.layout)
+        for order in (*(self.supported_layouts or ()), *([] if self.layout is None else [self.layout])):
+            Order.parse(order)
         for name in ("tensor_parallel", "num_blocks", "prefix_match_unit"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

@@ -140,13 +140,8 @@ def options_of(record: Mapping[str, Any]) -> PlanOptions:
 
 def plan_record(plan: Plan) -> dict[str, Any]:
     """A plan as plain values: what `hkv plan --json` writes and what installed engines are compared on."""
-    return {
-        "num_blocks": plan.num_blocks,
-        "layout": plan.layout,
-        "scheduler_block_size": plan.scheduler_block_size,
-        "hash_block_size": plan.hash_block_size,
-        "max_model_len": plan.max_model_len,
-        "request_blocks": plan.request_blocks,
+    sizes = ("num_blocks", "layout", "scheduler_block_size", "hash_block_size", "max_model_len", "request_blocks")
+    return {name: getattr(plan, name) for name in sizes} | {
         "tp_replicas": [worker.tp_replicas for worker in plan.workers],
         "needs_zeroing": plan.needs_zeroing,
         "groups": [group_record(group) for group in plan.groups],
@@ -156,26 +151,19 @@ def plan_record(plan: Plan) -> dict[str, Any]:
 
 def group_record(group: PlannedGroup) -> dict[str, Any]:
     """A group as plain values."""
+    pages = [spec.page_size_bytes for spec in group.specs if group.mixed] or group.spec.page_size_bytes
+    payloads = [s.unpadded_page_size_bytes for s in group.specs if group.mixed] or group.spec.unpadded_page_size_bytes
     return {
         "layers": list(group.names),
         "mixed": group.mixed,
         "eagle": group.eagle,
         "block_size": group.spec.block_size,
-        "page_bytes": group.spec.page_size_bytes if not group.mixed else [s.page_size_bytes for s in group.specs],
-        "payload_bytes": (
-            group.spec.unpadded_page_size_bytes
-            if not group.mixed
-            else [s.unpadded_page_size_bytes for s in group.specs]
-        ),
+        "page_bytes": pages,
+        "payload_bytes": payloads,
     }
 
 
 def tensor_record(tensor: CacheTensor) -> dict[str, Any]:
     """A tensor as plain values: HKV's, or vLLM's own, whose fields are called alike."""
-    return {
-        "layers": list(tensor.layers),
-        "layer_stride": tensor.layer_stride,
-        "block_stride": tensor.block_stride,
-        "offset": tensor.offset,
-        "size": tensor.size,
-    }
+    sizes = ("layer_stride", "block_stride", "offset", "size")
+    return {"layers": list(tensor.layers), **{name: getattr(tensor, name) for name in sizes}}

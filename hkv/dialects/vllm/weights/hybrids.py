@@ -56,8 +56,13 @@ def gemma4(rank: Rank, prefix: str) -> Weights:
     return dataclasses.replace(found, embedding=found.embedding + more + rank.vector(small))
 
 
-def mamba2(rank: Rank, name: str, *, inner: int, heads: int, groups: int, state: int, width: int, bias: bool) -> int:
-    """`MambaMixer2` without a norm: one projection in, a convolution, a projection out, three vectors of the heads."""
+def mamba2(rank: Rank, name: str, inner: int, fields: str, conv_bias: str) -> int:
+    """`MambaMixer2` without a norm: one projection in, a convolution, a projection out, three vectors of the heads.
+
+    The fields are those of its heads, its groups, its state and the convolution's width.
+    """
+    heads, groups, state, width = map(rank.number, fields.split())
+    bias = bool(rank.value(conv_bias, True))
     mine = rank.share(heads, "Mamba heads")
     extra = 0 if groups % rank.ranks == 0 else rank.ranks - groups % rank.ranks
     own = (groups + extra) // rank.ranks * state
@@ -67,18 +72,8 @@ def mamba2(rank: Rank, name: str, *, inner: int, heads: int, groups: int, state:
     return total + FLOAT32 * mine + rank.vector(mine, mine)
 
 
-def mamba2_of_fields(rank: Rank, name: str, inner: int) -> int:
-    """`mamba2` of the fields that Falcon H1 and Granite 4 have for it."""
-    return mamba2(
-        rank,
-        name,
-        inner=inner,
-        heads=rank.number("mamba_n_heads"),
-        groups=rank.number("mamba_n_groups"),
-        state=rank.number("mamba_d_state"),
-        width=rank.number("mamba_d_conv"),
-        bias=bool(rank.value("mamba_conv_bias", True)),
-    )
+MAMBA2 = ("mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv", "mamba_conv_bias")
+"""Fields that Falcon H1 and Granite 4 have for it."""
 
 
 def falcon_h1(rank: Rank, prefix: str) -> Weights:
@@ -87,19 +82,16 @@ def falcon_h1(rank: Rank, prefix: str) -> Weights:
 
     def layer(name: str, index: int) -> int:
         total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
-        total += mamba2_of_fields(rank, f"{name}.mamba", inner)
+        total += mamba2(rank, f"{name}.mamba", inner, *MAMBA2)
         if rank.value("mamba_rms_norm", False):
             total += rank.vector(rank.share(inner, "elements of Mamba's layers"))
-        return (
-            total
-            + mlp(rank, f"{name}.feed_forward", rank.number("intermediate_size"))
-            + rank.vector(*[rank.hidden] * 2)
-        )
+        total += mlp(rank, f"{name}.feed_forward", rank.number("intermediate_size"))
+        return total + rank.vector(*[rank.hidden] * 2)
 
     return decoder(rank, prefix, layer)
 
 
-def mamba1(rank: Rank, name: str, *, inner: int, state: int, width: int, time: int) -> int:
+def mamba1(rank: Rank, name: str, inner: int, state: int, width: int, time: int) -> int:
     """`MambaMixer` without norms: projections in and out, a convolution, and what the recurrence is made from."""
     part = rank.share(inner, "elements of Mamba's layers")
     total = rank.column(f"{name}.in_proj", rank.hidden, inner, inner) + rank.vector(part * (width + 1))
@@ -113,14 +105,9 @@ def falcon_mamba(rank: Rank, prefix: str) -> Weights:
     inner = rank.number("intermediate_size", default=rank.number("expand", default=2) * rank.hidden)
 
     def layer(name: str, index: int) -> int:
-        return rank.vector(rank.hidden) + mamba1(
-            rank,
-            f"{name}.mixer",
-            inner=inner,
-            state=rank.number("state_size"),
-            width=rank.number("conv_kernel"),
-            time=rank.number("time_step_rank", default=-(-rank.hidden // 16)),
-        )
+        state, width = rank.number("state_size"), rank.number("conv_kernel")
+        time = rank.number("time_step_rank", default=-(-rank.hidden // 16))
+        return rank.vector(rank.hidden) + mamba1(rank, f"{name}.mixer", inner, state, width, time)
 
     return decoder(rank, "backbone.", layer, spread=ALL)
 
@@ -135,13 +122,12 @@ def granite_hybrid(rank: Rank, prefix: str) -> Weights:
         if kinds[index] == "attention":
             total = attention(rank, f"{name}.self_attn", bias=bool(rank.value("attention_bias", False)))
         else:
-            total = mamba2_of_fields(rank, f"{name}.mamba", inner)
+            total = mamba2(rank, f"{name}.mamba", inner, *MAMBA2)
             total += rank.vector(rank.share(inner, "elements of Mamba's layers"))
         if count:
             total += rank.vector(count * rank.hidden)
-            total += rank.experts(
-                f"{name}.block_sparse_moe.experts", count, rank.hidden, rank.number("intermediate_size")
-            )
+            elements = rank.number("intermediate_size")
+            total += rank.experts(f"{name}.block_sparse_moe.experts", count, rank.hidden, elements)
         if shared:
             total += mlp(rank, f"{name}.shared_mlp", shared)
         return total + rank.vector(*[rank.hidden] * 2)
@@ -162,9 +148,8 @@ def jamba(rank: Rank, prefix: str) -> Weights:
             total += attention(rank, name)
         else:
             size = rank.number("mamba_expand") * rank.hidden
-            total += mamba1(
-                rank, f"{name}.mamba", inner=size, state=state, width=rank.number("mamba_d_conv"), time=time
-            ) + rank.vector(time, state, state)
+            total += mamba1(rank, f"{name}.mamba", size, state, rank.number("mamba_d_conv"), time)
+            total += rank.vector(time, state, state)
         if index % sparse != offset or count == 1:
             return total + mlp(rank, f"{name}.feed_forward", inner)
         return total + experts(rank, f"{name}.feed_forward", count, inner)
@@ -241,16 +226,7 @@ def nemotron_h(rank: Rank, prefix: str) -> Weights:
         if letter == "E":
             return rank.vector(hidden) + moe(name)
         inner = heads * size
-        total = mamba2(
-            rank,
-            name,
-            inner=inner,
-            heads=heads,
-            groups=rank.number("n_groups"),
-            state=rank.number("ssm_state_size"),
-            width=rank.number("conv_kernel"),
-            bias=bool(rank.value("use_conv_bias", True)),
-        )
+        total = mamba2(rank, name, inner, "mamba_num_heads n_groups ssm_state_size conv_kernel", "use_conv_bias")
         return total + rank.vector(hidden, rank.share(inner, "elements of Mamba's layers"))
 
     return decoder(rank, prefix, layer, count=len(pattern), spread=ALL)
