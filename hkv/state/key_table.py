@@ -14,7 +14,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.state.events import Event, emit
-from hkv.state.loops import Scalar, loop, peek, when
+from hkv.state.loops import Scalar, fori_loop, loop, peek, when
 from hkv.state.state import EVICTED, NOT_RETAINED
 from hkv.state.workspace import Workspace
 
@@ -148,16 +148,15 @@ def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar |
     """Takes all keys of a block out of the table and off the block, if `present`; `remove` says what `evicted` is."""
     parts = 1 + work.sizes.buckets.parts
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (part,) = local
+    def body(part: Scalar, w: Workspace) -> Workspace:
         w, (value,) = w.peek(part < parts, "keys", w.key(block, part))
         entry = jnp.where(part == 0, entry_of(value), value - 1)
         # From the whole block's key to those inside it, in the order of parts: events of removal are compared in
         # order.
         w = remove(w, entry >= 0, block, part, jnp.maximum(entry, 0), evicted=evicted)
-        return w.write("keys", 0, w.key(block, part)), (part + 1,)
+        return w.write("keys", 0, w.key(block, part))
 
-    return loop(lambda c: c[0] < parts, body, work, (jnp.where(present, 0, parts),), writes=WRITES)[0]
+    return fori_loop(jnp.where(present, 0, parts), parts, body, work, writes=WRITES)
 
 
 def move_keys(work: Workspace, present: Scalar, source: Scalar, target: Scalar) -> Workspace:
@@ -165,17 +164,16 @@ def move_keys(work: Workspace, present: Scalar, source: Scalar, target: Scalar) 
     moves."""
     parts = 1 + work.sizes.buckets.parts
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (part,) = local
+    def body(part: Scalar, w: Workspace) -> Workspace:
         w, (value,) = w.peek(part < parts, "keys", w.key(source, part))
         entry = jnp.where(part == 0, entry_of(value), value - 1)
         known = entry >= 0
         w = remove(w, known, source, part, jnp.maximum(entry, 0), moving=True)
         w = insert(w, known, target, part, jnp.maximum(entry, 0), moving=True)
         w = w.write("keys", jnp.where(known & (part == 0), value | SHARED, value), w.key(target, part))
-        return w.write("keys", 0, w.key(source, part)), (part + 1,)
+        return w.write("keys", 0, w.key(source, part))
 
-    return loop(lambda c: c[0] < parts, body, work, (jnp.where(present, 0, parts),), writes=WRITES)[0]
+    return fori_loop(jnp.where(present, 0, parts), parts, body, work, writes=WRITES)
 
 
 def primary_entry(work: Workspace, present: Scalar, block: Scalar) -> tuple[Workspace, Scalar]:

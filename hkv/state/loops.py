@@ -6,13 +6,12 @@ cannot order every read of it before the write that follows. Four rules avoid th
 the last two:
 
 1. Within one trip, an array is written before it is read: what a trip reads of an array, the next trip writes back.
-What
-   the next trip needs for that, it is handed as a carried scalar.
+   What the next trip needs for that, it is handed as a carried scalar.
 2. An array that is only written, or only read, in a trip needs no such care.
 3. An array that a loop reads is also written in it, to a spare element. An array that passes through a loop untouched
    would become a constant of that loop, kept alive beside the array that a later loop writes.
 4. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the
-read.
+   read.
 
 Every array is flat and ends in a spare element. Indices are unsigned, in range and never wrapped.
 """
@@ -91,6 +90,22 @@ def loop(
     values = tuple(getattr(work, name) for name in names)
     values, local = lax.while_loop(lambda carry: condition(carry[1]), step, (values, scalars(local)))
     return work.replace(**dict(zip(names, values, strict=True))), local  # type: ignore[attr-defined]
+
+
+def fori_loop(
+    start: Scalar,
+    stop: Scalar,
+    body: Callable[[Scalar, W], W],
+    work: W,
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+) -> W:
+    """`body(i, work)` for `i` from `start` to `stop`, as `jax.lax.fori_loop` orders its arguments: a `loop`."""
+
+    def step(inner: W, local: Local) -> tuple[W, Local]:
+        return body(local[0], inner), (local[0] + 1,)
+
+    return loop(lambda local: local[0] < stop, step, work, (start,), reads, writes)[0]
 
 
 def when(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules import evict, lists
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, View, shape_of
 from hkv.state import role_counts
-from hkv.state.loops import Scalar, loop, peek, read
+from hkv.state.loops import Scalar, fori_loop, loop, peek, read
 from hkv.state.pooled import Mark, Request, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -75,19 +75,19 @@ def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, 
 def _count_uses(work: PooledWorkspace, at: Fork) -> PooledWorkspace:
     slot = work.scratch_slot
 
-    def clear(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+    def clear(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         for mark in Mark:
-            w = w.write("requests", 0, w.mark(slot, local[0], mark))
-        return w, (local[0] + 1,)
+            w = w.write("requests", 0, w.mark(slot, i, mark))
+        return w
 
-    def count(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        source = at.source(local[0])
-        w, (uses,) = w.peek(local[0] >= 0, "requests", w.mark(slot, source, Mark.USES))
+    def count(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
+        source = at.source(i)
+        w, (uses,) = w.peek(i >= 0, "requests", w.mark(slot, source, Mark.USES))
         w = w.write("requests", uses + 1, w.mark(slot, source, Mark.USES))
-        return w.write("requests", uses + 1, w.mark(slot, source, Mark.LEFT)), (local[0] + 1,)
+        return w.write("requests", uses + 1, w.mark(slot, source, Mark.LEFT))
 
-    work, _ = loop(lambda c: c[0] < at.batch, clear, work, (0,), writes=("requests",))
-    return loop(lambda c: c[0] < at.count, count, work, (0,), writes=("requests",))[0]
+    work = fori_loop(0, at.batch, clear, work, writes=("requests",))
+    return fori_loop(0, at.count, count, work, writes=("requests",))
 
 
 def _look(work: PooledWorkspace, at: Fork, sequence: Scalar, group: Scalar) -> tuple[PooledWorkspace, tuple[Any, ...]]:
@@ -119,23 +119,21 @@ def _targets(
     groups = jnp.where(at.copy & enabled, view.num_groups, 0)
     work, (reached, refused) = loop(lambda c: (c[0] < groups) & ~c[1], one, work, (0, False), writes=WRITES)
 
-    def give_back(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (group,) = local
+    def give_back(group: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         w, (first, end) = w.peek(
             group >= 0, "requests", *(w.length(each, 0, group) for each in (w.scratch_slot, w.targets_slot))
         )
         pool = view.pool_of(group)
 
-        def body(v: PooledWorkspace, place: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            v, (block,) = v.peek(place[0] >= 0, "rows", v.row(v.targets_slot, 0, group) + place[0])
-            return role_counts.release(v, block != 0, pool, block, jnp.int32(Role.REQUEST)), (place[0] + 1,)
+        def body(i: Scalar, v: PooledWorkspace) -> PooledWorkspace:
+            v, (block,) = v.peek(i >= 0, "rows", v.row(v.targets_slot, 0, group) + i)
+            return role_counts.release(v, block != 0, pool, block, jnp.int32(Role.REQUEST))
 
-        w, _ = loop(lambda c: c[0] < end, body, w, (first,), writes=("rows", *role_counts.WRITES))
-        return w, (group + 1,)
+        return fori_loop(first, end, body, w, writes=("rows", *role_counts.WRITES))
 
     # Only the groups that were reached have targets to give back.
     end = jnp.where(refused, reached, 0)
-    work, _ = loop(lambda c: c[0] < end, give_back, work, (0,), writes=lists.LISTS)
+    work = fori_loop(0, end, give_back, work, writes=lists.LISTS)
     return work, refused
 
 
@@ -230,12 +228,12 @@ def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> Poole
         last_kept = (jnp.right_shift(recycled, group) & 1) != 0
         pool, row = view.pool_of(group), w.row(at.slot, sequence, group)
 
-        def body(v: PooledWorkspace, place: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            v, (block,) = v.peek(place[0] >= 0, "rows", row + place[0])
-            return role_counts.release(v, block != 0, pool, block, jnp.int32(Role.REQUEST)), (place[0] + 1,)
+        def body(i: Scalar, v: PooledWorkspace) -> PooledWorkspace:
+            v, (block,) = v.peek(i >= 0, "rows", row + i)
+            return role_counts.release(v, block != 0, pool, block, jnp.int32(Role.REQUEST))
 
         end = jnp.where(dropped, length - last_kept, 0)
-        w, _ = loop(lambda c: c[0] < end, body, w, (0,), writes=("rows", *role_counts.WRITES))
+        w = fori_loop(0, end, body, w, writes=("rows", *role_counts.WRITES))
         w = w.write_if(dropped, "requests", 0, w.length(at.slot, sequence, group))
         over = group + 1 == groups
         return w, (sequence + over, jnp.where(over, 0, group + 1))
@@ -270,10 +268,10 @@ def _move(work: PooledWorkspace, view: View, at: Fork, making: Scalar) -> tuple[
 
 
 def _rewind_targets(work: PooledWorkspace, groups: Scalar) -> PooledWorkspace:
-    def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        return w.write("requests", 0, w.length(w.targets_slot, 0, local[0])), (local[0] + 1,)
+    def body(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
+        return w.write("requests", 0, w.length(w.targets_slot, 0, i))
 
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("requests",))[0]
+    return fori_loop(0, groups, body, work, writes=("requests",))
 
 
 def _copy_last(
@@ -301,9 +299,9 @@ def _copy_keys(
     target: tuple[Scalar, Scalar],
     enabled: Scalar,
 ) -> PooledWorkspace:
-    def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        w, (key,) = w.peek(local[0] >= 0, "chains", w.chain(*source) + local[0])
-        return w.write("chains", key, w.chain(*target) + local[0]), (local[0] + 1,)
+    def body(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
+        w, (key,) = w.peek(i >= 0, "chains", w.chain(*source) + i)
+        return w.write("chains", key, w.chain(*target) + i)
 
     end = jnp.where(enabled, at.keys, 0)
-    return loop(lambda c: c[0] < end, body, work, (0,), writes=("chains",))[0]
+    return fori_loop(0, end, body, work, writes=("chains",))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules import prefix_tree
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, canonical_place
 from hkv.state import role_counts
-from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.loops import Scalar, divide, fori_loop, loop, peek
 from hkv.state.pooled import Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -105,23 +105,21 @@ def _take_over(work: PooledWorkspace, view: View, asked: Keys, hit: Scalar) -> P
     """Full groups keep their hits; the others get holes, and at the end the block under the last key."""
     work, (last,) = peek(hit > 0, lambda w: (_key(w, asked, hit - 1),), work, ("chains",), (0,))
 
-    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (group,) = local
+    def one(group: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         full, votes = view.flag(group, GroupField.FULL), view.flag(group, GroupField.VOTES)
         pool, row = view.pool_of(group), w.row(asked.slot, 0, group)
         spread = ~full & ~view.flag(group, GroupField.COMPACT)
         length = hit * jnp.where(spread, asked.stride, 1)
         w, (cached,) = w.peek(votes, "items", w.cached(last, group))
 
-        def place(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            (position,) = at
+        def place(position: Scalar, v: PooledWorkspace) -> PooledWorkspace:
             v, (found,) = v.peek(full, "rows", row + position)
             block = jnp.where(full, found, jnp.where(position == length - 1, cached, 0))
             v = role_counts.reference(v, block != 0, pool, block, jnp.int32(Role.REQUEST))
-            return v.write("rows", block, row + position), (position + 1,)
+            return v.write("rows", block, row + position)
 
-        w, _ = loop(lambda c: c[0] < length, place, w, (0,), writes=("rows", *role_counts.WRITES))
-        return w.write("requests", length, w.length(asked.slot, 0, group)), (group + 1,)
+        w = fori_loop(0, length, place, w, writes=("rows", *role_counts.WRITES))
+        return w.write("requests", length, w.length(asked.slot, 0, group))
 
     end = jnp.where(hit > 0, view.num_groups, 0)
-    return loop(lambda c: c[0] < end, one, work, (0,), writes=("rows", "requests", "items", *role_counts.WRITES))[0]
+    return fori_loop(0, end, one, work, writes=("rows", "requests", "items", *role_counts.WRITES))

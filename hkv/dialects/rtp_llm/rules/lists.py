@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules import evict
 from hkv.dialects.rtp_llm.rules.parameters import Shape, View, effective, has_block, on_grid, shape_of, slots, total
 from hkv.state import role_counts
-from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.loops import Scalar, divide, fori_loop, loop, peek, remainder
 from hkv.state.pooled import Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -103,8 +103,7 @@ def _extend_list(
     grown = found | (fresh == 0)
     work, broken = _ends_in_hole(work, at, growth, grown)
 
-    def fill(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (position,) = local
+    def fill(position: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         w, (old, *seen) = peek(
             position >= 0,
             lambda v: [v.read("rows", at.row + position), *role_counts.look_free(v, shape.pool)],
@@ -118,11 +117,11 @@ def _extend_list(
         w = w.write_if(new | (position >= start), "rows", block, at.row + position)
         # A hole that was filled is noted, so that undoing makes it a hole again.
         w = w.write_if(position < start, "rows", new, at.notes + position)
-        return w, (position + 1,)
+        return w
 
     done = grown & ~broken
     begin = jnp.where(done, first, at.end)
-    work, _ = loop(lambda c: c[0] < at.end, fill, work, (begin,), writes=("rows", *role_counts.WRITES))
+    work = fori_loop(begin, at.end, fill, work, writes=("rows", *role_counts.WRITES))
     work = work.write_if(done, "requests", start, work.length(work.scratch_slot, sequence, group))
     work = work.write_if(done, "requests", at.end, work.length(growth.slot, sequence, group))
     return work, grown, grown & broken
@@ -161,8 +160,7 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
     groups = view.num_groups
     undo, clean, clear = (mode == int(each) for each in Sweep)
 
-    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (done,) = local
+    def one(done: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         sequence, group = divide(done, groups), remainder(done, groups)
         shape = shape_of(view, group)
         row, notes = w.row(growth.slot, sequence, group), w.row(w.scratch_slot, sequence, group)
@@ -170,8 +168,7 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
             done >= 0, "requests", *(w.length(slot, sequence, group) for slot in (growth.slot, w.scratch_slot))
         )
 
-        def give(v: PooledWorkspace, at: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-            (position,) = at
+        def give(position: Scalar, v: PooledWorkspace) -> PooledWorkspace:
 
             def look(u: PooledWorkspace) -> list[Scalar]:
                 block = u.read("rows", row + position)
@@ -184,16 +181,16 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
             goes = clear | (undo & brought) | (clean & ~on_grid(shape, position, growth.reuse))
             goes = goes & (block != 0)
             v = role_counts.let_go(v, goes, shape.pool, block, jnp.int32(Role.REQUEST), seen)
-            return v.write_if(goes, "rows", 0, row + position), (position + 1,)
+            return v.write_if(goes, "rows", 0, row + position)
 
         first = jnp.where(undo & ~shape.linear, start, 0)
         end = jnp.where(clean, jnp.maximum(length - shape.kept - growth.reserve, 0), length)
-        w, _ = loop(lambda c: c[0] < end, give, w, (first,), writes=("rows", *role_counts.WRITES))
+        w = fori_loop(first, end, give, w, writes=("rows", *role_counts.WRITES))
         # A cleaned list keeps its length: slots are positions, and those given back are holes.
         left = jnp.where(clear, 0, jnp.where(undo, start, length))
-        return w.write("requests", left, w.length(growth.slot, sequence, group)), (done + 1,)
+        return w.write("requests", left, w.length(growth.slot, sequence, group))
 
-    return loop(lambda c: c[0] < lists, one, work, (0,), writes=LISTS)[0]
+    return fori_loop(0, lists, one, work, writes=LISTS)
 
 
 def copy_list(
@@ -211,13 +208,12 @@ def copy_list(
     pool = view.pool_of(group)
     work, (length,) = work.peek(group >= 0, "requests", work.length(*source, group))
 
-    def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (position,) = local
+    def body(position: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         w, (block,) = w.peek(position >= 0, "rows", w.row(*source, group) + position)
         w = role_counts.reference(w, shared & (block != 0), pool, block, jnp.int32(Role.REQUEST))
-        return w.write("rows", block, w.row(*target, group) + position), (position + 1,)
+        return w.write("rows", block, w.row(*target, group) + position)
 
-    work, _ = loop(lambda c: c[0] < length, body, work, (0,), writes=("rows", *role_counts.WRITES))
+    work = fori_loop(0, length, body, work, writes=("rows", *role_counts.WRITES))
     return work.write("requests", length, work.length(*target, group))
 
 
@@ -225,12 +221,11 @@ def share(work: PooledWorkspace, view: View, slot: Scalar, batch: Scalar) -> Poo
     """Lets every sequence after the first hold the first one's blocks too."""
     groups = view.num_groups
 
-    def body(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        (place,) = local
+    def body(place: Scalar, w: PooledWorkspace) -> PooledWorkspace:
         sequence, group = divide(place, groups), remainder(place, groups)
         first = (slot, jnp.int32(0))
-        return copy_list(w, view, group, first, (slot, sequence), jnp.bool_(True)), (place + 1,)
+        return copy_list(w, view, group, first, (slot, sequence), jnp.bool_(True))
 
     # From the second sequence on: the first `groups` places are the first sequence's own.
     end = batch * groups
-    return loop(lambda c: c[0] < end, body, work, (groups,), writes=LISTS)[0]
+    return fori_loop(groups, end, body, work, writes=LISTS)

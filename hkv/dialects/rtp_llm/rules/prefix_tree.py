@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.state import item_table, tree
-from hkv.state.loops import Scalar, divide, loop
+from hkv.state.loops import Scalar, divide, fori_loop, loop
 from hkv.state.nodes import BARRED, PINNED, Node
 from hkv.state.pooled_workspace import PooledWorkspace
 
@@ -26,13 +26,13 @@ def find(work: PooledWorkspace, present: Scalar, key: Scalar, group: Scalar) -> 
     work, block = item_table.find(work, present, key, group)
     names = work.sizes.buckets.names
 
-    def use(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        node = key * names + local[0]
+    def use(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
+        node = key * names + i
         w, (flags,) = w.peek(node >= 0, "nodes", w.node(node, Node.FLAGS))
-        return tree.use(w, flags != 0, node), (local[0] + 1,)
+        return tree.use(w, flags != 0, node)
 
     if names:
-        work, _ = loop(lambda c: c[0] < names, use, work, (jnp.where(present, 0, names),), writes=WRITES)
+        work = fori_loop(jnp.where(present, 0, names), names, use, work, writes=WRITES)
     return work, block
 
 
@@ -69,11 +69,11 @@ def remove(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspa
     """Takes all nodes of a key out, if `present`."""
     names = work.sizes.buckets.names
 
-    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
-        return tree.leave(w, local[0] >= 0, key * names + local[0]), (local[0] + 1,)
+    def one(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
+        return tree.leave(w, i >= 0, key * names + i)
 
     if names:
-        work, _ = loop(lambda c: c[0] < names, one, work, (jnp.where(present, 0, names),), writes=WRITES)
+        work = fori_loop(jnp.where(present, 0, names), names, one, work, writes=WRITES)
     return work
 
 

@@ -23,7 +23,7 @@ from hkv.dialects.vllm.rules.admit import (
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue, key_table, loops
 from hkv.state.events import Event, emit, note_copy, report
-from hkv.state.loops import Scalar, ceil_divide, loop, when
+from hkv.state.loops import Scalar, ceil_divide, fori_loop, loop, when
 from hkv.state.state import Row
 from hkv.state.workspace import Workspace
 
@@ -41,8 +41,7 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
     """
     slot = demand.slot
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
+    def body(group: Scalar, w: Workspace) -> Workspace:
         w, (hit_first, short) = w.peek_row(group >= 0, slot, group, Row.HIT_FIRST, Row.HIT_SHORT)
         skip = skipped_blocks(view, group, demand.total)
         found = adopted_blocks(view, group, demand.hit, short)
@@ -61,10 +60,10 @@ def adopt_hit(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> W
         w = w.set_row(slot, group, Row.FIRST, first).set_row(slot, group, Row.GROWN, 0)
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(split, found, 0))
         # What was found is registered already. A block inside which the hit ends is not: its copy will be looked at.
-        return w.set_row(slot, group, Row.CACHED, length - split), (group + 1,)
+        return w.set_row(slot, group, Row.CACHED, length - split)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=ADOPT_WRITES)[0]
+    return fori_loop(0, groups, body, work, writes=ADOPT_WRITES)
 
 
 def grow(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
@@ -177,12 +176,11 @@ def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, firs
         return work
     row = work.row(slot, group)
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (i,) = local
+    def body(i: Scalar, w: Workspace) -> Workspace:
         block = jnp.where(i < first, 0, w.read("rows", row + i))
-        return report(w, i >= 0, block), (i + 1,)
+        return report(w, i >= 0, block)
 
-    return loop(lambda c: c[0] < end, body, work, (start,), reads=("rows",), writes=("ids", "num_ids"))[0]
+    return fori_loop(start, end, body, work, reads=("rows",), writes=("ids", "num_ids"))
 
 
 # The eviction rules: takes keys away from blocks that are named, or from all.
@@ -220,8 +218,8 @@ def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scal
     done = enabled & (work.free == view.whole(CacheField.NUM_BLOCKS) - 1)
     buckets = work.sizes.buckets
 
-    def clear_keys(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return w.write("keys", 0, w.key(0) + local[0]), (local[0] + 1,)
+    def clear_keys(i: Scalar, w: Workspace) -> Workspace:
+        return w.write("keys", 0, w.key(0) + i)
 
     def clear_table(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         entry, value = local
@@ -230,7 +228,7 @@ def reset(work: Workspace, view: View, enabled: Scalar) -> tuple[Workspace, Scal
         return w, (entry + 1, w.read("table", w.entry(entry)))
 
     end = jnp.where(done, buckets.blocks * buckets.key_words, 0)
-    work, _ = loop(lambda c: c[0] < end, clear_keys, work, (0,), writes=("keys",))
+    work = fori_loop(0, end, clear_keys, work, writes=("keys",))
     end = jnp.where(done, work.spare_entry, -1)
     work, _ = loop(lambda c: c[0] <= end, clear_table, work, (0, 0), writes=("table",))
     return emit(work, done, Event.CLEARED), done

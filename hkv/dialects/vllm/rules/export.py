@@ -16,7 +16,7 @@ from hkv.dialects.vllm.rules.hit import resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.vllm.rules.rows import Demand
 from hkv.state import key_table
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek, remainder
+from hkv.state.loops import Scalar, ceil_divide, divide, fori_loop, loop, peek, remainder
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -72,13 +72,12 @@ def plan(
 def forget(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
     """Forgets the states that a refused chunk would have left behind, if `enabled`."""
 
-    def one(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
+    def one(group: Scalar, w: Workspace) -> Workspace:
         forgets = view.group(group, GroupField.EXPORT_FAILS) & STAYS_PLANNED == 0
-        return w.set_row(jnp.where(forgets, slot, w.spare_slot), group, Row.EXPORT, 0), (group + 1,)
+        return w.set_row(jnp.where(forgets, slot, w.spare_slot), group, Row.EXPORT, 0)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, one, work, (0,), writes=("requests",))[0]
+    return fori_loop(0, groups, one, work, writes=("requests",))
 
 
 def leave(work: Workspace, view: View, slot: Scalar, group: Scalar, enabled: Scalar) -> Workspace:

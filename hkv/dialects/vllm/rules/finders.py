@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules import rows
 from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.state.key_table import first_block
-from hkv.state.loops import Scalar, divide, loop, remainder
+from hkv.state.loops import Scalar, divide, fori_loop, loop, remainder
 from hkv.state.workspace import Workspace
 
 READS = ("table", "chains")
@@ -159,12 +159,11 @@ def backward(
     sinks = enabled & (search.sinks > 0)
     end = jnp.where(sinks, query.first + query.members, query.first)
 
-    def skip(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (column,) = local
+    def skip(column: Scalar, w: Workspace) -> Workspace:
         w = rows.null(w, query.slot, view.group(column, GroupField.MEMBER), search.sinks, first)
-        return w, (column + 1,)
+        return w
 
-    work, _ = loop(lambda c: c[0] < end, skip, work, (query.first,), writes=WRITES)
+    work = fori_loop(query.first, end, skip, work, writes=WRITES)
     return work, length, jnp.where(sinks, 0, first)
 
 

@@ -17,7 +17,7 @@ from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, Answer, Op
 from hkv.state import free_queue
 from hkv.state.events import report
-from hkv.state.loops import Scalar, divide, loop, when
+from hkv.state.loops import Scalar, divide, fori_loop, loop, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
@@ -84,8 +84,7 @@ def _survey(work: Workspace, view: View, op: Op, enabled: Scalar) -> tuple[Works
 
 
 def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, enabled: Scalar) -> Workspace:
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
+    def body(group: Scalar, w: Workspace) -> Workspace:
         w, (length, first) = w.peek_row(group >= 0, op.slot, group, Row.LENGTH, Row.FIRST)
         full, copied = _spans(view, group, op.computed, length)
         first = jnp.minimum(first, full)
@@ -104,10 +103,10 @@ def _share(work: Workspace, view: View, op: Op, child: Scalar, place: Scalar, en
             w = w.set_row(child, group, field, 0)
         column = RESULT_FRONT + 2 * group
         w = w.write("results", full, w.result(place, column))
-        return w.write("results", full + copied, w.result(place, column + 1)), (group + 1,)
+        return w.write("results", full + copied, w.result(place, column + 1))
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+    return fori_loop(0, groups, body, work, writes=WRITES)
 
 
 def _clone(work: Workspace, op: Op, child: Scalar) -> Workspace:

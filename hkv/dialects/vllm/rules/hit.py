@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules import finders, reads
 from hkv.dialects.vllm.rules.finders import Query, Search
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
-from hkv.state.loops import Scalar, divide, loop, peek
+from hkv.state.loops import Scalar, divide, fori_loop, loop, peek
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -202,10 +202,9 @@ def _note(
 ) -> Workspace:
     """Notes what the `count` groups from a column on found: a hit of so many tokens, from that entry on."""
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (member,) = local
+    def body(member: Scalar, w: Workspace) -> Workspace:
         group = view.group(column + member, GroupField.MEMBER)
         w = w.set_row(slot, group, Row.HIT_FIRST, first).set_row(slot, group, Row.HIT_SHORT, 0)
-        return w.set_row(slot, group, Row.HIT_LENGTH, tokens), (member + 1,)
+        return w.set_row(slot, group, Row.HIT_LENGTH, tokens)
 
-    return loop(lambda c: c[0] < count, body, work, (0,), writes=("requests",))[0]
+    return fori_loop(0, count, body, work, writes=("requests",))

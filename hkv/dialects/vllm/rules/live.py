@@ -16,7 +16,7 @@ from hkv.dialects.vllm.rules.retire import clear_row
 from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, WAITING, Answer, Op
 from hkv.machine.operations import Payload
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, loop, peek, read, when
+from hkv.state.loops import Scalar, fori_loop, loop, peek, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
@@ -40,10 +40,10 @@ def pop(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace,
     answer = answer.refuse(mine & (op.live != RUNNING), Status.NOT_RUNNING)
     groups = jnp.where(mine & answer.ok, view.num_groups, 0)
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return clear_row(w, op.slot, local[0]), (local[0] + 1,)
+    def body(i: Scalar, w: Workspace) -> Workspace:
+        return clear_row(w, op.slot, i)
 
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("requests",))[0], answer
+    return fori_loop(0, groups, body, work, writes=("requests",)), answer
 
 
 def found(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Workspace, Answer]:
@@ -138,11 +138,11 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
         w = free_queue.release(w, entry, (mine & held).astype(jnp.int32))
         return w, (turn + 1, missing | (mine & ~held))
 
-    def hold(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return free_queue.hold(put(w, local[0]), entry), (local[0] + 1,)
+    def hold(i: Scalar, w: Workspace) -> Workspace:
+        return free_queue.hold(put(w, i), entry)
 
     holding = op.flag(Flag.HOLD)
     held, given = jnp.where(holding, count, 0), jnp.where(holding, 0, 2 * count)
-    work, _ = loop(lambda c: c[0] < held, hold, work, (0,), writes=("rows", *free_queue.ADOPT_WRITES))
+    work = fori_loop(0, held, hold, work, writes=("rows", *free_queue.ADOPT_WRITES))
     work, (_, missing) = loop(lambda c: c[0] < given, give, work, (jnp.int32(0), jnp.bool_(False)), writes=WRITES)
     return work, answer.refuse(missing, Status.OUT_OF_RANGE)

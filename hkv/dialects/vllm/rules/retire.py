@@ -13,7 +13,7 @@ from hkv.dialects.vllm.rules import export, rows
 from hkv.dialects.vllm.rules.admit import skipped_blocks
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue
-from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.loops import Scalar, divide, fori_loop, peek, remainder
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -35,8 +35,7 @@ def give_back(
     Where a chunk `follows`, the state inside the last one is left to later registrations.
     """
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
+    def body(group: Scalar, w: Workspace) -> Workspace:
         w, (length, first, partial) = w.peek_row(group >= 0, slot, group, Row.LENGTH, Row.FIRST, Row.PARTIAL)
         # Never backwards: a scheduler may say fewer processed tokens than before, blocks that are gone stay gone.
         retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
@@ -52,10 +51,10 @@ def give_back(
         left = jnp.where(everything, slot, w.spare_slot)
         w = export.leave(w, view, slot, group, follows)
         w = w.set_row(left, group, Row.STANDING, 0)
-        return w.set_row(left, group, Row.CACHED, 0), (group + 1,)
+        return w.set_row(left, group, Row.CACHED, 0)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=WRITES)[0]
+    return fori_loop(0, groups, body, work, writes=WRITES)
 
 
 def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:

@@ -12,7 +12,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.parameters import GroupField, View
-from hkv.state.loops import Scalar, loop
+from hkv.state.loops import Scalar, fori_loop
 from hkv.state.workspace import Workspace
 
 
@@ -52,7 +52,7 @@ def null(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, end: Scala
     """Entries `[start, end)` of a request's row become null; none where `end` is not above `start`."""
     row = work.row(slot, group)
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return w.write("rows", 0, row + local[0]), (local[0] + 1,)
+    def body(i: Scalar, w: Workspace) -> Workspace:
+        return w.write("rows", 0, row + i)
 
-    return loop(lambda c: c[0] < end, body, work, (start,), writes=("rows",))[0]
+    return fori_loop(start, end, body, work, writes=("rows",))

@@ -22,7 +22,7 @@ from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Fla
 from hkv.dialects.vllm.rules.parameters import CacheField, View
 from hkv.dialects.vllm.rules.rows import Demand
 from hkv.machine.operations import Payload
-from hkv.state.loops import Scalar, ceil_divide, loop, read, when
+from hkv.state.loops import Scalar, ceil_divide, fori_loop, loop, read, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
 from hkv.state.workspace import Workspace
@@ -174,11 +174,11 @@ def arrive(work: Workspace, view: View, op: Op, answer: Answer, payload: Payload
 
 
 def _clear_rows(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspace:
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        return retirement.clear_row(w, slot, local[0]), (local[0] + 1,)
+    def body(i: Scalar, w: Workspace) -> Workspace:
+        return retirement.clear_row(w, slot, i)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("requests",))[0]
+    return fori_loop(0, groups, body, work, writes=("requests",))
 
 
 def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspace, Answer]:
@@ -471,8 +471,7 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
     """Writes which entries of its rows an operation was about to the results, and their ids where there is room."""
     looked_up = op.code == int(Code.LOOKUP)
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (group,) = local
+    def body(group: Scalar, w: Workspace) -> Workspace:
         w, (length, first, hit_first, new_first) = w.peek_row(
             group >= 0, op.slot, group, Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.NEW_FIRST
         )
@@ -485,7 +484,7 @@ def report(work: Workspace, view: View, op: Op, answer: Answer, place: Scalar) -
         w = w.write("results", end, w.result(place, column + 1))
         first = jnp.where(looked_up, start, rows.start(view, group, first))
         w = allocation.report_row(w, op.slot, group, start, first, end)
-        return w, (group + 1,)
+        return w
 
     groups = jnp.where(answer.reported, view.num_groups, 0)
-    return loop(lambda c: c[0] < groups, body, work, (0,), writes=("rows", "requests", "results", "ids", "num_ids"))[0]
+    return fori_loop(0, groups, body, work, writes=("rows", "requests", "results", "ids", "num_ids"))

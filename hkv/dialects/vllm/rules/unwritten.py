@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules.admit import adopted_blocks
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import key_table
-from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
+from hkv.state.loops import Scalar, divide, fori_loop, loop, peek, remainder, when
 from hkv.state.state import Request, Row
 from hkv.state.workspace import Workspace
 
@@ -47,15 +47,14 @@ def _note_states(work: Workspace, view: View, slot: Scalar, group: Scalar, start
     row, groups = work.row(slot, group), work.sizes.buckets.groups
     recurrent = view.group(group, GroupField.RECURRENT) != 0
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        w, (block,) = w.peek(recurrent, "rows", row + local[0])
+    def body(i: Scalar, w: Workspace) -> Workspace:
+        w, (block,) = w.peek(recurrent, "rows", row + i)
         w, entry = key_table.primary_entry(w, block != 0, block)
         # The number of columns is a power of two: the last column of a key's line is its entry with all low bits set.
         last = w.entry(jnp.maximum(entry, 0) | (groups - 1))
-        return w.write_if(entry >= 0, "table", w.steps, last), (local[0] + 1,)
+        return w.write_if(entry >= 0, "table", w.steps, last)
 
-    first = (jnp.where(recurrent, start, end),)
-    return loop(lambda c: c[0] < end, body, work, first, writes=("rows", "keys", "table"))[0]
+    return fori_loop(jnp.where(recurrent, start, end), end, body, work, writes=("rows", "keys", "table"))
 
 
 def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start: Scalar, end: Scalar) -> Workspace:
@@ -71,16 +70,15 @@ def note_blocks(work: Workspace, view: View, slot: Scalar, group: Scalar, start:
     fields = (Request.GRANT_STEP, Request.WRITTEN, Request.JOINED)
     work, (step, written, joined) = work.peek_request(waits, slot, *fields)
 
-    def body(w: Workspace, local: tuple[Scalar]) -> tuple[Workspace, tuple[Scalar]]:
-        (column,) = local
+    def body(column: Scalar, w: Workspace) -> Workspace:
         w, (block,) = w.peek(column >= 0, "rows", row + column)
         found = jnp.where(joined != 0, 0, jnp.maximum(written - column * size, 0))
         w = w.write("keys", w.steps, w.written(block)).write("keys", found, w.written(block) + 1)
-        return w, (column + 1,)
+        return w
 
     # Blocks that were full before the step are written; the loop begins at the one that was being filled.
     first = jnp.where(waits & (step == work.steps), jnp.maximum(start, divide(written, size)), end)
-    return loop(lambda c: c[0] < end, body, work, (first,), reads=("rows",), writes=("keys",))[0]
+    return fori_loop(first, end, body, work, reads=("rows",), writes=("keys",))
 
 
 def must_wait(
