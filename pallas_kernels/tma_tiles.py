@@ -1,4 +1,9 @@
-"""Division of runs into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each."""
+"""Division of runs into tiles that the Tensor Memory Accelerator (Hopper and later) moves in one copy each.
+
+A bulk copy takes a box of a two-dimensional array: lines of up to 256 elements, up to 256 of them, each a multiple of
+16 bytes. So the flat array is seen as lines of equal length, a run as whole tiles of them, and a start as the number of
+a line.
+"""
 
 from __future__ import annotations
 

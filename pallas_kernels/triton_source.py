@@ -32,6 +32,7 @@ def move_kernel(
 ):
     """`together` runs of one move, or a tile of one run: see `pallas_kernels.move.moves.Move`."""
     program = tl.program_id(0)
+    # Programs of one group of runs stand beside each other: their tables' words are then in the same cache lines.
     run = program // tiles * together + tl.arange(0, together)
     column = program % tiles * width + tl.arange(0, width)
     present = run < runs
@@ -47,10 +48,12 @@ def move_kernel(
     else:
         to = run * (length // unit)
         kept = present
+    # A run that reads from outside moves nothing, not even zeros, unless the move asks for those.
     if not zeros:
         kept = kept & there
     inside = (column < length)[None, :]
     origin = target if own else source
+    # 64 bits before the multiplication: a start in units fits 32, the word it names need not.
     place = origin + tl.where(there, start, 0).to(tl.int64)[:, None] * unit + column[None, :]
     words = tl.load(place, mask=there[:, None] & inside & reads, other=0)
     place = target + tl.where(kept, to, 0).to(tl.int64)[:, None] * unit + column[None, :]

@@ -1,4 +1,8 @@
-"""Division of runs into, or their union to, the power-of-two tiles that Triton's array operations need."""
+"""Division of runs into, or their union to, the power-of-two tiles that Triton's array operations need.
+
+A program moves about 2 KiB, 16 bytes a thread: a long run is cut into tiles side by side, of short ones several share a
+program. What sticks out of a run is masked.
+"""
 
 from __future__ import annotations
 

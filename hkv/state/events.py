@@ -1,4 +1,10 @@
-"""Changes to keys, as operations report them: rows of four integers."""
+"""Changes to keys, as operations report them: rows of four integers.
+
+vLLM's `BlockPool` appends `BlockStored` and `BlockRemoved` objects to a list. In a compiled loop there are no lists: a
+row goes to the next place of an array of fixed size, and a counter goes on when that is full, so that the host sees how
+much was lost and can ask again with more room. Ids that operations report, and copies to be made, are kept in the same
+way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Arrays of one or more states, lanes one after the other and flat, as loops carry them."""
+"""Arrays of one or more states, lanes one after the other and flat, as loops carry them.
+
+One flat array a field, not one with a leading axis: an index is then a single number, an access a single slice, and XLA
+updates it in place. A workspace names its arrays, so that a loop can say which it carries; an array that it does not
+name is absent inside, and using it is an error at tracing, not a silent copy.
+"""
 
 from __future__ import annotations
 

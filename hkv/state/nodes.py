@@ -1,4 +1,7 @@
-"""Arrays of a tree of cached keys: its nodes, and the order in which they were used."""
+"""Arrays of a tree of cached keys: its nodes, and the order in which they were used.
+
+A row a node, links as row numbers: what pointers are to RTP-LLM's prefix tree. `hkv.state.tree` has the operations.
+"""
 
 from __future__ import annotations
 

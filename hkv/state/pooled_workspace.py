@@ -1,4 +1,8 @@
-"""Workspace of a compiled operation on pools: the arrays of one or more `PooledState`s, flat, and one lane of them."""
+"""Workspace of a compiled operation on pools: the arrays of one or more `PooledState`s, flat, and one lane of them.
+
+Every index into them is computed here and nowhere else: rules name fields, never offsets. Counters stay in their array,
+since there are some for each pool, and which pool is meant is known only at run time.
+"""
 
 from __future__ import annotations
 

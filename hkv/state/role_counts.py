@@ -1,4 +1,10 @@
-"""References by role: who holds a block, and for what. A block that nobody holds is in the pool's id bitmap."""
+"""References by role: who holds a block, and for what. A block that nobody holds is in the pool's id bitmap.
+
+RTP-LLM's `BlockPool` counts requests', connectors' and the cache's references apart, since the same block is free,
+available or in use depending on who asks. Here each block has a word for each role, and each pool two counters that
+follow from them: blocks that nobody holds, and blocks that a request or a connector holds. Functions that end in
+`_found`, and `let_go`, are handed what was read before, so that a caller can read all that it needs in one loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""State of a cache between operations: nine arrays, and the buckets that give them their shapes."""
+"""State of a cache between operations: nine arrays, and the buckets that give them their shapes.
+
+What vLLM keeps in objects (`KVCacheBlock`, `FreeKVCacheBlockQueue`, `BlockHashToBlockMap`, `req_to_blocks`,
+`num_cached_block`) stands here in columns of int32: one dtype, so that a handful of arrays suffices, and every field of
+a request is a read at a constant offset. Fields are named by enumerations and read by name (`hkv.state.workspace`).
+"""
 
 from __future__ import annotations
 

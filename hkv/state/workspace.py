@@ -1,4 +1,8 @@
-"""Workspace of a compiled operation: the arrays of one or more states, flat, one lane of them, and its counters."""
+"""Workspace of a compiled operation: the arrays of one or more states, flat, one lane of them, and its counters.
+
+Every index into the arrays is computed here and nowhere else: rules name fields, never offsets. The counters of the
+lane at work are scalars that loops carry, so that XLA keeps them in registers.
+"""
 
 from __future__ import annotations
 

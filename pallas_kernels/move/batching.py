@@ -1,4 +1,8 @@
-"""`vmap` of any `move_runs`: a batch of arrays is one array, and its moves are more moves of the same launch."""
+"""`vmap` of any `move_runs`: a batch of arrays is one array, and its moves are more moves of the same launch.
+
+A kernel has no batching rule of its own that would keep arrays in place. Here the batch's arrays lie one after the
+other, and every start gets the offset of its array; so one launch serves the batch, and donation holds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One kind of movement of a launch: runs of one length from an array of words into another."""
+"""One kind of movement of a launch: runs of one length from an array of words into another.
+
+Gathering, scattering, copying and zeroing blocks differ only in which side has a table of starts, and whether anything
+is read at all. Kernels know words, never what they mean: bytes are moved as bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Moving runs by Triton itself, through jax-triton (an optional extra); a launch for each move."""
+"""Moving runs by Triton itself, through jax-triton (an optional extra); a launch for each move.
+
+Its addresses are of 64 bits, so that it moves what Pallas on Triton cannot (`pallas_kernels.triton_tiles.addressable`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pallas_kernels import jax_triton_call
 from pallas_kernels.move.moves import Move, kernel_name, last_start
 from pallas_kernels.triton_tiles import NUM_WARPS, Share, shares_of
 
+# Before Triton itself is imported: jax-triton 0.3 clears the variable that names Triton's cache folder.
 jax_triton_call.load()
 
 from pallas_kernels.triton_source import move_kernel, move_kernel_of_two_pointers  # noqa: E402
@@ -64,6 +68,7 @@ def _launch(sources: Sequence[jax.Array], target: Any, move: Move) -> jax.Array:
             out=jax.ShapeDtypeStruct((target.size,), target.dtype),
             grid=(share.programs,),
             num_warps=NUM_WARPS,
+            # The fourth operand, after two tables and the source, is the target.
             **({} if made else {"input_output_aliases": {3: 0}}),
             **constants(move, share, words, target.size),
         )

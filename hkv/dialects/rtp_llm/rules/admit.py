@@ -1,4 +1,11 @@
-"""The verdict on a new request: whether what it takes fits into the pools beside the reserve, ever or now."""
+"""The verdict on a new request: whether what it takes fits into the pools beside the reserve, ever or now.
+
+RTP-LLM `evaluateInitCapacity` asks twice: before a hit is looked for, with the pools' totals (never: permanent), and
+after it, with what is available (not now: may be tried again). Available is what no request and no connector holds,
+whatever the cache has: eviction gets that later. `getNeed` has a formula for each group type; here all types walk over
+the slots of their list with one predicate (`has_block`), so that types are data. Scheduling's upper bound
+(`estimateBatchPeakNeedBlocks`) walks over the same slots, and stands below.
+"""
 
 from __future__ import annotations
 

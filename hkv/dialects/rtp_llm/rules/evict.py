@@ -1,5 +1,11 @@
 """Eviction: whole keys leave in order of use, or chains of the prefix tree from its oldest leaves, until enough blocks
-did."""
+did.
+
+RTP-LLM `SharedBlockCache::selectAndEvict`, `selectAndEvictForGroup` and, over them, `ensureFreeBlocks`. A removed key
+gives its blocks' cache references back in all groups, so that a pool gets free blocks by evicting for another one. With
+a tree, a leaf is taken out with its entire chain, even if enough left already. The three rules (in order of use,
+chains, blocks that leave alone) are states of one loop: removal is compiled once.
+"""
 
 from __future__ import annotations
 

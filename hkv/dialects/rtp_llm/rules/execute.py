@@ -1,4 +1,9 @@
-"""The program: operations in order, each a sequence of phases that run or do not, as its code says."""
+"""The program: operations in order, each a sequence of phases that run or do not, as its code says.
+
+A phase is a loop of at most one trip, since a `switch` over codes would copy every array that its branches change
+(`hkv.state.loops`). Phases of codes that a batch does not have are not compiled (`only`), which is most of the time
+that compiling takes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Registration: a request's blocks are entered into the cache under their keys."""
+"""Registration: a request's blocks are entered into the cache under their keys (RTP-LLM `insertIntoCache`).
+
+The allocators differ in what they enter, and in which order: a single group those of the first sequence, forward; a
+hybrid those of all sequences, backward, so that the beginning of a prefix is the most recently used. Order decides what
+is evicted, and so it is kept, by arithmetic on one loop's position instead of a loop for each. Under context
+parallelism groups come one after the other, since each may have keys of its own.
+"""
 
 from __future__ import annotations
 

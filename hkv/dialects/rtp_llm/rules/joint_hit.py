@@ -1,5 +1,10 @@
-"""The hit rule: the longest prefix that every group has in the cache, found by scanning back from the full groups'
-hit."""
+"""The hit rule: the longest prefix that every group has in the cache, found by scanning back from the full groups' hit.
+
+RTP-LLM's joint reuse in `initMallocForCommonLen`. Full groups need a block under every key, and are walked from the
+left; the shortest of their runs is a candidate. A window or a state needs the block under the candidate's last key
+alone: if one lacks it, the candidate is a key shorter. Looking counts as use, so that the order of
+looking shows in what is evicted later.
+"""
 
 from __future__ import annotations
 

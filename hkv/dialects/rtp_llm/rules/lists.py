@@ -1,4 +1,9 @@
-"""A request's lists of blocks: made longer, cut back, cleaned up, shared and copied."""
+"""A request's lists of blocks: made longer, cut back, cleaned up, shared and copied (RTP-LLM `incrMalloc`).
+
+A list has a slot for each block of positions; 0 is a hole. When one list finds no blocks, all that grew before it go
+back to what they were: their old lengths, and which holes were filled, are noted in the scratch slot while an
+allocation is at work. What was evicted for it stays evicted.
+"""
 
 from __future__ import annotations
 

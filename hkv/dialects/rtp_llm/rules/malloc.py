@@ -1,4 +1,9 @@
-"""Allocation: a request's way from its tokens to blocks, with exact rollback (RTP-LLM `KVCacheAllocator::malloc`)."""
+"""Allocation: a request's way from its tokens to blocks, with exact rollback (RTP-LLM `KVCacheAllocator::malloc`).
+
+RTP-LLM's is a sequence of calls with an early return after each. In a compiled program an early return is a jump over
+everything behind it; so the calls are stages of a loop, whose next stage follows from the status of the last. Growing
+and giving back, which are what takes long to compile, stand in it once though several stages use them.
+"""
 
 from __future__ import annotations
 

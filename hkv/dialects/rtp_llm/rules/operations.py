@@ -1,4 +1,8 @@
-"""A batch of mixed operations as arrays, and what they answer."""
+"""Columns of RTP-LLM's mixed operations, and what they answer.
+
+An operation is a call of `KVCacheAllocator` (`malloc`, `insertIntoCache`, `updateKVBlock`, `free`, ...) as a row of 16
+integers; keys, and the sources of a fork, stand in a payload that rows point into.
+"""
 
 from __future__ import annotations
 

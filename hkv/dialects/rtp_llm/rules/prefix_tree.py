@@ -51,7 +51,9 @@ def enter(
     name = (namespace == GPU_CP_CANONICAL) & (names > 1)
     pinned = jnp.where((flags & item_table.RESIDENT) != 0, PINNED, 0)
     barred = jnp.where(flags // item_table.NAMESPACE == GPU_CP_CANONICAL, BARRED, 0)
+    # A key that names itself as its parent would close a circle.
     builds = (parent != 0) & (parent - 1 != key)
+    # A name builds on the parent's name of the same namespace; links are 1 plus a node, 0 for none.
     above = jnp.where(builds, (parent - 1) * names + name + 1, 0)
     own = pinned | jnp.where(name, 0, barred)
     work = tree.enter(work, present, key * names + name, above, own)

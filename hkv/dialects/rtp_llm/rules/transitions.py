@@ -1,4 +1,9 @@
-"""Effect of each operation on a cache: its checks, its rules in order, its answer."""
+"""Effect of each operation on a cache: its checks, its rules in order, its answer.
+
+A refused operation takes nothing and says why in its status. Three things outlive a refusal, as in RTP-LLM: what was
+evicted to make room, sequences that a single group dropped before a fork found no blocks, and keys that a request was
+given when it asked. What does not exist is dropped and counted, never clamped to something that does.
+"""
 
 from __future__ import annotations
 
@@ -84,6 +89,7 @@ def fetch(
     """Reads an operation and its request. A slot that does not exist becomes the spare one."""
     row = tuple(read(table, base + column) for column in range(len(RtpArgument)))
     asked = row[RtpArgument.SLOT]
+    # Checked, never clamped: a wrong slot must not become a neighbour's.
     exists = (asked >= 0) & (asked < work.sizes.buckets.requests)
     slot = jnp.where(exists, asked, work.spare_slot)
     work, fields = work.peek_request(code != int(RtpCode.END), slot, *_FETCHED)
@@ -137,6 +143,7 @@ def arrive(
     tokens = before + added
     # Several sequences share whole blocks only: the last, partly filled one is each one's own.
     common = jnp.where(batch == 1, tokens, jnp.where(new, whole * block, op.common))
+    # Keys are made when blocks are asked for. A request that holds none makes them anew, with the tokens it has then.
     forgets = new | (op.held == 0)
     fields = {
         Request.LIVE: jnp.int32(1),

@@ -1,4 +1,10 @@
-"""The program: operations in order, each a sequence of phases that run or do not, as its code says."""
+"""The program: operations in order, each a sequence of phases that run or do not, as its code says.
+
+An engine calls methods of `KVCacheManager` one after the other. Here they are rows of a table, and one loop performs
+them: a dispatch for thousands of operations. A `switch` over codes would copy every array that its branches change, so
+that all phases stand one behind the other, each in a loop of at most one trip. Phases of codes that a batch does not
+have are not compiled (`only`).
+"""
 
 from __future__ import annotations
 

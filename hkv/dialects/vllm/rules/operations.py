@@ -1,4 +1,8 @@
-"""Columns of vLLM 0.33's mixed operations, and what they answer."""
+"""Columns of vLLM 0.33's mixed operations, and what they answer.
+
+An operation is a call of `KVCacheManager` (`get_computed_blocks`, `allocate_slots`, `free`, ...) or of its scheduler,
+as a row of 16 integers; keys and block ids, of which there may be any number, stand in a payload that rows point into.
+"""
 
 from __future__ import annotations
 
