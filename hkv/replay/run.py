@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -147,8 +148,37 @@ class ReplayedCache(abc.ABC):
         raise ConfigError("engine", COMPILED, f"{REFERENCE}: these rules have no compiled schedule")
 
     def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
-        """The compiled schedule over the compiled cache; checked, if wanted, by the plain one over the NumPy engine."""
+        """The compiled schedule over the compiled cache; checked, if wanted, by the plain one over the NumPy engine.
+
+        Raises:
+          HKVError: it has not the cache's rules.
+          Difference: the check found one.
+        """
+        from hkv.replay import dispatches
+
         self.require_compiled()
+        prepared = dispatches.incoming(coming, schedule.max_model_len)
+        running = self.begun(schedule, prepared, check)
+        started = time.perf_counter()
+        steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
+        outcome = self.ran(running, schedule, steps, time.perf_counter() - started)
+        if check:
+            again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
+            self.verify(running, outcome, schedule, again, progress)
+        return outcome
+
+    def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
+        """A compiled replay (`hkv.replay.dispatches.Dispatches`) that has not run; it reports ids to be checked."""
+        raise NotImplementedError
+
+    def ran(self, running: Any, schedule: Schedule, steps: int, seconds: float) -> Outcome:
+        """Outcome of a compiled replay that took so many steps and seconds."""
+        raise NotImplementedError
+
+    def verify(
+        self, running: Any, outcome: Outcome, schedule: Schedule, coming: Sequence[Arrival], progress: Progress
+    ) -> None:
+        """Holds a compiled replay that has run and reported ids against the plain schedule over the NumPy engine."""
         raise NotImplementedError
 
     def monitored(self, state: Any, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:
@@ -267,21 +297,10 @@ def replay(
 ) -> Outcome:
     """Replays a trace.
 
-    Args:
-      trace: path of the trace (`-` is standard input), or its requests, or what is known of them from other replays.
-      cache: the cache.
-      schedule: the numbers that steer the replay.
-      timing: conversion of time stamps to steps.
-      engine: name of the engine.
-      check: whether the NumPy engine runs too, at once or, where the replay is compiled whole, after it, and all is
-        compared.
-      tokens_per_id: tokens that one of the trace's `hash_ids` stands for; None for what the trace says.
-      limit: most requests to replay, or None for all; of a trace given as requests, all are replayed.
-      sampled: whether to count each group's blocks now and then.
-      causes: whether to find out why prompts were not found: the trace is then replayed in a pool that evicts nothing
-        too, by the same engine if that is one of HKV's; this is not checked.
-      warmup: requests at the beginning that do not count, or so many percent of them, such as `50%`.
-      progress: called each time a request has finished or is refused for good.
+    `trace` is a path (`-` is standard input), requests, or what is known of them from other replays; `limit` is for a
+    path. With `check` the NumPy engine runs too, at once or, where the replay is compiled whole, after it, and
+    all is compared. With `causes` the trace is also replayed in a pool that evicts nothing, by the same engine if that
+    is one of HKV's; this is not checked. `warmup` is as `warmup_requests` takes it.
 
     Raises:
       HKVError: the trace, the configuration or the engine cannot be used.

@@ -190,24 +190,39 @@ class RtpReplayedCache(ReplayedCache):
 
         compiled.require_expressible(self.config)
 
-    def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
+    def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
         from hkv.dialects.rtp_llm.schedule import compiled
-        from hkv.replay import dispatches
 
-        config = self.config
-        prepared = dispatches.incoming(coming, schedule.max_model_len)
         sizes = compiled.RtpSizes.of(self._largest(), schedule, prepared)
         room = 2 * sizes.ids_of_a_step() if check else 0
         more = {"caching": self.caching, "diagnose": self.diagnoses or check}
-        running = compiled.RtpCompiledReplay(config, schedule, prepared, sizes=sizes, ids=room, **more)
-        started = time.perf_counter()
-        steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
-        seconds = time.perf_counter() - started
-        outcome = outcome_of(running, self, schedule, steps, seconds)
-        if check:
-            again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
-            verify(running, outcome, schedule, again, progress=progress)
-        return outcome
+        return compiled.RtpCompiledReplay(self.config, schedule, prepared, sizes=sizes, ids=room, **more)
+
+    def ran(self, running: RtpCompiledReplay, schedule: Schedule, steps: int, seconds: float) -> Outcome:
+        counts = running.evictions, running.duplicates
+        return _outcome(self, schedule, running.recorder(), steps, seconds, counts, running.state)
+
+    def verify(
+        self,
+        running: RtpCompiledReplay,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
+    ) -> None:
+        from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+        from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
+
+        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, RtpNumpyEngine)
+        compared = ComparedRtpEngine(reference, np.concatenate(running.ids), names, REPORTED)
+        other = self.plain(schedule, coming, cast(KeyedRtpEngine, compared), reference, progress)
+        compared.check_all_compared()
+        compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)
+        for field in ("steps", "evictions"):
+            compare(field, getattr(outcome, field), getattr(other, field), names)
+        cached_twice = "blocks_not_cached_twice"
+        compare("duplicates", outcome.extra[cached_twice], other.extra[cached_twice], names)
+        compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
 
     def _largest(self) -> RtpConfig:
         """The same cache with as many blocks as compiled programs are to have room for, where all are in one pool."""
@@ -231,39 +246,6 @@ class RtpReplayedCache(ReplayedCache):
             ("allocations, admission", sum(verdicts["admission"].values()), told["admission"]),
             ("allocations, growth", sum(verdicts["growth"].values()), told["growth"]),
         )
-
-
-def outcome_of(
-    running: RtpCompiledReplay, cache: RtpReplayedCache, schedule: Schedule, steps: int, seconds: float
-) -> Outcome:
-    """Outcome of a compiled replay that took so many steps and seconds."""
-    counts = running.evictions, running.duplicates
-    return _outcome(cache, schedule, running.recorder(), steps, seconds, counts, running.state)
-
-
-def verify(
-    running: RtpCompiledReplay,
-    outcome: Outcome,
-    schedule: Schedule,
-    coming: Sequence[Arrival],
-    *,
-    progress: Progress = lambda: None,
-) -> None:
-    """Holds a compiled replay that has run, with room for ids, against the plain schedule over the NumPy engine."""
-    from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-    from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
-
-    names, cache = (COMPILED, REFERENCE), cast(RtpReplayedCache, outcome.cache)
-    reference = cache.engine(REFERENCE, RtpNumpyEngine)
-    compared = ComparedRtpEngine(reference, np.concatenate(running.ids), names, REPORTED)
-    other = cache.plain(schedule, coming, cast(KeyedRtpEngine, compared), reference, progress)
-    compared.check_all_compared()
-    compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)
-    for field in ("steps", "evictions"):
-        compare(field, getattr(outcome, field), getattr(other, field), names)
-    cached_twice = "blocks_not_cached_twice"
-    compare("duplicates", outcome.extra[cached_twice], other.extra[cached_twice], names)
-    compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
 
 
 def _outcome(

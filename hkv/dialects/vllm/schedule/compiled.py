@@ -71,7 +71,7 @@ class CompiledReplay(Dispatches):
     ) -> None:
         require_expressible(config)
         self.config = config
-        self._diagnose, self._sampling, self._done = diagnose, sampling, 0
+        self._diagnose, self.sampling, self._done = diagnose, sampling, 0
         sizes = sizes or Sizes.of(config, schedule, trace)
         parameters, state = cache.init(config, sizes.buckets)
         np.asarray(parameters.cache)[CacheField.SILENT] = not diagnose
@@ -84,7 +84,7 @@ class CompiledReplay(Dispatches):
         return program.compiled(self._room)(self._parameters, self._inputs, resident)
 
     def dispatch(self) -> Machine:
-        sampling = self._sampling
+        sampling = self.sampling
         if sampling is None:
             return super().dispatch()
         self._change(STEPS=sampling.every - self._done % sampling.every)

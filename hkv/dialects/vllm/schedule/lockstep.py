@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit
 from hkv.replay.plain import Compared, Lockstep, Part, compare
 
@@ -42,18 +41,11 @@ WHOLE = {"copies": "copies", "reset": "ok", "num_free": "free blocks"}
 # Holds a compiled replay against the plain schedule: the same blocks in the same order, and the same records.
 
 
-class CopyingEngine(KeyedEngine, Protocol):
-    """An engine that can be asked which copies are to be made."""
-
-    def pending_copies(self) -> list[list[tuple[int, int]]]:
-        """Copies that `copies` would drain, (source, target), a list a group."""
-
-
 class ComparedEngine(Compared):
     """A `KeyedEngine` that compares every block it finds or hands out with those that a compiled replay reported.
 
     `ids`: for each lookup and allocation, group after group; null blocks before a hit are left out, and before those of
-    an allocation come the copies it asks for: group, block, copy. The engine is a `CopyingEngine`.
+    an allocation come the copies it asks for: group, block, copy. The engine says which copies are pending.
     """
 
     def lookup(self, id: str) -> Hit:

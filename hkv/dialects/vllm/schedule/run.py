@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
-from hkv.dialects.vllm.schedule.lockstep import ComparedEngine, CopyingEngine, LockstepEngine, compare_queues
+from hkv.dialects.vllm.schedule.lockstep import ComparedEngine, LockstepEngine, compare_queues
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
@@ -28,6 +28,9 @@ from hkv.replay.reasons import HitUnits
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from hkv.dialects.vllm.schedule.compiled import CompiledReplay
 
 
 def cache_config(
@@ -163,35 +166,37 @@ class VllmReplayedCache(ReplayedCache):
 
         compiled.require_expressible(self.config)
 
-    def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
-        from hkv.dialects.vllm.engines.numpy import NumpyEngine
+    def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
         from hkv.dialects.vllm.schedule import compiled
-        from hkv.replay import dispatches
 
         config = self.config
-        prepared = dispatches.incoming(coming, schedule.max_model_len)
         largest = dataclasses.replace(config, num_blocks=max(config.num_blocks, self.room))
         sizes = compiled.Sizes.of(largest, schedule, prepared)
         room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
-        sampling, diagnose = self._samples(), self.diagnoses or check
-        running = compiled.CompiledReplay(
-            config, schedule, prepared, sizes=sizes, ids=room, diagnose=diagnose, sampling=sampling
-        )
-        started = time.perf_counter()
-        steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
-        seconds = time.perf_counter() - started
-        outcome = Outcome(self, running.recorder(), steps, running.evictions, seconds, config.max_model_len)
-        outcome = dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
-        if check:
-            names = (COMPILED, REFERENCE)
-            reference = self.engine(REFERENCE, NumpyEngine)
-            compared = ComparedEngine(cast(CopyingEngine, reference), np.concatenate(running.ids), names)
-            again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
-            other = self.plain(schedule, again, cast(KeyedEngine, compared), reference, progress)
-            compared.check_all_compared()
-            compare_outcomes(outcome, other, names)
-            compare_queues(running.free_queue(), reference.state().free, names)
-        return outcome
+        more = {"diagnose": self.diagnoses or check, "sampling": self._samples()}
+        return compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room, **more)
+
+    def ran(self, running: CompiledReplay, schedule: Schedule, steps: int, seconds: float) -> Outcome:
+        sampling = running.sampling
+        outcome = Outcome(self, running.recorder(), steps, running.evictions, seconds, self.config.max_model_len)
+        return dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
+
+    def verify(
+        self,
+        running: CompiledReplay,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
+    ) -> None:
+        from hkv.dialects.vllm.engines.numpy import NumpyEngine
+
+        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, NumpyEngine)
+        compared = ComparedEngine(reference, np.concatenate(running.ids), names)
+        other = self.plain(schedule, coming, cast(KeyedEngine, compared), reference, progress)
+        compared.check_all_compared()
+        compare_outcomes(outcome, other, names)
+        compare_queues(running.free_queue(), reference.state().free, names)
 
 
 def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, schedule: Schedule) -> int:

@@ -21,7 +21,7 @@ from hkv.replay import dispatches, schedule_loop
 from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.plain import Difference, compare_records
 from hkv.replay.reasons import Boundaries
-from hkv.replay.run import Outcome, Timing, default_engine, replay
+from hkv.replay.run import Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
 from hkv.replay.traces.workloads import Workload, generate, trace_lines
@@ -125,14 +125,8 @@ def both(config, schedule, arrivals):
         config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, sampling=sampling
     )
     steps = mine.run()
-    outcome = Outcome(studied, mine.recorder(), steps, mine.evictions, 0.0, schedule.max_model_len)
-    outcome = dataclasses.replace(outcome, occupancy=sampling.taken())
-    reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
-    compared = lockstep.ComparedEngine(reference, np.concatenate(mine.ids), NAMES)
-    other = studied.plain(schedule, arrivals, compared, reference, lambda: None)
-    compared.check_all_compared()
-    run.compare_outcomes(outcome, other, NAMES)
-    lockstep.compare_queues(mine.free_queue(), reference.state().free, NAMES)
+    outcome = studied.ran(mine, schedule, steps, 0.0)
+    studied.verify(mine, outcome, schedule, arrivals)
     silent = compiled.CompiledReplay(
         config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, diagnose=False
     )

@@ -48,9 +48,8 @@ def compiled(config, schedule, arrivals, *, caching=True):
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     sizes = TREE_SIZES if config.prefix_tree else SIZES
     running = RtpCompiledReplay(config, schedule, prepared, caching=caching, sizes=sizes, ids=ROOM)
-    return running, rtp_run.outcome_of(
-        running, rtp_run.RtpReplayedCache(config, caching=caching), schedule, running.run(), 0.0
-    )
+    studied = rtp_run.RtpReplayedCache(config, caching=caching)
+    return running, studied.ran(running, schedule, running.run(), 0.0)
 
 
 @given(seed=st.integers(0, 1 << 30), caching=st.sampled_from((True, True, True, False)), tree=st.booleans())
@@ -59,7 +58,7 @@ def compiled(config, schedule, arrivals, *, caching=True):
 def test_decides_as_the_plain_schedule_does(seed, caching, tree):
     config, schedule, arrivals = example_of(seed, tree)
     running, outcome = compiled(config, schedule, arrivals, caching=caching)
-    rtp_run.verify(running, outcome, schedule, arrivals)
+    outcome.cache.verify(running, outcome, schedule, arrivals)
     assert rtp_program.compiled(ROOM).compilations() <= 2, "an example was compiled for itself"
 
 
@@ -89,7 +88,7 @@ def test_a_wrong_integer_is_named(place):
     ids[int(place * len(ids))] += 1
     running.ids = [ids]
     with pytest.raises(Difference, match="malloc of request"):
-        rtp_run.verify(running, outcome, schedule, arrivals)
+        outcome.cache.verify(running, outcome, schedule, arrivals)
 
 
 @pytest.mark.parametrize("cut", [1, 40])
@@ -98,7 +97,7 @@ def test_missing_answers_are_noticed(cut):
     running, outcome = compiled(config, schedule, arrivals)
     running.ids = [np.concatenate(running.ids)[:-cut]]
     with pytest.raises(Difference):
-        rtp_run.verify(running, outcome, schedule, arrivals)
+        outcome.cache.verify(running, outcome, schedule, arrivals)
 
 
 @pytest.mark.parametrize("field", ["step_tokens", "max_running", "decode_tokens"])
@@ -108,7 +107,7 @@ def test_another_schedule_is_noticed(field):
     other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
     running, outcome = compiled(config, other, arrivals)
     with pytest.raises(Difference):
-        rtp_run.verify(running, outcome, schedule, arrivals)
+        outcome.cache.verify(running, outcome, schedule, arrivals)
 
 
 @pytest.mark.parametrize("field", ["evictions", "duplicates", "cached_peak", "reasons", "verdicts", "order"])
@@ -129,7 +128,7 @@ def test_a_wrong_count_is_noticed(field):
     else:
         outcome = dataclasses.replace(outcome, evictions=outcome.evictions + 1)
     with pytest.raises(Difference):
-        rtp_run.verify(running, outcome, schedule, arrivals)
+        outcome.cache.verify(running, outcome, schedule, arrivals)
 
 
 def test_progress_is_told_between_dispatches():
