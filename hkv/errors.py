@@ -60,13 +60,7 @@ class EngineTimeoutError(EngineProcessError):
 
 
 class MissingExtraError(HKVError):
-    """An optional package is not installed.
-
-    Args:
-      package: the import name that failed.
-      extra: the extra of HKV that brings it, as in ``pip install 'hkv[extra]'``.
-      purpose: use that it is wanted for.
-    """
+    """An optional package is not installed: its import name, HKV's extra that brings it, and what it is wanted for."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         self.package = package
@@ -77,10 +71,7 @@ class MissingExtraError(HKVError):
 class MissingEngineError(HKVError):
     """An engine that HKV is compared with is not installed; no extra of HKV brings it.
 
-    Args:
-      package: the import name that failed.
-      purpose: use that it is wanted for.
-      how: the way to make an environment that has it, in words.
+    `how` is the way to make an environment that has it, in words.
     """
 
     def __init__(self, package: str, purpose: str, how: str) -> None:
@@ -89,15 +80,7 @@ class MissingEngineError(HKVError):
 
 
 class FileError(HKVError):
-    """A file cannot be used.
-
-    Args:
-      path: the file as the caller named it.
-      line: 1-based line number, or None when the whole file is meant.
-      field: the field within the line, or "" when the whole line is meant.
-      value: the text or value there.
-      expected: values that would have been accepted, in words.
-    """
+    """A file, named as the caller did, cannot be used, at a line of it (from 1) or as a whole, in a field or not."""
 
     def __init__(self, path: str, line: int | None, field: str, value: object, expected: str) -> None:
         self.path = path

@@ -31,10 +31,7 @@ REFUSED = "refused"
 def observe(judge: Judge) -> Callable[[], None]:
     """Has the calls of this process's LMCache judged from now on; calling what it returns ends that.
 
-    Functions that modules have imported by name are replaced there too.
-
-    Args:
-      judge: takes each call; what it raises is raised in LMCache's caller.
+    Functions that modules have imported by name are replaced there too. What a judge raises, LMCache's caller gets.
     """
     places = [(_owner(place), name, hook) for place, name, hook in HOOKS]  # all are imported before any is hooked
     undo = [_hooked(owner, name, functools.partial(hook, judge)) for owner, name, hook in places]

@@ -29,15 +29,14 @@ VLLM_LAYOUT_HINTS = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """Facts that an engine reports about its tensors besides the tensors.
+    """Facts that an engine reports about its tensors besides the tensors; None where it says nothing.
 
     Attributes:
-      kv_layout: vLLM's layout hint, one of `VLLM_HINTS`, or None.
+      kv_layout: vLLM's layout hint, one of `VLLM_HINTS`.
       on_cpu: the engine runs on a CPU, which changes what None means.
-      kv_list_layout: SGLang's `unified` or `k_v`, or None.
-      tokens_per_block: tokens per block where tensors do not show it, or None.
-      num_kv_heads: heads of a flat TensorRT-LLM pool, or None.
-      head_dim: elements per head of such a pool, or None.
+      kv_list_layout: SGLang's `unified` or `k_v`.
+      tokens_per_block: where tensors do not show it.
+      num_kv_heads, head_dim: of a flat TensorRT-LLM pool.
     """
 
     kv_layout: str | None = None
@@ -57,11 +56,7 @@ class Hints:
 
 
 def hint_of_vllm_layout(name: str) -> str:
-    """The hint for a vLLM layout name.
-
-    Raises:
-      LayoutError: the layout puts heads outside layers and blocks, so that a block is not one contiguous run.
-    """
+    """The hint for a vLLM layout name; LayoutError where a block of it is not one contiguous run."""
     try:
         return VLLM_LAYOUT_HINTS[name]
     except KeyError:
@@ -82,13 +77,8 @@ def detect(
     """The format of tensors that all have one, and the tensors as that format sees them.
 
     vLLM's `[2, 2, slots, heads, elements]` may be the K and V planes of two blocks, or two blocks of K and V. LMCache
-    0.5.6 takes it for planes without a word (bug `lmcache-two-blocks`).
-
-    Args:
-      tensors: recovered here first.
-      engine: `vllm`, `sglang`, `trtllm` or `atom`.
-      hints: facts that the engine reports besides the tensors.
-      bugs: names of defects to reproduce.
+    0.5.6 takes it for planes without a word (bug `lmcache-two-blocks`). The engine is `vllm`, `sglang`, `trtllm` or
+    `atom`.
 
     Raises:
       LayoutError: unknown engine, a structure that no rule knows, or one that two formats have.
@@ -289,11 +279,7 @@ def _unknown(tensors: Nested) -> LayoutError:
 
 
 def plane_row_elements(planes: Sequence[TensorView]) -> int:
-    """Elements, in the first plane's dtype, of a token's row over all planes (format 17).
-
-    Raises:
-      LayoutError: the planes' bytes are not a whole number of the first plane's elements.
-    """
+    """Elements, in the first plane's dtype, of a token's row over all planes (format 17)."""
     total = sum(plane.shape[-1] * item_bytes(plane.dtype) for plane in planes)
     size = item_bytes(planes[0].dtype)
     if total % size:
@@ -306,13 +292,9 @@ def plane_row_elements(planes: Sequence[TensorView]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TensorView:
-    """Shape, type and strides of an engine's tensor, without its bytes.
+    """Shape, type and strides, in elements and None for contiguous, of an engine's tensor, without its bytes.
 
-    Attributes:
-      shape: extents, outermost first.
-      dtype: element type by name.
-      strides: distance of neighbours along each axis, in elements; None for contiguous.
-      offset: first element within the storage; it never matters to a layout.
+    `offset` is the first element within the storage; it never matters to a layout.
     """
 
     shape: tuple[int, ...]

@@ -119,14 +119,8 @@ TRAITS = MappingProxyType(
 def page_index(order: PageOrder, plane: int, layer: int, block: int, planes: int, layers: int, blocks: int) -> int:
     """Index of a page within its tensor, in pages.
 
-    Args:
-      order: the format's page order.
-      plane: 0 for K (or everything), 1 for V.
-      layer: position of the layer within its kernel group.
-      block: the engine's block id.
-      planes: planes of the format (`kv_size`).
-      layers: layers of the kernel group.
-      blocks: blocks of the tensor.
+    Plane 0 is K (or everything), 1 is V; the layer is counted within its kernel group, the block is the engine's id.
+    The last three arguments are how many of each there are.
     """
     match order:
         case PageOrder.BLOCK_LAYER_PLANE:

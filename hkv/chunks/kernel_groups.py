@@ -97,11 +97,7 @@ class PageGeometry:
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes that LMCache's kernel moves at once: 16, 4 or 2, by the bytes of a head.
-
-        Raises:
-          LayoutError: a head has an odd number of bytes, or an indexer row is not a multiple of 4.
-        """
+        """Bytes that LMCache's kernel moves at once: 16, 4 or 2, by the bytes of a head; LayoutError for none."""
         size = self.head_bytes
         if self.format is EngineKVFormat.NL_X_NB_BSV_BSS:
             if size % 4:
@@ -115,13 +111,7 @@ class PageGeometry:
 
 @dataclasses.dataclass(frozen=True)
 class KernelGroup:
-    """Layers that one transfer launch serves.
-
-    Attributes:
-      layer_indices: the layers, ascending.
-      geometry: their pages.
-      info: the engine's facts about them.
-    """
+    """Layers that one transfer launch serves, ascending, their pages, and what the engine says about them."""
 
     layer_indices: tuple[int, ...]
     geometry: PageGeometry

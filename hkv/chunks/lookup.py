@@ -36,12 +36,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class LookupResult:
-    """A prefix hit.
-
-    Attributes:
-      hit: chunks of the longest prefix that every row serves.
-      retained: per row, the chunks that its retrieve will read; everything else is let go.
-    """
+    """A prefix hit, in chunks, and per row the chunks that its retrieve will read; everything else is let go."""
 
     hit: int
     retained: tuple[tuple[int, ...], ...]
@@ -53,11 +48,7 @@ def servable_lengths(rows: Sequence[Row], num_chunks: int) -> list[int]:
 
 
 def longest_prefix(rows: Sequence[Row], num_chunks: int) -> LookupResult:
-    """The longest servable prefix of `num_chunks` chunks over all rows.
-
-    Raises:
-      OperationError: there are no rows.
-    """
+    """The longest servable prefix of `num_chunks` chunks over all rows, of which there is at least one."""
     if not rows:
         raise OperationError("rows", 0, "at least one object group and rank")
     hit = max(servable_lengths(rows, num_chunks), default=0)
@@ -67,8 +58,7 @@ def longest_prefix(rows: Sequence[Row], num_chunks: int) -> LookupResult:
 def recurrent_hit(pages: Sequence[Collection[int]]) -> int:
     """The longest length at which every recurrent group has a state: the largest common member, 0 for none.
 
-    Args:
-      pages: per group, lengths (in chunks) at the end of which its state is stored.
+    Per group, `pages` are lengths, in chunks, at the end of which its state is stored.
     """
     common = set(pages[0]).intersection(*pages[1:]) if pages else set()
     return max(common, default=0)

@@ -84,22 +84,13 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectLayout:
-    """Layout of one object: its regions one after the other, without padding.
-
-    Attributes:
-      regions: in member order.
-      nbytes: bytes of the object.
-    """
+    """Layout of one object: its regions one after the other, in member order, without padding."""
 
     regions: tuple[Region, ...]
     nbytes: int
 
     def region(self, group: int) -> Region:
-        """The region of a kernel group.
-
-        Raises:
-          LayoutError: the group has none in this object.
-        """
+        """The region of a kernel group; LayoutError where it has none."""
         for region in self.regions:
             if region.group == group:
                 return region
@@ -115,12 +106,8 @@ def object_layout(
 ) -> ObjectLayout:
     """The layout of one object group's objects.
 
-    Args:
-      groups: all kernel groups.
-      object_group: index of the object group.
-      chunk: tokens per chunk; a group whose window is shorter contributes only that.
-      full_window: windowed groups contribute whole chunks; recurrent ones only under bug `lmcache-full-window`.
-      bugs: names of defects to reproduce.
+    A group whose window is shorter than the chunk contributes only that, unless `full_window`; a recurrent one does so
+    only under bug `lmcache-full-window`.
     """
     regions: list[Region] = []
     offset = 0
@@ -141,9 +128,7 @@ def object_layout(
 class StagingLayout:
     """A staging buffer of several slots, each with one object of every object group, one after the other.
 
-    Attributes:
-      objects: layout of each object group's objects.
-      num_slots: slots of the buffer; a transfer moves at most so many objects at once.
+    A transfer moves at most as many objects at once as there are slots.
     """
 
     objects: tuple[ObjectLayout, ...]
@@ -160,11 +145,7 @@ class StagingLayout:
         return self.num_slots * self.slot_bytes
 
     def offset(self, slot: int, object_group: int, group: int | None = None) -> int:
-        """Bytes to an object in a slot, or to a kernel group's region in it.
-
-        Raises:
-          LayoutError: an index out of range, or a group that is no member.
-        """
+        """Bytes to an object in a slot, or to a kernel group's region in it."""
         if not 0 <= slot < self.num_slots:
             raise LayoutError("slot", slot, f"below {self.num_slots}")
         if not 0 <= object_group < len(self.objects):

@@ -20,13 +20,9 @@ RETRIEVE_BATCH = 4
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One transfer between the pages of one kernel group and a few objects.
+    """One transfer between the pages of one kernel group and the objects of some consecutive chunks.
 
-    Attributes:
-      group: the kernel group.
-      block_ids: block ids, object by object.
-      objects: the chunks whose objects take part, consecutive.
-      skip: leading blocks of `block_ids` that are not moved.
+    Block ids are listed object by object; the first `skip` of them are not moved.
     """
 
     group: int
@@ -46,11 +42,7 @@ def blocks_per_window(group: KernelGroup, chunk: int, full_window: bool = False)
 
 
 def downsample(block_ids: Sequence[int], per_chunk: int, per_window: int) -> list[int]:
-    """The last `per_window` of every `per_chunk` block ids.
-
-    Raises:
-      OperationError: the ids are not a whole number of chunks.
-    """
+    """The last `per_window` of every `per_chunk` block ids, which are those of whole chunks."""
     if len(block_ids) % per_chunk:
         raise OperationError("block_ids", len(block_ids), f"a multiple of {per_chunk} blocks a chunk")
     starts = range(0, len(block_ids), per_chunk)
@@ -65,11 +57,7 @@ def skip_in_window(per_chunk: int, per_window: int, blocks: int) -> int:
 
 
 def batches(items: Sequence[Item], batch: int, skip: int = 0) -> Iterator[tuple[int, tuple[Item, ...]]]:
-    """`(start, items)` of consecutive batches after the first `skip` items.
-
-    Raises:
-      OperationError: a batch below 1 or a negative skip.
-    """
+    """`(start, items)` of consecutive batches after the first `skip` items."""
     if batch < 1:
         raise OperationError("batch", batch, "at least 1")
     if skip < 0:
@@ -88,15 +76,8 @@ def null_chunks(
 ) -> list[bool]:
     """Per chunk, whether every block an object would hold is the null block, so that there is nothing to store.
 
-    LMCache 0.5.6 looks at all blocks of the chunk, those outside the window too (bug `lmcache-null-mask`).
-
-    Args:
-      groups: all kernel groups.
-      object_group: index of the object group.
-      block_ids: per kernel group, one id per block, whole chunks.
-      chunk: tokens per chunk.
-      null_block: the id that stands for no block; -1 where 0 is a real block.
-      bugs: names of defects to reproduce.
+    LMCache 0.5.6 looks at all blocks of the chunk, those outside the window too (bug `lmcache-null-mask`). Block ids
+    are given per kernel group, one a block, whole chunks; the null block is -1 where 0 is a real one.
     """
     held: list[list[Sequence[int]]] = []
     for member in object_group.members:
@@ -181,17 +162,9 @@ def _launch(
 
 
 def host_copy_pieces(offset: int, nbytes: int, alignment: int) -> list[int]:
-    """Bytes of each piece of a host copy, so that none crosses a multiple of `alignment`.
+    """Bytes of each piece of a host copy, so that none crosses a multiple of `alignment`, a power of two.
 
     Each aligned span of host memory is page-locked by itself, and one copy must not touch two.
-
-    Args:
-      offset: first byte of the copy within the arena.
-      nbytes: bytes to copy; any number.
-      alignment: bytes of one page-locked span, a power of two.
-
-    Raises:
-      OperationError: an alignment that is not a power of two, or negative sizes.
     """
     if alignment < 1 or alignment & (alignment - 1):
         raise OperationError("alignment", alignment, "a power of two")

@@ -28,10 +28,7 @@ def bytes_per_token(groups: Sequence[KernelGroup]) -> int:
 def status_report(groups: Sequence[KernelGroup], objects: Sequence[ObjectGroup], num_layers: int) -> dict[str, Any]:
     """The report (LMCache 0.5.6 `BaseCacheContext.report_status`), without the texts that describe formats.
 
-    Args:
-      groups: the kernel groups.
-      objects: the object groups that they are in.
-      num_layers: layers of the model; of all groups together fewer where some share a cache.
+    `num_layers` are the model's; those of all groups together are fewer where some share a cache.
     """
     of_group = {member: index for index, entry in enumerate(objects) for member in entry.members}
     return {

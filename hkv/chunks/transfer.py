@@ -40,12 +40,7 @@ Tensors = tuple[jax.Array, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """The static part of a transfer: one kernel group's pages and its region in each object.
-
-    Attributes:
-      geometry: the group's pages.
-      region: its region; `region.slots` rows an object.
-    """
+    """The static part of a transfer: one kernel group's pages and its region in each object."""
 
     geometry: PageGeometry
     region: Region
@@ -66,12 +61,7 @@ class Transfer:
         return self.region.slots // self.geometry.slots
 
     def check_call(self, tensors: Sequence[jax.Array], objects: jax.Array, block_ids: Sequence[int], skip: int) -> None:
-        """Refuses, on the host, what the jitted functions would drop or could not do.
-
-        Raises:
-          OperationError: tensors of another shape, fewer than 1 or more than 4 objects, a wrong number of block ids, an
-            id that is no block, a negative skip.
-        """
+        """Refuses, on the host, what the jitted functions would drop or could not do."""
         geometry = self.geometry
         shapes = [tuple(tensor.shape) for tensor in tensors]
         expected = [(geometry.pages_per_tensor, geometry.page_stride_bytes)] * _tensors_of(geometry)
@@ -198,14 +188,10 @@ def _selected(geometry: PageGeometry, block_ids: jax.Array, skip: jax.Array) -> 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """Runs of one length in one tensor, and where they are in the objects.
+    """Runs of one length in one tensor, counted through all groups, and where they are in the objects.
 
-    Attributes:
-      tensor: its number, counted through all groups.
-      page: int32 `[runs]`, where each run starts in the tensor, in units; past the end for blocks that are not moved.
-      object: int32 `[runs]`, where it starts in the objects.
-      unit: words of a unit.
-      length: words of a run.
+    `page` and `object` are int32 `[runs]`, where each run starts in units of `unit` words; past the end for blocks that
+    are not moved. `length` is in words.
     """
 
     tensor: int
@@ -216,11 +202,7 @@ class Place:
 
 
 def _unit_bytes(transfer: Transfer, objects: jax.Array) -> int:
-    """Bytes that divide every address of a transfer, in pages and in objects.
-
-    Raises:
-      LayoutError: an array of more units than a 32-bit number counts.
-    """
+    """Bytes that divide every address of a transfer; LayoutError for more units than a 32-bit number counts."""
     geometry, region = transfer.geometry, transfer.region
     pieces = [quantity for piece in pieces_of(geometry) for quantity in (piece.page, piece.object, piece.length)]
     strides = (geometry.page_stride_bytes, geometry.page_bytes, objects.shape[1], region.offset)
@@ -296,12 +278,9 @@ def _pages(
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One run.
+    """One run of bytes, from the page's start and from the start of the page's rows in the object.
 
-    Attributes:
-      page: bytes from the page's start.
-      object: bytes from the start of the page's rows, which have tokens first, heads and scales after.
-      length: bytes.
+    Rows have tokens first, heads and scales after.
     """
 
     page: int

@@ -135,12 +135,7 @@ def _own_output() -> AbstractContextManager[None]:
 
 
 def run(arguments: Sequence[str], interruption: Interruption, output: AbstractContextManager[None]) -> int:
-    """Performs one command.
-
-    Args:
-      arguments: as typed, the program's name left out.
-      interruption: hears of Ctrl-C.
-      output: standard output while the command runs.
+    """Performs one command, as typed without the program's name, with that standard output.
 
     Returns:
       The exit status: the command's own, 2 for what it cannot use or write, `INTERRUPTED`, `CLOSED_PIPE` or `DEFECT`.

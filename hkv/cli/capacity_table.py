@@ -39,11 +39,7 @@ def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
     """The table's lines: each model's name, and below it a row for each choice of options that differ.
 
     Where no model has several rows, and the width allows, its name is in the row. A refused combination has its reason
-    in the place of what fits.
-
-    Args:
-      rows: of one model after the other.
-      width: columns of the terminal; only reasons are broken to fit.
+    in the place of what fits; only reasons are broken to fit the width.
     """
     names = [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
     weighed = any(row.capacity is not None and row.capacity.weights is not None for row in rows)
@@ -87,12 +83,7 @@ def _refusal(start: str, reason: str, width: int) -> list[str]:
 
 
 def _cells(row: CapacityRow, weighed: bool) -> list[str]:
-    """Cells beside the options: all of them, or the length alone for a refused row.
-
-    Args:
-      row: the row.
-      weighed: there is a column of weights.
-    """
+    """Cells beside the options, with one of weights if there is that column; the length alone for a refused row."""
     fits = row.capacity
     if fits is None:
         return [_length(row.options.get(LENGTH))]
@@ -133,14 +124,7 @@ MOST_ROWS = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class CapacityRow:
-    """One model under one choice of options.
-
-    Attributes:
-      model: its config, as it was named.
-      options: the values of those options that may have several, by name.
-      capacity: what fits, or None if it was refused.
-      refused: why, or empty.
-    """
+    """One model under one choice of options that may have several values, and what fits, or why it was refused."""
 
     model: str
     options: dict[str, Any]
@@ -154,11 +138,7 @@ class CapacityRow:
 
 
 def combinations(configs: Sequence[str], options: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Each config with each combination of the options that were given several values, the last varying fastest.
-
-    Raises:
-      ConfigError: more than `MOST_ROWS`.
-    """
+    """Each config with each combination of the options that were given several values, the last varying fastest."""
     lists = {name: values for name, values in options.items() if isinstance(values, Several)}
     chosen = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if len(configs) * len(chosen) > MOST_ROWS:
@@ -169,15 +149,7 @@ def combinations(configs: Sequence[str], options: dict[str, Any]) -> list[tuple[
 def capacity_rows(
     wanted: Sequence[tuple[str, dict[str, Any]]], capacity: Callable[[str, dict[str, Any]], Capacity]
 ) -> list[CapacityRow]:
-    """A row for each config and choice of options.
-
-    Args:
-      wanted: the combinations.
-      capacity: plans one and says what fits.
-
-    Raises:
-      HKVError: all were refused, and for the same reason.
-    """
+    """A row for each config and choice of options; where all were refused, and for one reason, that error is raised."""
     rows: list[CapacityRow] = []
     errors: list[HKVError] = []
     for config, choice in wanted:
@@ -221,15 +193,9 @@ def lengths_between(rows: Sequence[CapacityRow]) -> list[tuple[str, dict[str, An
 
 
 def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow] = ()) -> bytes:
-    """The plot, PNG or SVG by the suffix of the path that it is for; refused rows are left out.
+    """The plot, PNG or SVG by the suffix of the path that it is for, SVG for `-`; refused rows are left out.
 
-    Args:
-      rows: of the table; each is a mark.
-      path: the file it is for; SVG for `-`.
-      between: rows of `lengths_between`, through which the lines go without a mark.
-
-    Raises:
-      ConfigError: no row has anything to draw.
+    Each row of the table is a mark; lines go through those `between`, of `lengths_between`, without one.
     """
     check_plot_path(path)
     lines = _lines([*rows, *between], _varying(rows))

@@ -35,13 +35,9 @@ ENTRY, USED = "-cache", "-atime"
 def keep_programs(where: str | None, *, insist: bool = False) -> None:
     """Asks JAX, before it is imported, to keep compiled programs in a folder.
 
-    Args:
-      where: the folder; "off": nothing is kept or read; None: `JAX_COMPILATION_CACHE_DIR` if that is set, otherwise
-        the user's folder.
-      insist: a folder that cannot be made or written is an error, where nothing would be kept otherwise.
-
-    Raises:
-      ConfigError: such a folder, if `insist`; a folder that was named and that somebody else may write to.
+    None stands for `JAX_COMPILATION_CACHE_DIR` if that is set, otherwise the user's folder; `off` keeps and reads
+    nothing. A folder that cannot be made or written is an error if `insist`, else nothing is kept; one that was named
+    and that somebody else may write to is an error.
     """
     if where == OFF:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"

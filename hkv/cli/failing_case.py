@@ -26,12 +26,8 @@ def print_case(
 ) -> None:
     """Prints where the engines differ, which invariant is broken, and the operations that lead there.
 
-    Args:
-      case: the case, shrunk or not.
-      whole: operations it had before.
-      broken: result of `first_broken`.
-      problem: the error that ended shrinking too early, or None.
-      engines: names of the engine in doubt and of the one that counts; None where they are not to be said.
+    `whole` is how many operations there were before shrinking, `problem` what ended that too early. Of two engines, the
+    first is in doubt; they are not named where they are None.
     """
     mismatch = case.mismatch
     line, operation = len(case.answers) + 1, describe(case.differing[-1]) if case.operations else "header"
@@ -46,14 +42,9 @@ def print_case(
 def print_broken(
     header: Any, operations: Sequence[Any], broken: Broken | str, whole: int = 0, differing: int | None = None
 ) -> None:
-    """Prints an invariant that is broken, and the operations that lead there; arguments as of `print_case`.
+    """Prints an invariant that is broken, and the operations that lead there, of `whole` before shrinking.
 
-    Args:
-      header: the configuration.
-      operations: the operations.
-      broken: what is broken.
-      whole: operations there were before shrinking.
-      differing: number of operations after which the engine in doubt goes on by itself; None for all.
+    After the first `differing` of them, the engine in doubt goes on by itself.
     """
     if isinstance(broken, Broken):
         click.echo(f"  broken invariant: {broken.name}")

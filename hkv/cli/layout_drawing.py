@@ -192,16 +192,7 @@ def show(console: Console, levels: Sequence[Level], names: Sequence[str]) -> Non
 
 
 class PlannedView(NamedTuple):
-    """A part of one layer's cache.
-
-    Attributes:
-      layer: index of the layer.
-      tag: its group.
-      pool: index of the pool.
-      part: name of the part.
-      view: `[rows, heads, states, ...]` of the pool's bytes.
-      kernel_blocks: rows of a block.
-    """
+    """A part of one layer's cache: `[rows, heads, states, ...]` of a pool's bytes, some rows being one block's."""
 
     layer: int
     tag: str
@@ -212,12 +203,7 @@ class PlannedView(NamedTuple):
 
 
 def planned_views(path: str) -> list[PlannedView]:
-    """All views of the plan that `hkv plan --json FILE` wrote.
-
-    Raises:
-      FileError: the file cannot be read.
-      ConfigError: it is no plan that lays out pools.
-    """
+    """All views of the plan that `hkv plan --json FILE` wrote; ConfigError where it lays out no pools."""
     expected = "a plan that lays its pools out, as hkv plan --json writes it under a dialect with layer caches"
     report = decode_json(read_whole(path), path, None, expected)
     try:
@@ -236,11 +222,7 @@ def _view(fields: dict[str, Any]) -> StridedView:
 
 
 def selected(views: Sequence[PlannedView], layer: int | None, tag: str | None) -> list[PlannedView]:
-    """The views of a layer and of a group, or all.
-
-    Raises:
-      ConfigError: there is no such layer, or not in that group.
-    """
+    """The views of a layer and of a group, or all; ConfigError where there is none."""
     layers = sorted({view.layer for view in views})
     if layer is not None and layer not in layers:
         raise ConfigError("--layer", layer, f"a layer of the plan, from {layers[0]} to {layers[-1]}")
@@ -251,11 +233,7 @@ def selected(views: Sequence[PlannedView], layer: int | None, tag: str | None) -
 
 
 def check_place(views: Sequence[PlannedView], pool: int, offsets: Sequence[int]) -> None:
-    """Checks that a plan has a pool, and the pool those bytes.
-
-    Raises:
-      ConfigError: it has not.
-    """
+    """Checks that a plan has a pool, and the pool those bytes."""
     pools = sorted({view.pool for view in views})
     if pool not in pools:
         raise ConfigError("--pool", pool, f"a pool of the plan, from {pools[0]} to {pools[-1]}")

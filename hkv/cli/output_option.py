@@ -78,11 +78,7 @@ def talks(*paths: str | None) -> bool:
 
 
 def write_output(path: str, data: bytes) -> None:
-    """Writes a result where an `OutputPath` says.
-
-    Raises:
-      FileError: it cannot be written there.
-    """
+    """Writes a result where an `OutputPath` says; FileError where it cannot."""
     if path != STANDARD_OUTPUT:
         write_atomically(path, data)
         return
@@ -137,11 +133,7 @@ def json_field() -> Any:
 
 
 def write_json(path: str | None, result: Any) -> None:
-    """Writes a result as indented JSON to a file, whole or not at all, or to standard output for `-`.
-
-    Raises:
-      FileError: the file cannot be written.
-    """
+    """Writes a result as indented JSON to a file, whole or not at all, or to standard output for `-`."""
     if path is not None:
         write_output(path, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
@@ -152,12 +144,7 @@ def write_json(path: str | None, result: Any) -> None:
 class StandardOutputError(Exception):
     """Standard output took no more. It is no OSError, because rich and click treat broken pipes in ways of their own.
 
-    Args:
-      cause: the system's error.
-
-    Attributes:
-      closed: its reader has gone, as `head` does.
-      reason: in words.
+    Where it is `closed`, its reader has gone, as `head` does; `reason` says it in words.
     """
 
     def __init__(self, cause: OSError) -> None:
@@ -204,10 +191,7 @@ def standard_output(descriptor: int | None) -> Iterator[None]:
     """Makes `sys.stdout` write to a descriptor, in its old encoding, and raise StandardOutputError where that fails.
 
     Characters that the encoding lacks are written as escapes. What is buffered is written on leaving, and a failure
-    that was caught and forgotten in between is raised there.
-
-    Args:
-      descriptor: its file descriptor; None where the process has no standard output, which then cannot be written.
+    that was caught and forgotten in between is raised there. Without a descriptor nothing can be written.
     """
     before = sys.stdout
     raw = _Watched(descriptor)

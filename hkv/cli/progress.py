@@ -57,11 +57,7 @@ def counting_bar(description: str, total: int, unit: str) -> Iterator[Callable[[
 
 @contextlib.contextmanager
 def level_bar(description: str) -> Iterator[Callable[[str, float], None]]:
-    """Shows what a search says of itself; the yielded function takes a text, and the share of its level that is done.
-
-    Args:
-      description: shown until then.
-    """
+    """Shows what a search says of itself; the yielded function takes a text, and the share of a level that is done."""
     with _shown(description, None, BarColumn(), TaskProgressColumn(), TimeElapsedColumn()) as (update, say):
 
         def progress(text: str, share: float) -> None:

@@ -43,11 +43,8 @@ SIZES = (0.25, 0.5, 1, 2, 4)
 class Drawn:
     """A workload in a few numbers: single requests that share prefixes.
 
-    Attributes:
-      prompt: mean tokens of a prompt.
-      answer: mean tokens of an answer.
-      shared: percentage of a prompt that is one of some shared prefixes.
-      rate: requests a second.
+    Mean tokens of a prompt and of an answer, the percentage of a prompt that is one of some shared prefixes, and
+    requests a second.
     """
 
     prompt: int
@@ -134,17 +131,10 @@ def answered(
     more_gpus: Callable[[int, str], Served | None],
     plot_path: str | None,
 ) -> tuple[dict[str, Any], bytes]:
-    """Hit rates of a workload, and the cheapest change that reaches a target.
+    """Hit rates of a workload, and the cheapest change that reaches a target percentage, as plain values, and the plot.
 
-    Args:
-      served: the engine.
-      workload: numbers, or the path of a trace.
-      target: percentage of the prompt tokens that are to be hit, or None.
-      more_gpus: the same engine with so many ranks and an element type of the cache; None where it is refused.
-      plot_path: the file that a plot is for, or None.
-
-    Returns:
-      The answer as plain values, and the plot, empty without one.
+    `more_gpus` plans the same engine with so many ranks and an element type of the cache; None where it is refused. The
+    plot is empty without a path that it is for.
     """
     with trace_of(workload) as path:
         drawn = isinstance(workload, Drawn)

@@ -23,13 +23,7 @@ TOKENS = (0, 1)
 
 
 class Counterexample(Protocol):
-    """A shortest sequence of operations that breaks an invariant.
-
-    Attributes:
-      invariants: names of those that it breaks.
-      header: the configuration.
-      operations: the operations.
-    """
+    """A shortest sequence of operations that breaks invariants."""
 
     @property
     def invariants(self) -> Sequence[str]: ...
@@ -47,13 +41,7 @@ class Counterexample(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """Coverage and result of a search so far.
-
-    Attributes:
-      lines: its coverage, for people.
-      record: the same as plain values.
-      counterexample: the broken invariant; None where nothing is broken.
-    """
+    """Coverage of a search so far, for people and as plain values, and the broken invariant, if any."""
 
     lines: Sequence[str]
     record: dict[str, Any]
@@ -64,14 +52,10 @@ class Exploration:
 class Report:
     """Result of an exploration.
 
-    Attributes:
-      states: distinct states reached, the empty cache included; `transitions`: operations performed in them.
-      depth: operations of the longest shortest way to a state.
-      evictions: operations that handed out a cached block; `refusals`: allocations that were refused.
-      by_operation: transitions by the operation's name.
-      exhausted: every operation was performed in every state that can be reached.
-      seconds: from the first operation to the end, without `compiling`, which came before that.
-      counterexample: the shortest way to a broken invariant, or None.
+    Distinct states reached, the empty cache included, and operations performed in them; `depth`: operations of the
+    longest shortest way to a state; `evictions`: operations that handed out a cached block; `refusals`: allocations
+    that were refused; `exhausted`: every operation was performed in every state that can be reached; `seconds`: from
+    the first operation to the end, without `compiling`, which came before that.
     """
 
     states: int = 1
@@ -220,11 +204,7 @@ class ExploreCommand:
         return ()
 
     def search(self, options: dict[str, Any]) -> Search | None:
-        """The search that the command's options ask for; None for breadth first from `world`, in Python.
-
-        Raises:
-          HKVError: there is no such cache, or it is too large.
-        """
+        """The search that the command's options ask for; HKVError where there is no such cache, or it is too large."""
         return None
 
     def world(self, options: dict[str, Any]) -> tuple[Any, World]:

@@ -20,12 +20,7 @@ from hkv.model.huggingface import Model
 
 @dataclasses.dataclass(frozen=True)
 class ModelPlan:
-    """A plan of a model's cache.
-
-    Attributes:
-      report: all of it as plain values.
-      show: prints it, for people.
-    """
+    """A plan of a model's cache: all of it as plain values, and a function that prints it for people."""
 
     report: dict[str, Any]
     show: Callable[[Console], None]

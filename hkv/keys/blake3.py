@@ -12,11 +12,7 @@ _MAX_SALT = 128
 
 
 def hash_chunk(prefix: bytes, tokens: Sequence[int]) -> bytes:
-    """Key of a chunk: blake3 of the prefix's bytes and each token as a big-endian uint32.
-
-    Args:
-      prefix: key of the chunk before, `none_hash()` for the first.
-      tokens: the chunk's tokens, each from 0 to 2^32 - 1.
+    """Key of a chunk: blake3 of the key before it and each token, from 0 to 2^32 - 1, as a big-endian uint32.
 
     Raises:
       OperationError: a token out of range.
@@ -34,16 +30,10 @@ def none_hash() -> bytes:
 
 
 def chunk_keys(tokens: Sequence[int], chunk: int, start: int = 0, end: int | None = None) -> list[bytes]:
-    """Keys of the whole chunks of `tokens[start:end]`; a trailing part of a chunk has none.
-
-    Args:
-      tokens: the whole sequence from position 0; keys chain over all of it.
-      chunk: tokens per chunk.
-      start: first token, on the chunk grid.
-      end: token after the last, on the chunk grid; None for as many whole chunks as there are.
+    """Keys of the whole chunks of `tokens[start:end]`, which chain over all tokens from position 0.
 
     Raises:
-      OperationError: a bound off the grid or beyond the tokens.
+      OperationError: a bound off the grid of chunks or beyond the tokens.
     """
     whole = len(tokens) // chunk * chunk
     end = whole if end is None else end
@@ -62,12 +52,7 @@ def chunk_keys(tokens: Sequence[int], chunk: int, start: int = 0, end: int | Non
 class ObjectKey:
     """Name of one chunk object (LMCache 0.5.6 `ObjectKey`).
 
-    Attributes:
-      chunk_hash: key of the chunk; the same for every object group.
-      model_name: the model, without `@`.
-      kv_rank: `kv_rank(...)` of the rank whose heads these are.
-      object_group_id: index of the object group.
-      cache_salt: string that keeps users apart, at most 128 characters, without `@`, slashes or NUL.
+    `chunk_hash` is the same for every object group; `kv_rank` says which heads; the salt keeps users apart.
     """
 
     chunk_hash: bytes
@@ -84,11 +69,7 @@ class ObjectKey:
 
 
 def kv_rank(world: int, rank: int, local_world: int, local_rank: int) -> int:
-    """World size, global rank, local world size and local rank, one byte each, in one int.
-
-    Raises:
-      OperationError: one of them does not fit a byte.
-    """
+    """World size, global rank, local world size and local rank, one byte each, in one int."""
     parts = {"world": world, "rank": rank, "local_world": local_world, "local_rank": local_rank}
     for name, value in parts.items():
         if not 0 <= value < 256:

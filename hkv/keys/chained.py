@@ -64,11 +64,7 @@ DIGESTS: dict[str, Digest] = {
 
 
 def digest_by_name(name: str) -> Digest:
-    """The chain hash of that name.
-
-    Raises:
-      ConfigError: there is none.
-    """
+    """The chain hash of that name; ConfigError where there is none."""
     try:
         return no_digest if name == GIVEN else DIGESTS[name]
     except KeyError:
@@ -87,11 +83,7 @@ def root_key(digest: Digest, seed: str = SEED) -> bytes:
 def block_key(digest: Digest, parent: bytes | None, tokens: Sequence[int], extra: tuple[Any, ...] | None) -> bytes:
     """The key of one hash block (vLLM 0.33 `hash_block_tokens`).
 
-    Args:
-      digest: the chain hash.
-      parent: key of the hash block before it; None for the first, which then follows `root_key`.
-      tokens: the tokens of the block.
-      extra: everything else that identifies them, see `extra_keys`, or None.
+    `parent` is the key before it, None for the first, which follows `root_key`; `extra` is what `extra_keys` says.
     """
     return digest((parent or root_key(digest), tuple(tokens), extra))
 
@@ -187,11 +179,7 @@ class KeyChain:
         self._identity = identity
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the keys that became possible.
-
-        Args:
-          tokens: all tokens of the request so far, prompt and output.
-        """
+        """Adds the keys that became possible, of all tokens of the request so far, prompt and output."""
         while (len(self.keys) + 1) * self._size + self._lookahead <= len(tokens):
             start = len(self.keys) * self._size
             end = start + self._size
@@ -205,33 +193,20 @@ class KeyChain:
         """Forget the keys of blocks that are not whole in the first `tokens` tokens (a streaming session goes on).
 
         What a lookahead covered of tokens that are gone, the keys before them still cover, as in vLLM 0.33
-        `_update_request_as_session`.
-
-        Args:
-          tokens: tokens that stay.
-          hash_block_size: tokens per key.
-          identity: everything besides tokens that identifies the prefix from now on; None for what it was.
+        `_update_request_as_session`. Another identity holds from now on.
         """
         del self.keys[tokens // hash_block_size :]
         self._identity = self._identity if identity is None else identity
 
 
 class GivenKeys:
-    """The keys of one request where they are given and not computed: another hash, or none.
-
-    Attributes:
-      keys: as those of `KeyChain`.
-    """
+    """The keys of one request where they are given and not computed: another hash, or none."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
 
     def give(self, keys: Sequence[str]) -> None:
-        """Add keys, in hex.
-
-        Raises:
-          OperationError: a text that is not hex.
-        """
+        """Adds keys in hex; OperationError for a text that is not."""
         try:
             self.keys += [bytes.fromhex(key) for key in keys]
         except ValueError:
@@ -252,11 +227,7 @@ GIVEN = "given"
 
 
 def no_digest(value: Any) -> bytes:
-    """The chain hash of configurations whose requests bring their keys: there is none.
-
-    Raises:
-      OperationError: always.
-    """
+    """The chain hash of configurations whose requests bring their keys: there is none, and asking is an error."""
     raise OperationError("keys", value, "keys that are given, since the hash is not known")
 
 

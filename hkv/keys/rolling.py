@@ -20,11 +20,9 @@ _INT32 = 1 << 31
 
 @dataclasses.dataclass(frozen=True)
 class RollingKeys:
-    """The keys of one sequence.
+    """The keys of one sequence: the int64 hash after each block, of which the last may be partly filled.
 
-    Attributes:
-      keys: `keys[i]` is the hash after block i, int64; the last block may be partly filled.
-      aligned: whether every key stands for a whole block.
+    `aligned` says that every key stands for a whole block.
     """
 
     keys: tuple[int, ...] = ()
@@ -36,16 +34,9 @@ class RollingKeys:
 
 
 def roll(tokens: Sequence[int], start: int = 0) -> int:
-    """The hash after more tokens.
+    """The int64 hash after more int32 tokens, `start` being the hash before them.
 
     Each token is sign-extended, and the hash is shifted right arithmetically: its sign bit comes along.
-
-    Args:
-      tokens: int32 values.
-      start: the hash before them, int64.
-
-    Raises:
-      OperationError: a token that is no int32.
     """
     value = start
     for token in tokens:
@@ -56,12 +47,7 @@ def roll(tokens: Sequence[int], start: int = 0) -> int:
 
 
 def first_keys(tokens: Sequence[int], block_size: int) -> RollingKeys:
-    """The keys of a sequence that has none yet, its last, partly filled block included.
-
-    Args:
-      tokens: the whole sequence, int32 values.
-      block_size: tokens per block.
-    """
+    """The keys of a sequence that has none yet, its last, partly filled block included."""
     keys: list[int] = []
     for start in range(0, len(tokens), _positive(block_size)):
         keys.append(roll(tokens[start : start + block_size], keys[-1] if keys else 0))
@@ -71,13 +57,7 @@ def first_keys(tokens: Sequence[int], block_size: int) -> RollingKeys:
 def next_keys(known: RollingKeys, tokens: Sequence[int], block_size: int) -> RollingKeys:
     """The keys of a sequence that grew: those of whole blocks only, for it will grow again.
 
-    Args:
-      known: its keys so far.
-      tokens: the whole sequence, int32 values, those that `known` covers unchanged.
-      block_size: tokens per block.
-
-    Raises:
-      OperationError: the sequence became shorter than its keys.
+    `tokens` is the whole sequence; OperationError where it became shorter than its keys.
     """
     keys = list(known.without_partial().keys)
     if len(keys) * _positive(block_size) > len(tokens):

@@ -19,12 +19,7 @@ from hkv.layout.strided import StridedView
 
 
 class Rank(NamedTuple):
-    """One rank of a replica.
-
-    Attributes:
-      tensor: index of its part of the heads.
-      context: index of its part of the tokens.
-    """
+    """One rank of a replica: indices of its part of the heads and of its part of the tokens."""
 
     tensor: int
     context: int
@@ -87,31 +82,19 @@ class ParallelShape:
         return tuple(Rank(tensor, context) for tensor in range(self.tensor) for context in range(self.context))
 
     def heads_of(self, tensor: int) -> range:
-        """The heads on a tensor rank.
-
-        Raises:
-          ConfigError: no such rank.
-        """
+        """The heads on a tensor rank."""
         _check_index("tensor rank", tensor, self.tensor)
         first = tensor // self.head_replicas * self.heads_per_rank
         return range(first, first + self.heads_per_rank)
 
     def tensor_ranks_of(self, head: int) -> range:
-        """The tensor ranks that hold a head.
-
-        Raises:
-          ConfigError: no such head.
-        """
+        """The tensor ranks that hold a head."""
         _check_index("head", head, self.heads)
         first = head // self.heads_per_rank * self.head_replicas
         return range(first, first + self.head_replicas)
 
     def context_ranks_of(self, part: int) -> range:
-        """The context ranks that hold the tokens of one of the `token_ranks` parts.
-
-        Raises:
-          ConfigError: no such part.
-        """
+        """The context ranks that hold the tokens of one of the `token_ranks` parts."""
         _check_index("context rank", part, self.token_ranks)
         return range(self.context) if self.token_replicas > 1 else range(part, part + 1)
 
@@ -121,10 +104,7 @@ class ParallelShape:
         return state // interleave % self.token_ranks, state // group * interleave + state % interleave
 
     def interleave_states(self, layout: Layout) -> int:
-        """States that stay together on a context rank; a whole block where tokens are not split.
-
-        Args:
-          layout: of one rank.
+        """States that stay together on a context rank, of one rank's layout; a whole block where tokens are not split.
 
         Raises:
           ConfigError: the interleave cuts a state, or does not divide the block; or the block is a snapshot, whose
@@ -147,12 +127,7 @@ class ParallelShape:
         return layout.states_per_block * self.token_ranks
 
     def check(self, layout: Layout) -> None:
-        """Raises unless a layout is one rank's of this shape.
-
-        Raises:
-          ConfigError: as `interleave_states`.
-          LayoutError: a part has other heads than a rank holds.
-        """
+        """Raises ConfigError or LayoutError unless a layout is one rank's of this shape: its states, its heads."""
         self.interleave_states(layout)
         for part in layout.content:
             head_axis(layout, part, self.heads_per_rank)
@@ -161,13 +136,8 @@ class ParallelShape:
 def head_axis(layout: Layout, part: Part, heads: int) -> int:
     """Axis of `[tokens, heads, *part.shape]` that counts heads: 1, or 2 in `kv_planes`, where heads share a slot.
 
-    Args:
-      layout: of one rank.
-      part: one of its parts.
-      heads: heads on that rank.
-
     Raises:
-      LayoutError: the part has another number of heads.
+      LayoutError: the part has another number of heads than `heads`, those of one rank.
     """
     together = part.heads is not None and len(part.shape) == 2
     found = part.shape[0] if together else layout.shape[H] if part.heads is None else part.heads
@@ -178,11 +148,7 @@ def head_axis(layout: Layout, part: Part, heads: int) -> int:
 
 
 def part_by_head(layout: Layout, part: Part, heads: int) -> StridedView:
-    """One part as `[layers, blocks, kernel blocks of a block, states, heads, *elements of a head]`.
-
-    Raises:
-      LayoutError: as `head_axis` and `Layout.part_cells`.
-    """
+    """One part as `[layers, blocks, kernel blocks of a block, states, heads, *elements of a head]`."""
     cells = layout.part_cells(part.name)
     keep = (0, 1, 2, 4, 3, *range(5, len(cells.shape)))
     if head_axis(layout, part, heads) == 2:

@@ -25,13 +25,9 @@ HOLE = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Side:
-    """A request's cache on one side.
+    """A request's cache on one side: ranks, the layout of one rank's pool, and block ids by column.
 
-    Attributes:
-      shape: ranks and what each holds.
-      layout: of one rank's pool.
-      row: block ids, column by column, the same on every rank.
-      null_block: the id that stands for no block, besides -1.
+    The row is the same on every rank; `null_block` stands for no block there, besides -1.
 
     Raises:
       ConfigError: an interleave that the layout does not allow.
@@ -69,11 +65,7 @@ class Side:
 class StateRun:
     """States that follow one another in the request and in both blocks.
 
-    Attributes:
-      state: the first, counted over the request; a token is `tokens_per_state` of them to one.
-      count: number of states.
-      source: the first one's place in the source rank's block.
-      target: likewise in the target rank's block.
+    `state` is the first, counted over the request; `source` and `target` are its places in the ranks' blocks.
     """
 
     state: int
@@ -84,16 +76,9 @@ class StateRun:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """Transfer from one rank's block to another's, alike in every layer.
+    """Transfer from one rank's block to another's, alike in every layer. Heads have their numbers in the model.
 
-    Attributes:
-      source: the rank that sends.
-      target: the rank that receives.
-      source_block: block id on the source.
-      target_block: block id on the target.
-      heads: heads, by their numbers among those of the model.
-      forwarded: the sender is a rank of the target side, which has it from the source by then.
-      runs: states, in rising order.
+    Where it is `forwarded`, the sender is a rank of the target side, which has it from the source by then.
     """
 
     source: Rank
@@ -112,13 +97,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ByteRun:
-    """A gapless stretch of both pools.
-
-    Attributes:
-      source: first byte in the source rank's pool.
-      target: first byte in the target rank's pool.
-      count: bytes.
-    """
+    """A gapless stretch of bytes in both pools."""
 
     source: int
     target: int
@@ -127,15 +106,7 @@ class ByteRun:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All transfers that move one request's cache.
-
-    Attributes:
-      source: ranks and layout that hold it.
-      target: ranks and layout that are to hold it.
-      layers: indices of the layers, the same on both sides.
-      sends: from source ranks to target ranks.
-      forwards: afterwards, from target ranks to target ranks that hold the same.
-    """
+    """All transfers that move one request's cache: sends from source to target, then forwards among target ranks."""
 
     source: Side
     target: Side
@@ -159,16 +130,9 @@ class Plan:
         return cell * len(move.heads) * move.states * len(self.layers)
 
     def byte_runs(self, move: Move, layer: int) -> tuple[ByteRun, ...]:
-        """The bytes of a move in one layer, joined where they touch on both sides, by rising target.
+        """The bytes of a move in one layer of the plan, joined where they touch on both sides, by rising target.
 
         This is what a transfer library is handed for each pair of ranks.
-
-        Args:
-          move: one of `sends` or `forwards`.
-          layer: one of `layers`.
-
-        Raises:
-          PlanError: the layer is not in the plan.
         """
         if layer not in self.layers:
             raise PlanError("layer", layer, f"one of {self.layers}")

@@ -35,11 +35,7 @@ Assemble = Literal["local", "context", "all"]
 
 
 def make_mesh(shape: ParallelShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of a shape, device after device, context innermost.
-
-    Args:
-      shape: its `data`, `tensor` and `context`.
-      devices: the devices; None for the first of all processes'.
+    """The mesh of a shape over devices, the first of all processes' unless given, context innermost.
 
     Raises:
       ConfigError: too few devices; too many, where they are given.
@@ -55,12 +51,7 @@ def make_mesh(shape: ParallelShape, devices: Sequence[Any] | None = None) -> Mes
 
 @dataclasses.dataclass(frozen=True)
 class ShardedLayout:
-    """Layout of a sharded cache: its devices, and the layout on each. Hashable, a static argument.
-
-    Attributes:
-      mesh: with the axes `AXES`.
-      shape: ranks and what each holds.
-      layout: of one rank's pool: its heads, its tokens per block.
+    """Layout of a sharded cache: its devices, and one rank's layout on each. Hashable, a static argument.
 
     Raises:
       ConfigError: a mesh of other axes or sizes; an interleave that the layout does not allow.
@@ -88,18 +79,7 @@ class ShardedLayout:
         return self.shape.interleave_states(self.layout)
 
     def zeros(self, words: int, dtype: Any = np.uint32) -> jax.Array:
-        """Pools of zeros, made where they stay.
-
-        Args:
-          words: words of one rank's pool.
-          dtype: unsigned words.
-
-        Returns:
-          `[data, tensor, context, words]`, one pool a device.
-
-        Raises:
-          LayoutError: too few words for the layout.
-        """
+        """Pools of zeros, unsigned `[data, tensor, context, words]`, made where they stay, one a device."""
         needed = -(-self.layout.end // np.dtype(dtype).itemsize)
         if words < needed:
             raise LayoutError("words", words, f"at least {needed} words of {np.dtype(dtype)} for the layout")

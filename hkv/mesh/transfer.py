@@ -110,14 +110,8 @@ def _exchange(
 def _carry(packed: list[list[jax.Array]], packets: Packets, source: _End, target: _End) -> list[list[jax.Array]]:
     """Packets from the devices that packed them to those that unpack them.
 
-    Args:
-      packed: per slot of the sender and view, `[data, tensor, context, length, words]`.
-      packets: packets, with sender and receiver of each.
-      source: the side that packed.
-      target: the side that unpacks.
-
-    Returns:
-      Per slot of the receiver and view, the same; packets that nobody sends are zeros, made where they are.
+    Both are given per slot and view, `[data, tensor, context, length, words]`. Packets that nobody sends are zeros,
+    made where they are.
     """
     devices = target.sharded.mesh.devices
     shards = [[_by_device(array) for array in slot] for slot in packed]
@@ -242,13 +236,7 @@ COORDINATES = 5
 
 
 class Route(NamedTuple):
-    """Sender, receiver and heads of a packet.
-
-    Attributes:
-      sender: the rank that packs it.
-      receiver: the rank that unpacks it.
-      heads: the heads it carries.
-    """
+    """Sender, receiver and heads of a packet."""
 
     sender: Rank
     receiver: Rank
@@ -259,11 +247,8 @@ class Route(NamedTuple):
 class Grain:
     """The unit that every move is made of: static, so that few executables serve all plans.
 
-    Attributes:
-      states: consecutive states of a kernel block.
-      heads: consecutive heads.
-      heads_outside: whether the states of a head follow one another in a packet, as on both sides, or the heads of a
-        state.
+    Consecutive states of a kernel block, and consecutive heads: heads are outside where the states of a head follow one
+    another on both sides.
     """
 
     states: int
@@ -273,14 +258,11 @@ class Grain:
 
 @dataclasses.dataclass(frozen=True)
 class Packets:
-    """One exchange.
+    """One exchange: units that each sender packs and each receiver unpacks.
 
     Attributes:
-      grain: the unit.
-      out_slots: place of each packet among its sender's.
-      in_slots: place of each packet among its receiver's.
-      read: int32 `[tensor, context, slots, units, COORDINATES]`, what each sender packs, -1 where there is nothing.
-      written: likewise what each receiver unpacks.
+      out_slots, in_slots: place of each packet among its sender's, and among its receiver's.
+      read, written: int32 `[tensor, context, slots, units, COORDINATES]`, -1 where there is nothing.
     """
 
     grain: Grain
@@ -291,13 +273,9 @@ class Packets:
 
 
 def make_packets(moves: Sequence[Move], layers: range, source: Side, target: Side) -> Packets:
-    """The packets of some moves, at least one, each as long as the longest, rounded up by at most an eighth.
+    """The packets of some moves, at least one: all sends, or all forwards, of a plan.
 
-    Args:
-      moves: all sends, or all forwards, of a plan.
-      layers: layers that each packet carries.
-      source: the side that sends.
-      target: the side that receives.
+    Each is as long as the longest, rounded up by at most an eighth, so that plans share executables.
     """
     routes: dict[Route, list[Move]] = {}
     for move in moves:

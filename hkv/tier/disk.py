@@ -50,11 +50,6 @@ class DiskTier(Tier):
     One process at a time may have a folder open. Objects, files in quarantine and file headers all count towards
     `capacity_bytes`; only while an object is being replaced do it and its successor both lie there.
 
-    Args:
-      folder: folder of the files; made if absent.
-      capacity_bytes: most bytes that all files together may have.
-      file_system: the operating-system calls to use.
-
     Raises:
       FileError: the folder cannot be used, or another process has it open.
     """
@@ -89,15 +84,10 @@ class DiskTier(Tier):
         self.close()
 
     def store(self, key: bytes, data: np.ndarray, metadata: Mapping[str, str] = MappingProxyType({})) -> bool:
-        """Writes an object, evicting others as needed. It is on the disk when this returns True.
+        """Writes uint8 `[bytes]`, evicting others as needed. It is on the disk when this returns True.
 
-        Args:
-          key: 1 to 100 bytes.
-          data: uint8 `[bytes]`.
-          metadata: strings that come back with it, e.g. a layout fingerprint.
-
-        Returns:
-          False, with nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
+        A key has 1 to 100 bytes; `metadata` are strings that come back with it, e.g. a layout fingerprint. False, with
+        nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
         """
         _check_key(key)
         if data.ndim != 1 or data.dtype != np.uint8:

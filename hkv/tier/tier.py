@@ -13,11 +13,7 @@ from hkv.errors import OperationError
 
 
 class Tier:
-    """Keys of chunk objects, evicted least recently used first, bounded in bytes. What holds the bytes is a subclass's.
-
-    Args:
-      capacity_bytes: most bytes that all objects together may have.
-    """
+    """Keys of chunk objects, evicted least recently used first, bounded in bytes; a subclass holds the bytes."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._order = ByteLRU(capacity_bytes)
@@ -70,9 +66,6 @@ class ByteLRU:
 
     The sum of sizes never exceeds `capacity_bytes`. A pinned key is never chosen for eviction; pins count, so a key
     pinned twice needs two unpins.
-
-    Args:
-      capacity_bytes: most bytes that all keys together may have.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -102,21 +95,13 @@ class ByteLRU:
         self._sizes.move_to_end(key)
 
     def pin(self, key: bytes) -> None:
-        """Keeps a present key from eviction until it is unpinned as often as it was pinned.
-
-        Raises:
-          OperationError: the key is absent.
-        """
+        """Keeps a present key from eviction until it is unpinned as often as it was pinned."""
         if key not in self._sizes:
             raise OperationError("key", key.hex(), "a key that is stored")
         self._pins[key] += 1
 
     def unpin(self, key: bytes) -> None:
-        """Takes back one pin.
-
-        Raises:
-          OperationError: the key has no pin.
-        """
+        """Takes back one pin; OperationError where there is none."""
         if not self._pins[key]:
             del self._pins[key]
             raise OperationError("key", key.hex(), "a key that is pinned")
@@ -131,9 +116,7 @@ class ByteLRU:
     def victims(self, size: int, replacing: bytes | None = None) -> list[bytes] | None:
         """Keys to evict, least recently used first, so that `size` more bytes fit; None when they cannot fit.
 
-        Args:
-          size: bytes wanted.
-          replacing: a present key whose own bytes count as free, and which is not itself a victim.
+        The bytes of a present key that is to be replaced count as free, and it is not itself a victim.
         """
         free = self.capacity_bytes - self.used_bytes + self._sizes.get(replacing or b"", 0)
         chosen: list[bytes] = []
@@ -146,11 +129,7 @@ class ByteLRU:
         return chosen if free >= size else None
 
     def add(self, key: bytes, size: int) -> None:
-        """Enters a key as the most recently used, or changes its size; the caller has made room.
-
-        Raises:
-          OperationError: it does not fit.
-        """
+        """Enters a key as the most recently used, or changes its size; OperationError where the caller made no room."""
         used = self.used_bytes - self._sizes.get(key, 0) + size
         if used > self.capacity_bytes:
             raise OperationError(
@@ -161,11 +140,7 @@ class ByteLRU:
         self._sizes.move_to_end(key)
 
     def remove(self, key: bytes) -> None:
-        """Forgets a present, unpinned key.
-
-        Raises:
-          OperationError: the key is pinned.
-        """
+        """Forgets a present key; OperationError where it is pinned."""
         if key in self._pins:
             raise OperationError("key", key.hex(), "a key without pins")
         self.used_bytes -= self._sizes.pop(key)
@@ -179,11 +154,8 @@ PLACEMENTS = ("numpy", "pinned_host")
 class MemoryTier(Tier):
     """Flat chunk objects by key, evicted least recently used first, bounded in bytes.
 
-    Args:
-      capacity_bytes: most bytes that all objects together may have.
-      placement: `numpy` keeps NumPy arrays; `pinned_host` keeps JAX arrays in page-locked host memory, from which a GPU
-        copies without staging; None chooses `pinned_host` where the default device is a GPU.
-      device: the `jax.Device` whose host memory `pinned_host` uses; None for the default device.
+    `placement` `numpy` keeps NumPy arrays; `pinned_host` keeps JAX arrays in page-locked host memory of `device`, from
+    which a GPU copies without staging; None chooses `pinned_host` where the default device is a GPU.
     """
 
     def __init__(self, capacity_bytes: int, placement: str | None = None, device: Any = None) -> None:
@@ -194,17 +166,9 @@ class MemoryTier(Tier):
         self._objects: dict[bytes, Any] = {}
 
     def store(self, key: bytes, data: np.ndarray | jax.Array) -> bool:
-        """Copies an object to host memory, evicting others as needed.
+        """Copies uint8 `[bytes]` to host memory, evicting others as needed.
 
-        Args:
-          key: the object's key.
-          data: uint8 `[bytes]`.
-
-        Returns:
-          False, with nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
-
-        Raises:
-          OperationError: `data` is not a flat array of bytes.
+        False, with nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
         """
         if data.ndim != 1 or data.dtype != np.uint8:
             raise OperationError("data", f"{data.dtype}{list(data.shape)}", "a flat uint8 array")
