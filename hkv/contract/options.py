@@ -59,7 +59,7 @@ def parameters(declared: type) -> list[click.Parameter]:
     return found
 
 
-def _option(field: dataclasses.Field[Any], names: Sequence[str], settings: Mapping[str, Any]) -> click.Option:
+def _option(field: dataclasses.Field[Any], names: Sequence[str], settings: dict[str, Any]) -> click.Option:
     inferred: dict[str, Any] = {}
     if field.default == ():
         inferred["multiple"] = True
