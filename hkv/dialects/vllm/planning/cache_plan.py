@@ -386,11 +386,8 @@ def startup(plan: Plan) -> Startup:
 
     Blocks are all of the pool's, the null block among them; a request takes what is reserved for its longest length.
     """
-    length = plan.max_model_len
-    if not plan.request_blocks:
-        return Startup(0, float("inf"), length)
-    concurrency = plan.num_blocks / plan.request_blocks
-    return Startup(int(concurrency * length), concurrency, length)
+    length, concurrency = plan.max_model_len, plan.reserved_concurrency
+    return Startup(int(concurrency * length) if plan.request_blocks else 0, concurrency, length)
 
 
 def why_counts_differ(plan: Plan, residency: Residency) -> str:
@@ -401,8 +398,7 @@ def why_counts_differ(plan: Plan, residency: Residency) -> str:
     """
     if not plan.request_blocks:
         return ""
-    concurrency = plan.num_blocks / plan.request_blocks
-    if f"{concurrency:.2f}" == f"{residency.requests:.2f}":
+    if f"{plan.reserved_concurrency:.2f}" == f"{residency.requests:.2f}":
         return ""
     held = sum(residency.full_length_blocks)
     encoded = max((group.spec.encoder_tokens for group in plan.groups), default=0)

@@ -23,7 +23,6 @@ def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOpt
     extra = max(0, options.prefill_lookahead - 1)
     stamped = {name: kinds.layer(spec).keeping(extra) for name, spec in layers.items()}
     groups = _default_groups(stamped, order, options)
-    _check_partition(groups, stamped)
     if options.eagle:
         drafts = {name for name, spec in layers.items() if spec.is_draft}
         groups = [dataclasses.replace(group, eagle=not drafts.isdisjoint(group.names)) for group in groups]
@@ -53,13 +52,6 @@ def _default_groups(layers: dict[str, LayerSpec], order: Order, options: PlanOpt
             raise
         return [fallback]
     return add_hidden_states(group_by_spec(unified, bugs), hidden, bugs)
-
-
-def _check_partition(groups: Sequence[PlannedGroup], layers: Mapping[str, LayerSpec]) -> None:
-    grouped = [name for group in groups for name in group.names]
-    if sorted(grouped) != sorted(layers):
-        odd = sorted(set(layers).symmetric_difference(grouped)) or sorted({n for n in grouped if grouped.count(n) > 1})
-        raise PlanError("layers", odd, "each in exactly one group")
 
 
 # First and last layers that keep the model's own element type where the others are packed (vLLM 0.33 TurboQuant).
