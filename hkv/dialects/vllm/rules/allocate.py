@@ -187,12 +187,6 @@ def report_row(work: Workspace, slot: Scalar, group: Scalar, start: Scalar, firs
 #
 # vLLM 0.33 `BlockPool.evict_blocks` and `reset_prefix_cache`. References and the queue's order stay as they are.
 
-EVICT_WRITES = (*key_table.WRITES, "dropped")
-"""Arrays that `evict` writes."""
-
-RESET_WRITES = ("keys", "table", "events", "num_events")
-"""Arrays that `reset` writes."""
-
 
 def evict(
     work: Workspace, view: View, ids: jax.Array, start: Scalar, count: Scalar, enabled: Scalar
