@@ -13,9 +13,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.state import key_table
-from hkv.state.events import Event, emit
 from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
-from hkv.state.workspace import Workspace
+from hkv.state.workspace import Event, Workspace, emit
 
 TAKE_WRITES = ("queue", "rows", "blocks", *key_table.WRITES, "head", "free", "evictions")
 """Arrays that `take` writes; `queue` only in its spare element."""

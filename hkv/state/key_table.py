@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from hkv.state.events import Event, emit
 from hkv.state.loops import Scalar, fori_loop, loop, peek, when
 from hkv.state.state import EVICTED, NOT_RETAINED
-from hkv.state.workspace import Workspace
+from hkv.state.workspace import Event, Workspace, emit
 
 WRITES = ("keys", "table", "links", "events", "num_events")
 """Arrays that a change of the table may write."""

@@ -7,9 +7,11 @@ lane at work are scalars that loops carry, so that XLA keeps them in registers.
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 
 from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
@@ -72,7 +74,7 @@ class Workspace(FlatArrays):
       sizes: static sizes.
       queue, blocks, keys, table, links, rows, chains, requests: as in `State`.
       ids: int32[lanes * (ids + 1)], block ids that operations report, one after the other.
-      events: int32[lanes * (events + 1) * 4], what happened to keys, as `hkv.state.events` writes it.
+      events: int32[lanes * (events + 1) * 4], what happened to keys (`Event`).
       copies: int32[lanes * (copies + 1) * 3], copies to be made: the group, the block, its copy.
       results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
@@ -191,3 +193,64 @@ class Workspace(FlatArrays):
     def set_row(self, slot: Scalar, group: Scalar, field: Row, value: Any) -> Self:
         """The workspace with a field of a request's row in a group replaced."""
         return self.write("requests", value, self.row_field(slot, group, field))
+
+
+# Changes to keys, ids that operations report, and copies to be made.
+#
+# vLLM's `BlockPool` appends `BlockStored` and `BlockRemoved` objects to a list. In a compiled loop there are no lists:
+# a row goes to the next place of an array of fixed size, and a counter goes on when that is full, so that the host sees
+# how much was lost and can ask again with more room.
+
+
+class Event(enum.IntEnum):
+    """The code of a row, and what its values are. The first integer is the code, plus 8 times the request's slot."""
+
+    REMOVED = 1
+    """A block lost a key: the entry; 0; 0."""
+    KEY = 2
+    """A block got a key: the entry; 0; 0. The span it belongs to follows."""
+    STORED = 3
+    """A span of blocks was looked at for registration: the group; its first block; the block after its last."""
+    STORED_PART = 4
+    """A key that ends inside a block was registered: the group; its first token; the token after its last."""
+    CLEARED = 5
+    """The prefix cache was reset."""
+
+
+def emit(work: Workspace, condition: Scalar, code: Any, *values: Any) -> Workspace:
+    """The workspace with an event added if the condition holds. Without room for events nothing is compiled."""
+    room = work.sizes.events
+    if room == 0:
+        return work
+    # Beyond its room an event goes to the spare row: the number goes on, so that the host sees that some were lost,
+    # and asks again with more room.
+    place = jnp.where(condition & (work.num_events < room), work.num_events, room)
+    for i, value in enumerate((code, *values, *(0,) * (EVENT_WORDS - 1 - len(values)))):
+        work = work.write("events", value, work.output("events", place) + i)
+    return work.replace(num_events=work.num_events + condition)
+
+
+def report(work: Workspace, condition: Scalar, block: Scalar) -> Workspace:
+    """The workspace with a block id added to what operations report. Without room for ids nothing is compiled."""
+    room = work.sizes.ids
+    if room == 0:
+        return work
+    place = jnp.where(condition & (work.num_ids < room), work.num_ids, room)
+    work = work.write("ids", block, work.output("ids", place))
+    return work.replace(num_ids=work.num_ids + condition)
+
+
+def note_copy(work: Workspace, condition: Scalar, group: Scalar, source: Scalar, target: Scalar) -> Workspace:
+    """The workspace with a copy added to those that are to be made, and its three numbers to the ids it reports.
+
+    Without room for copies and without room for ids, nothing is compiled.
+    """
+    values, room = (group, source, target), work.sizes.copies
+    for value in values:
+        work = report(work, condition, value)
+    if room == 0:
+        return work
+    place = jnp.where(condition & (work.num_copies < room), work.num_copies, room)
+    for i, value in enumerate(values):
+        work = work.write("copies", value, work.output("copies", place) + i)
+    return work.replace(num_copies=work.num_copies + condition)

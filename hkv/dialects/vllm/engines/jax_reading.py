@@ -14,7 +14,6 @@ from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, 
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
 from hkv.errors import EngineFailure
 from hkv.keys.chained import Interner, PrefixIdentity
-from hkv.state.events import Event
 from hkv.state.key_table import eviction_of
 from hkv.state.state import (
     EVICTED,
@@ -30,6 +29,7 @@ from hkv.state.state import (
     State,
     empty,
 )
+from hkv.state.workspace import Event
 
 ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT_RETAINED: "not retained"}
 """Names of the reasons for which the table has no block for a key."""
@@ -301,7 +301,7 @@ class PendingOffers:
 
         Args:
           id: the request.
-          events: changes to keys, int32[n, 4] (`hkv.state.events`).
+          events: changes to keys, int32[n, 4] (`hkv.state.workspace.Event`).
           copies: group, source and target of copies that it left to the cache.
           request: the request's words in the compiled cache's state, int32[REQUEST_WORDS + GROUP_WORDS * groups].
           state: the cache after it.

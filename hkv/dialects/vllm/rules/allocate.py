@@ -22,10 +22,9 @@ from hkv.dialects.vllm.rules.admit import (
 )
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import free_queue, key_table, loops
-from hkv.state.events import Event, emit, note_copy, report
 from hkv.state.loops import Scalar, ceil_divide, fori_loop, loop, when
 from hkv.state.state import Row
-from hkv.state.workspace import Workspace
+from hkv.state.workspace import Event, Workspace, emit, note_copy, report
 
 ADOPT_WRITES = ("rows", "requests", *free_queue.ADOPT_WRITES)
 """Arrays that `adopt_hit` writes."""

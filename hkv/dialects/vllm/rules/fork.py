@@ -16,11 +16,10 @@ from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
 from hkv.dialects.vllm.rules.parameters import GroupField, View
 from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, Answer, Op
 from hkv.state import free_queue
-from hkv.state.events import report
 from hkv.state.loops import Scalar, divide, fori_loop, loop, when
 from hkv.state.state import Request, Row
 from hkv.state.status import Status
-from hkv.state.workspace import Workspace
+from hkv.state.workspace import Workspace, report
 
 WRITES = tuple(
     dict.fromkeys((*free_queue.TAKE_WRITES, *free_queue.ADOPT_WRITES, "requests", "results", "ids", "num_ids"))

@@ -145,7 +145,7 @@ class Results:
         entries that were copied.
       ids: int32[capacity], block ids, operation after operation and group after group: LOOKUP, from the first entry
         that is not null; ALLOCATE, the new entries; FORK, source and destination of each copy.
-      events: int32[capacity, 4], changes to keys (`hkv.state.events`).
+      events: int32[capacity, 4], changes to keys (`hkv.state.workspace.Event`).
       counts: int32[2], ids and events, those without room included; more than the capacity means that some are missing.
     """
 

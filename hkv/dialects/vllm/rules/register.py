@@ -15,10 +15,9 @@ from hkv.dialects.vllm.rules.export import NOTHING_DUE, Due, Ends
 from hkv.dialects.vllm.rules.hit import hashed_keys, resumable
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.state import key_table
-from hkv.state.events import Event, emit
 from hkv.state.loops import Scalar, divide, loop, peek, remainder, when
 from hkv.state.state import NOT_RETAINED, RETIRED, Request, Row
-from hkv.state.workspace import Workspace
+from hkv.state.workspace import Event, Workspace, emit
 
 WRITES = ("rows", "chains", "requests", *key_table.WRITES)
 """Arrays that the rule writes; `rows` and `chains` only in their spare elements."""
