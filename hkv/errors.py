@@ -60,7 +60,10 @@ class EngineTimeoutError(EngineProcessError):
 
 
 class MissingExtraError(HKVError):
-    """An optional package is not installed: its import name, HKV's extra that brings it, and what it is wanted for."""
+    """An optional package is not installed.
+
+    It has an import name; `hkv[extra]` brings it, and the purpose is the use it is wanted for.
+    """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         self.package = package
@@ -80,7 +83,10 @@ class MissingEngineError(HKVError):
 
 
 class FileError(HKVError):
-    """A file, named as the caller did, cannot be used, at a line of it (from 1) or as a whole, in a field or not."""
+    """A file cannot be used.
+
+    The path is as the caller named it, the line counts from 1, None for the whole file; no field for the whole line.
+    """
 
     def __init__(self, path: str, line: int | None, field: str, value: object, expected: str) -> None:
         self.path = path
