@@ -50,6 +50,7 @@ class HitReasons(Protocol):
           The furthest boundary up to `asked` whose blocks have been computed by anybody; and, one a group, what it
           lacks there, `NOTHING` where nothing was asked.
         """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -263,7 +263,7 @@ def interned_arrivals(
     asked = asked or [0] * len(seen)
     for index, request in enumerate(trace.requests):
         step = timing.step_of(request.timestamp)
-        made = functools.partial(_keys if lists else Interned.of, keys, index)
+        made: Any = functools.partial(_keys if lists else Interned.of, keys, index)
         yield Arrival(index, step, request.input_length, request.output_length, made, seen[index], asked[index])
 
 

@@ -47,6 +47,7 @@ class RtpMissDiagnosis(Protocol):
 
     def absence(self, group: int, key: int) -> str:
         """State of the block of `group` under `key`, one of `hkv.dialects.rtp_llm.engines.numpy.STATES`."""
+        ...
 
 
 class RtpDiagnosis:

@@ -45,6 +45,7 @@ class MissDiagnosis(Protocol):
         out again; `retired`: its block was already given back when its span was to be registered; `not retained`: the
         retention rule left it out.
         """
+        ...
 
     def eviction(self, group: int, key: int) -> tuple[int, int] | None:
         """The step, 1 before the first begins, in which such a block was evicted, and the group that got it.
