@@ -118,12 +118,13 @@ def command(given: Options) -> None:
     layout = Layout.of_spec(spec, order, **dataclasses.asdict(given.places))
     found = [_address(layout, text) for text in given.addresses]
     held = [_element(layout, byte) for byte in given.offsets]
+    result = {"layout": _description(layout), "addresses": found, "bytes": held}
     if given.image:
         drawn = levels(layout, _place([*found, *held]))
         write_output(given.image, figure(drawn, _names(layout), _title(layout, given.spec_text), given.image))
     if talks(given.json_path, given.image):
         _print(layout, given.spec_text, found, held)
-    write_json(given.json_path, {"layout": _description(layout), "addresses": found, "bytes": held})
+    write_json(given.json_path, result)
 
 
 OF_PLANS = ("plan_path", "layer", "tag", "pool", "offsets", "json_path")
