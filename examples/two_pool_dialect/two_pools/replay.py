@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from hkv.replay.plain import PlainLoop, PlainReplayCommand
+from hkv.replay.plain import PlainLoop, PlainMisses, PlainReplayCommand
 from hkv.replay.reasons import EVICTED, HAD, NEVER_SEEN, Lacking
 from hkv.replay.schedule import LiveRequest
 from two_pools.cache import FULL, WINDOW, RadixPools
@@ -33,7 +33,7 @@ class PoolsLoop(PlainLoop):
         return sum(len(engine.free_blocks[pool]) + len(engine.evictable(pool)) for pool in (FULL, WINDOW))
 
 
-class PoolsMisses:
+class PoolsMisses(PlainMisses):
     """Full attention lacks pages that are not in the tree, the window blocks that pages in the tree have lost."""
 
     reasons = (HAD, NEVER_SEEN, EVICTED)
