@@ -103,9 +103,7 @@ def drawn(seed: int) -> Draw:
         "max_running": 8,
         "max_model_len": 240,
     }
-    common = dict.fromkeys(("model", "memory", "tensor_parallel", "block_size", "kv_dtype"))
-    defaults = {"caching": True, "lookahead": 0, "closed_loop": source.choice((0, 0, 3))}
-    return Draw(InternedTrace(requests), cache_options({**common, **defaults, **given}, own))
+    return Draw(InternedTrace(requests), cache_options(closed_loop=source.choice((0, 0, 3)), **given, **own))
 
 
 def check(seed: int, compiled: bool = False) -> collections.Counter[str]:

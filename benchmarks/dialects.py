@@ -37,9 +37,9 @@ from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches
-from hkv.replay.run import Timing, arrivals
+from hkv.replay.run import Timing, interned_arrivals
 from hkv.replay.schedule import Arrival, Recorder, Schedule
-from hkv.replay.traces.interned import PrefixKeys
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
 
@@ -151,7 +151,8 @@ def measure(
 def read(trace: str, limit: int, block_size: int, schedule: Schedule) -> list[Arrival]:
     """The first requests of a trace that are not too long, with their keys."""
     made = []
-    for arrival in arrivals(read_trace(trace, TOKENS_PER_ID, limit), PrefixKeys(block_size), Timing()):
+    requests = InternedTrace(read_trace(trace, TOKENS_PER_ID, limit))
+    for arrival in interned_arrivals(requests, block_size, schedule.max_model_len, Timing()):
         keys = arrival.keys()
         if arrival.prompt + arrival.output <= schedule.max_model_len:
             made.append(Arrival(len(made), arrival.step, arrival.prompt, arrival.output, lambda keys=keys: keys))

@@ -31,9 +31,9 @@ from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.errors import HKVError
 from hkv.machine import native_loops
-from hkv.replay.run import Timing, arrivals
+from hkv.replay.run import Timing, interned_arrivals
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.replay.traces.interned import PrefixKeys
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
 
@@ -100,7 +100,8 @@ def trace_arrivals(trace: str, limit: int | None, groups: str, schedule: Schedul
     specs = [spec_from_text(part) for part in groups.split(",")]
     size = cache_config(specs, 16, schedule).hash_block_size
     made = []
-    for arrival in arrivals(read_trace(trace, TOKENS_PER_ID, limit), PrefixKeys(size), Timing()):
+    requests = InternedTrace(read_trace(trace, TOKENS_PER_ID, limit))
+    for arrival in interned_arrivals(requests, size, schedule.max_model_len, Timing()):
         keys = arrival.keys()
         if arrival.prompt + arrival.output > schedule.max_model_len:
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from hkv.dialects.vllm.kinds import layer_class
 from hkv.dialects.vllm.planning.pages import unify_pages
 from hkv.dialects.vllm.planning.plan import Plan, PlanOptions
 from hkv.dialects.vllm.planning.vllm import plan_vllm
@@ -45,7 +46,7 @@ def window_sizes(bugs: Bugs) -> str:
 def latent_merge(bugs: Bugs) -> str:
     """Latent window layers of two head sizes."""
     small = SlidingWindowMLA(block_size=4, head_size=64, window=8, quantization="fp8_per_tensor")
-    merged = SlidingWindowMLA.merge([small, dataclasses.replace(small, head_size=128)], bugs)
+    merged = layer_class(SlidingWindowMLA).merge([small, dataclasses.replace(small, head_size=128)], bugs)
     assert isinstance(merged, SlidingWindowMLA)
     return f"one group of head size {merged.head_size}, quantization {merged.quantization}"
 

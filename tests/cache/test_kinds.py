@@ -44,7 +44,7 @@ def _config(spec: LayerSpec) -> VllmConfig:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_skipped_is_what_the_reference_skips(kind: str, seed: int) -> None:
     choices = RandomChoices(seed)
-    spec = spec_from_log(KINDS[kind].draw(choices, choices.pick((1, 2, 3, 4, 8)), "core", 1))
+    spec = spec_from_log(kinds.of_kind(kind).draw(choices, choices.pick((1, 2, 3, 4, 8)), "core", 1))
     config = _config(spec)
     own = all_kinds()[kind](0, spec, config, Pool(config.num_blocks))
     group = np.asarray(of_config(config, 4).groups)[0]

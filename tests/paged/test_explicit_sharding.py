@@ -21,7 +21,7 @@ def test_values_that_are_split_by_heads_are_refused():
     with jax.set_mesh(mesh):
         split = jax.device_put(jnp.ones((3, 2, 8)), jax.NamedSharding(mesh, P(None, "heads")))
         ids, pool = jnp.arange(3), jnp.zeros(LAYOUT.end // 4, jnp.uint32)
-        with pytest.raises(LayoutError, match=r"values\['key'\] = .*split as.*jax.reshard.*hkv.mesh.sharding"):
+        with pytest.raises(LayoutError, match=r"values\['key'\] = .*split as.*jax.reshard.*hkv.mesh"):
             hkv.write(pool, LAYOUT, 0, ids, ids, {"key": split, "value": split})
         with pytest.raises(LayoutError, match=r"values\['key'\] = .*split as"):
             write_step((pool,), (LAYOUT,), (ids,), (ids,), ({"key": split[None], "value": split[None]},))

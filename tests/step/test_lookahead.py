@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hkv.cache.state import require_expressible
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.kinds import of_kind
 from hkv.errors import ConfigError
 from hkv.model.topology import Topology
-from hkv.spec import KINDS, spec_from_log
+from hkv.spec import spec_from_log
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs
 from tests.step.test_arrivals import arrive, plain, turnover, two_texts
@@ -71,7 +72,7 @@ def test_what_would_be_lost_is_refused():
 
 @pytest.mark.parametrize("kind", ["cross_attention", "replayed_window"])
 def test_kinds_that_steps_do_not_have_are_refused(kind):
-    spec = spec_from_log(KINDS[kind].draw(RandomChoices(0), 2, "core", 1))
+    spec = spec_from_log(of_kind(kind).draw(RandomChoices(0), 2, "core", 1))
     with pytest.raises(ConfigError, match=rf"groups\[0\]\.kind = '{kind}'"):
         require_expressible(_alone(spec))
 
