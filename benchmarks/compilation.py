@@ -19,9 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cache import single_thread
 from hkv.machine import native_loops
 from hkv.model.topology import Topology
+from hkv.serving import single_thread
 from hkv.spec import spec_from_text
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"

@@ -29,7 +29,7 @@ FLOORS = (
     ("contract", "paged"),
     ("dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
     tuple(f"dialects.*.{room}" for room in ("planning", "weights", "planned_cache", "planned", "pages", "addresses")),
-    ("cache", "chunks", "mesh", "cluster", "views"),
+    ("cache", "block_tables", "chunks", "mesh", "cluster", "views"),
     ("serving", "oracle"),
     ("replay", "testing"),
     ("dialects",),
@@ -39,9 +39,18 @@ FLOORS = (
 and plans serve a cache and stand below it; the rest of it serves the oracle, which loads it by name."""
 
 ENTRANCES = (
-    *("hkv", "hkv.__main__", "hkv.cli.", "hkv.serving.", "hkv.testing.", "hkv.views", "hkv.mesh", "hkv.chunks"),
-    *("hkv.rtp_llm", "hkv.contract.", "hkv.tier.", "hkv.spec.", "hkv.replay.plain", "hkv.oracle.log_schema"),
-    *("hkv.dialects.vllm.attach.plugin", "hkv.dialects.vllm.kinds.", "hkv.model.huggingface.families."),
+    *("hkv", "hkv.__main__", "hkv.cli.", "hkv.serving.", "hkv.testing.", "hkv.views", "hkv.mesh", "hkv.block_tables"),
+    *(
+        "hkv.chunks",
+        "hkv.rtp_llm",
+        "hkv.contract.",
+        "hkv.tier.",
+        "hkv.spec.",
+        "hkv.replay.plain",
+        "hkv.oracle.log_schema",
+    ),
+    *("hkv.oracle.log_schema", "hkv.dialects.vllm.attach.plugin", "hkv.dialects.vllm.kinds."),
+    "hkv.model.huggingface.families.",
 )
 """Modules at which a reader comes in, and packages of such modules, with a dot: commands, public names, entry points of
 packages and programs, and what is found by listing a folder."""

@@ -8,7 +8,7 @@ Three batches: every row decodes one token a step; all but one do, and that one 
 rows compute a chunk each. Chunks begin inside a block. Of every row, what its query cannot read is given back, blocks
 are allocated in every group, the new tokens are hashed, filled blocks are registered. `hkv.cache.step` also answers
 slots; vLLM computes those on its workers, which is not timed. At the end both must hold and have null the same entries.
-Both run on one thread (`hkv.cache.single_thread`).
+Both run on one thread (`hkv.serving.single_thread`).
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ def token_table(mix: Mix, steps: int) -> np.ndarray:
 def run_hkv(mix: Mix, prompt: int, spans: int, blocks: int, groups: str) -> dict[str, Any]:
     import jax
 
-    from hkv.cache import single_thread
     from hkv.cache import step as serving
     from hkv.cache.state import StepBatch, StepRequest, StepRow
     from hkv.keys.fingerprint import ROOT as FIRST_KEY
+    from hkv.serving import single_thread
 
     single_thread.enable()
     config = config_of(groups, blocks)
@@ -231,10 +231,11 @@ def run_arrivals(blocks: int, spans: int, groups: str) -> list[float]:
     """Seconds of each of `spans` arrivals of prompts that were computed before, in a pool of so many blocks."""
     import jax
 
-    from hkv.cache import arrivals, single_thread
+    from hkv.cache import arrivals
     from hkv.cache import step as serving
     from hkv.cache.state import StepBatch
     from hkv.keys.fingerprint import ROOT as FIRST_KEY
+    from hkv.serving import single_thread
 
     single_thread.enable()
     config, count = config_of(groups, blocks), 8

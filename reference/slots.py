@@ -1,4 +1,4 @@
-"""Addresses from block tables, token by token in plain integers: the twin of `hkv.cache.slots`."""
+"""Addresses from block tables, token by token in plain integers: the twin of `hkv.block_tables.slots`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Table = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Mapping from one group's token positions to slots on one rank; see `hkv.cache.slots.SlotGeometry`."""
+    """Mapping from one group's token positions to slots on one rank; see `hkv.block_tables.slots.SlotGeometry`."""
 
     block_size: int
     ranks: int = 1

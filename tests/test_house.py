@@ -24,12 +24,8 @@ ROOMS = ("oracle", "replay", "testing", "cli")
 """Folders that know the contract only."""
 
 ISLANDS = {
-    "hkv.cache.conversion": "serving",
-    "hkv.cache.single_thread": "serving",
-    "hkv.cache.slots": "serving",
     "hkv.dialects.rtp_llm.rules.legacy_cache": "the dual index",
     "hkv.dialects.vllm.log.wire_events": "held against routers' events by tests",
-    "hkv.state.rows": "the dual index",
 }
 """Modules that no command, no public name and no entry point reaches, and what does or will."""
 

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import os, pathlib
-from hkv.cache import single_thread
+from hkv.serving import single_thread
 print(single_thread.enable())
 import jax, jax.numpy as jnp
 loop = jax.jit(lambda x: jax.lax.while_loop(lambda x: x[0] < 9, lambda x: x + 1, x))

@@ -192,7 +192,7 @@ def _go_on(size: jax.Array, begun: jax.Array, digests: jax.Array, pieces: _Piece
     """The key of each piece, uint32[N, 4], from those of each request's first one, uint32[Q, 4].
 
     Chains of several links are continued `LANES` at a time. The loop writes one line a trip and scatters nothing, so
-    that XLA:CPU can compile it as one piece (`hkv.cache.single_thread`).
+    that XLA:CPU can compile it as one piece (`hkv.serving.single_thread`).
     """
     lanes, requests, width = digests.shape[0], filled.shape[0], min(LANES, filled.shape[0])
     many, turns = filled > 1, -(-requests // width)

@@ -1,4 +1,4 @@
-"""Rows of block ids under two indices, as plain lists: the twin of `hkv.state.rows`."""
+"""Rows of block ids under two indices, as plain lists: the twin of `hkv.block_tables.rows`."""
 
 from __future__ import annotations
 

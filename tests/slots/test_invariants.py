@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.cache import slots
-from hkv.cache.slots import PAD, require_none, slot_geometry
-from hkv.state import rows as block_rows
+from hkv.block_tables import rows as block_rows
+from hkv.block_tables import slots
+from hkv.block_tables.slots import PAD, require_none, slot_geometry
 
 WIDTH, TOKENS, SPAN = 5, 96, 4
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.cache import slots as jitted
-from hkv.cache.slots import PAD, Slots, require_none, slot_geometry
+from hkv.block_tables import slots as jitted
+from hkv.block_tables.slots import PAD, Slots, require_none, slot_geometry
 from hkv.errors import OperationError
 from reference import slots as plain
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.cache import slots
-from hkv.cache.slots import geometry_of_spec, retained_tokens, slot_geometry
+from hkv.block_tables import slots
+from hkv.block_tables.slots import geometry_of_spec, retained_tokens, slot_geometry
 from hkv.dialects.vllm.kinds import layer
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 from hkv.spec.limits import RequestLimits

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.block_tables import rows as jitted
+from hkv.block_tables.rows import BlockRows, init_rows
 from hkv.errors import OperationError
-from hkv.state import rows as jitted
-from hkv.state.rows import BlockRows, init_rows
 from hkv.state.status import Status
 from reference.state import rows as plain
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hkv.cache import slots
+from hkv.block_tables import slots
 from hkv.errors import ConfigError, LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.mesh import sharding
