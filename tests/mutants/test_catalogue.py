@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
@@ -108,4 +109,5 @@ def test_the_page_lists_every_row():
     assert [name for name in MUTANTS if f"| `{name}` |" not in page] == []
     assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants killed" in page
     own = sum(len(SECTIONS[section]) for section in OWN if section != "properties")
-    assert f" {own} one-line defects" in (PAGE.parent.parent / "README.md").read_text()
+    (said,) = re.findall(r"Over (\d+) one-line defects", (PAGE.parent.parent / "README.md").read_text())
+    assert own > int(said)
