@@ -84,7 +84,7 @@ class KeptProgram:
             loaded = serialize_executable.deserialize_and_load(
                 written, shapes[0], returned, execution_devices=jax.devices()[:1]
             )
-            os.utime(path)
+            os.utime(path)  # the time of use, by which `keep` removes
             return loaded
         compiled = self._compiled(*arguments)
         with contextlib.suppress(Exception):  # what cannot be written is made again, too
@@ -148,6 +148,7 @@ def keep(path: pathlib.Path, contents: bytes, limit: int = MAX_SIZE) -> None:
     staging = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         write_new(staging, contents)
+        # A rename is atomic: whoever reads meanwhile finds the old file or the new one, whole.
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)
@@ -171,6 +172,7 @@ def _made_from() -> str:
     for file in sorted(package.rglob("*.py")):
         sources.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes() + b"\0")
     device = jax.devices()[0]
+    # Where compiled programs lie, and how long they are kept, does not change what they are.
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     return _digest(
         sources.hexdigest(),

@@ -1,17 +1,25 @@
-"""A batch of mixed operations as arrays, whatever their columns mean."""
+"""A batch of mixed operations as arrays, whatever their columns mean, and the programs that perform it.
+
+A dialect gives its columns and a function that performs one operation on a workspace; what is here collects operations
+on the host, walks over them in one compiled loop for each lane of a batch of states, and keeps a program for each
+choice of what is static.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import custom_batching
 
 from hkv.errors import OperationError
+from hkv.machine import native_loops
 from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar, loop, read
 
@@ -88,6 +96,7 @@ class OperationBatch:
         """
         if not self._rows:
             raise OperationError("operations", 0, "at least one")
+        # One row more than there are operations: zeros are an `END`, at which the compiled loop stops.
         table = np.zeros((bucket(len(self._rows) + 1, least), WIDTH), np.int32)
         table[: len(self._rows)] = self._rows
         payload = np.zeros(bucket(len(self._payload), least_payload), np.int32)
@@ -155,6 +164,7 @@ def perform_all(
     numbers = Payload(payload, jnp.int32(0) if lanes == 1 else work.lane * room, room)
 
     def code_at(place: Scalar) -> Scalar:
+        # Lanes follow each other in one flat array: behind this lane's last row the next lane begins.
         inside = place < size
         found = read(table, base + jnp.where(inside, place, 0) * width + int(code))
         return jnp.where(inside, found, end)
@@ -166,3 +176,58 @@ def perform_all(
 
     start = (jnp.int32(0), code_at(jnp.int32(0)))
     return loop(lambda c: c[1] != end, body, work, start, writes=writes)[0]
+
+
+# Compiled forms of a dialect's function over lanes of states: jitted or not, batchable, and counted.
+
+
+class Programs:
+    """The programs of an `execute(parameters, state, operations, **static)`, one for each choice of what is static.
+
+    Args:
+      execute: the function; its three arguments and all it returns have a leading axis of lanes.
+    """
+
+    def __init__(self, execute: Callable[..., Any]) -> None:
+        self._execute = execute
+        self._made: list[Any] = []
+        self.batchable = functools.cache(self._batchable)
+        self.jitted = functools.cache(self._jitted)
+
+    def _jitted(self, **static: Any) -> Callable[..., Any]:
+        # The state is donated, and updated where it is: no pool is ever copied.
+        program = jax.jit(self.batchable(**static), donate_argnums=(1,))
+        self._made.append(program)
+        return program
+
+    def _batchable(self, **static: Any) -> Callable[..., Any]:
+        """Form for a single state. Under `vmap`, states become lanes of one program, not selects over whole pools."""
+
+        @custom_batching.custom_vmap
+        def single(*arguments: Any) -> Any:
+            native_loops.warn_if_interpreted()
+            stacked = jax.tree.map(lambda x: jnp.expand_dims(x, 0), arguments)
+            return jax.tree.map(lambda x: jnp.squeeze(x, 0), self._execute(*stacked, **static))
+
+        @single.def_vmap
+        def lanes(size: int, in_batched: Any, *arguments: Any) -> tuple[Any, Any]:
+            def stack(batched: bool, x: Any) -> Any:
+                return x if batched else jnp.broadcast_to(x, (size, *jnp.shape(x)))
+
+            native_loops.warn_if_interpreted()
+            new = self._execute(*jax.tree.map(stack, tuple(in_batched), arguments), **static)
+            return new, jax.tree.map(lambda _: True, new)
+
+        return single
+
+    def forget(self) -> None:
+        """Forgets every compiled program: the next one is traced and compiled anew."""
+        for program in self._made:
+            program.clear_cache()
+        self._made.clear()
+        self.jitted.cache_clear()
+        self.batchable.cache_clear()
+
+    def count(self) -> int:
+        """Number of compilations of jitted programs since `forget`."""
+        return sum(program._cache_size() for program in self._made)

@@ -15,8 +15,7 @@ from hkv.dialects.rtp_llm.rules import execute
 from hkv.dialects.rtp_llm.rules.operations import ALL, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
 from hkv.errors import ConfigError, OperationError
-from hkv.machine.operations import Operations, bucket
-from hkv.machine.programs import Programs
+from hkv.machine.operations import Operations, Programs, bucket
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
 from hkv.state.status import Status
 

@@ -19,8 +19,7 @@ from hkv.dialects.vllm.rules import execute
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import OperationError
-from hkv.machine.operations import WIDTH, Operations, bucket, nearest
-from hkv.machine.programs import Programs
+from hkv.machine.operations import WIDTH, Operations, Programs, bucket, nearest
 from hkv.state.state import Buckets, State, empty
 from hkv.state.status import Status
 
