@@ -27,7 +27,7 @@ FLOORS = (
     ("spec", "keys", "tier", "state"),
     ("model", "layout", "machine"),
     ("contract", "paged"),
-    ("dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
+    ("dialects.*.bugs", "dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
     tuple(f"dialects.*.{room}" for room in ("planning", "weights", "planned_cache", "planned", "pages", "addresses")),
     ("cache", "block_tables", "chunks", "mesh", "cluster", "views"),
     ("serving", "oracle"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hkv._lazy import loader
 
 if TYPE_CHECKING:
+    from hkv.chunks.bugs import BUGS
     from hkv.chunks.detection import Hints, TensorView, discover_per_layer_formats
     from hkv.chunks.formats import EngineKVFormat
     from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, group_layers
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hkv.chunks.transfer import Transfer, pack, pack_groups, unpack, unpack_groups
 
 __all__ = [
+    "BUGS",
     "EngineGroupInfo",
     "EngineKVFormat",
     "Hints",
@@ -48,6 +50,7 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
+        "hkv.chunks.bugs": "BUGS",
         "hkv.chunks.detection": "Hints TensorView discover_per_layer_formats",
         "hkv.chunks.formats": "EngineKVFormat",
         "hkv.chunks.kernel_groups": "EngineGroupInfo KernelGroup group_layers",

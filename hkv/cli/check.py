@@ -10,11 +10,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.bugs import BUGS
 from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
-from hkv.cli.options import bugs_of, bugs_option, command_of, refuse_given
+from hkv.cli.options import bugs_option, command_of, names_of, refuse_given
 from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
+from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
@@ -74,7 +74,7 @@ def command(given: Options) -> int | None:
 
     Example: hkv check tests/data/oplogs --engine numpy --coverage
     """
-    names, failing = bugs_of(given.bugs, "manager"), _failing(given.fail_on)
+    names, failing = names_of(given.bugs), _failing(given.fail_on)
     check_timeout(given.engine)
     if given.invariants:
         refuse_given(["engine", "bugs"], "a check against an engine, without --invariants")
@@ -129,7 +129,8 @@ def _print(result: CheckResult) -> None:
         click.echo(difference.describe() + "\n")
     for log in result.checked:
         for name in log.known_defects:
-            click.echo(f"known defect: {log.path} agrees under {name}: {BUGS[name].behaviour} ({BUGS[name].engine})")
+            bug = registry.dialect_of(log.dialect).bugs[name]
+            click.echo(f"known defect: {log.path} agrees under {name}: {bug.behaviour} ({bug.engine})")
     if result.rules:
         Console().print(_coverage_table(result))
     empty = [path for path, (verdict, _) in result.verdicts.items() if verdict == "empty"]

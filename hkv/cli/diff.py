@@ -20,7 +20,7 @@ from hkv.cli.engine_options import (
     timeout_option,
 )
 from hkv.cli.failing_case import print_case, print_log, print_other
-from hkv.cli.options import bugs_of, bugs_option, command_of
+from hkv.cli.options import bugs_option, command_of, names_of
 from hkv.cli.output_option import OutputFolder, json_field, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import shrink_with_bar
@@ -73,7 +73,7 @@ def command(given: Options) -> int:
     """
     pair = _engines(given.engines or ",".join(registry.dialect_of(given.dialect).default_pair))
     check_timeout(*pair)
-    traffic, bugs = given.traffic, bugs_of(given.bugs, "manager")
+    traffic, bugs = given.traffic, names_of(given.bugs)
     only = traffic.restriction.under(given.dialect)
     arguments = (pair, only, traffic.version, traffic.steps, given.ids, bugs, given.timeout)
     comparison = Comparison(*arguments)

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 import click
 from click.core import ParameterSource
 
-from hkv.bugs import bugs_of_part
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.options import declared_of, listed, option, parameters
@@ -90,16 +89,12 @@ def refuse_given(names: Iterable[str], expected: str) -> None:
 
 
 def bugs_option() -> Any:
-    """A field for `--bugs`, which `bugs_of` reads."""
+    """A field for `--bugs`, which `names_of` reads."""
     said = "Upstream defects to reproduce, comma-separated; may be given again."
     return option((), metavar="NAMES", help=said)
 
 
-def bugs_of(names: Sequence[str], part: str) -> tuple[str, ...]:
-    """The defects that `--bugs` names, all of one part: `planning` or `manager`.
-
-    Raises:
-      ConfigError: there is no such defect, or it is one of another part.
-    """
-    each = (name.strip() for text in names for name in text.split(","))
-    return bugs_of_part(dict.fromkeys(name for name in each if name), part)
+def names_of(texts: Sequence[str]) -> tuple[str, ...]:
+    """The names in lists of them, each once."""
+    each = (name.strip() for text in texts for name in text.split(","))
+    return tuple(dict.fromkeys(name for name in each if name))

@@ -19,11 +19,11 @@ from hkv.cli.capacity_table import (
     table_lines,
 )
 from hkv.cli.options import (
-    bugs_of,
     bugs_option,
     command_of,
     commands,
     is_given,
+    names_of,
     own_options,
     refuse_given,
     refuse_others,
@@ -187,7 +187,7 @@ def command(given: Options) -> None:
     planners = {dialect: PLANNERS[dialect].plan_command() for dialect in chosen}
     for dialect, planner in planners.items():
         refuse_others(planner, COMMANDS, dialect)
-        if not PLANNERS[dialect].has_bugs:
+        if not PLANNERS[dialect].bugs:
             refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
     memory = None if given.memory is None else parse_bytes(given.memory)
     options = _options(given, chosen)
@@ -227,7 +227,7 @@ def _options(given: Options, dialects: Several) -> dict[str, Any]:
     params = click.get_current_context().params
     options = {name: value for name, value in params.items() if name not in ELSEWHERE}
     options["ignore_fields"] = tuple(name for names in given.ignore_fields for name in names.split(",") if name)
-    options["bugs"] = frozenset(bugs_of(given.bugs, "planning"))
+    options["bugs"] = frozenset(names_of(given.bugs))
     options["given"] = {name for name in params if is_given(name)}
     return {"dialect": dialects, **options} if len(dialects) > 1 else options
 

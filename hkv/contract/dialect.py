@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hkv.contract.answer import Mismatch, SameNames, compare
+from hkv.contract.bugs import Bugs
 from hkv.contract.log import PooledHeader
 from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.model.topology import Topology
@@ -83,7 +84,7 @@ class Dialect(abc.ABC):
       engine_versions: of those that drive an installed package, the version that is driven unless another is named.
       default_pair: the engine in doubt and the one that counts, where a command is not told.
       default_recorded: the engine that is recorded where a command is not told.
-      has_bugs: whether upstream defects of its engine are known by name (`hkv.bugs`).
+      bugs: known defects of its engine, by name (`hkv.contract.bugs`).
       move_names: of `moves`; the first begins the traffic.
       planned_as: its name in `hkv plan`; empty where it plans no memory.
     """
@@ -96,7 +97,7 @@ class Dialect(abc.ABC):
     engine_versions: Mapping[str, str] = MappingProxyType({})
     default_pair: tuple[str, str] = ("jax", "numpy")
     default_recorded: str = "numpy"
-    has_bugs: bool = False
+    bugs: Bugs = MappingProxyType({})
     planned_as: str = ""
     move_names: tuple[str, ...] = ()
 

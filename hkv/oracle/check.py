@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hkv.bugs import BUGS
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, failure_of
 from hkv.contract.invariant import InvariantError
@@ -110,7 +109,7 @@ def known_defects(log: Log, factory: EngineFactory, difference: Difference, bugs
     """
     found: list[str] = []
     line = difference.line
-    names = [bug.name for bug in BUGS.values() if bug.part == "manager"]
+    names = [bug.name for bug in registry.dialect_of(log.header.dialect).bugs.values() if bug.part == "manager"]
     while len(found) < MOST_DEFECTS:
         reached: dict[str, float] = {}
         for name in names:

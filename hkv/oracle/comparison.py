@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.contract import registry
+from hkv.contract.bugs import bugs_of_part
 from hkv.contract.case import Case
 from hkv.contract.log import describe
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
@@ -211,8 +211,7 @@ class Comparison:
         self.features = features_of(only, version)
         self._only, self._steps, self._ids = only, steps, ids
         self._versions = rules.drawn_versions(only.kinds) if version is None else (version,)
-        self._bugs = bugs_of_part(bugs, "manager")
-        refuse_bugs(self._bugs, rules.title, rules.has_bugs)
+        self._bugs = bugs_of_part(bugs, "manager", rules.title, rules.bugs)
         self._operations = self._unsupported = self._compared = 0
         self._reason = ""
         self._not_compared: dict[str, str] = {}

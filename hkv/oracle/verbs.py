@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hkv.bugs import bugs_of_part, refuse_bugs
 from hkv.columns import Columns, columns
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
+from hkv.contract.bugs import bugs_of_part
 from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import Explanation
 from hkv.contract.log import Log
@@ -53,15 +53,17 @@ class CheckedLog:
 
     Attributes:
       path: the log.
+      dialect: as its header names it.
       operations: number of its operations.
       difference: the first one, or None where they agree.
       exercised: number of times that it exercised each rule; empty unless coverage was asked for.
       ended: reason why it ends before the recorded cache did; "" where it does not.
       asked: names of the invariants that it was judged by; empty where an engine was.
-      known_defects: names of upstream defects (`hkv.bugs`) with which it agrees and without which it differs.
+      known_defects: names of upstream defects of its engine with which it agrees and without which it differs.
     """
 
     path: str
+    dialect: str
     operations: int
     difference: Difference | None
     exercised: Mapping[str, int]
@@ -169,7 +171,7 @@ class Check:
     def __init__(self, engine: EngineLike | None, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
         self._name, self._factory = ("", None) if engine is None else named_engine(engine, timeout)
         self._not_compared: dict[str, str] = {}
-        self._bugs, self._coverage = bugs_of_part(bugs, "manager"), coverage
+        self._bugs, self._coverage = tuple(bugs), coverage
         self._checked: list[CheckedLog] = []
         self._unsupported: dict[str, str] = {}
         self._unusable: dict[str, str] = {}
@@ -184,7 +186,7 @@ class Check:
         """
         log = read_log(path)
         dialect = registry.dialect_of(log.header.dialect)
-        refuse_bugs(self._bugs, dialect.title, dialect.has_bugs)
+        bugs_of_part(self._bugs, "manager", dialect.title, dialect.bugs)
         asked = frozenset[str]()
         try:
             if self._factory is None:
@@ -195,14 +197,16 @@ class Check:
             self._unsupported[path] = str(error.value)
             return
         known: tuple[str, ...] = ()
-        if difference is not None and self._factory is not None and dialect.has_bugs:
+        if difference is not None and self._factory is not None and dialect.bugs:
             known = known_defects(log, self._factory, difference, self._bugs)
         exercised = dialect.exercised(log) if self._coverage else {}
         if self._coverage:
             self._rules |= dialect.coverage
         ended = dialect.ended(log)
         difference = None if known else difference
-        self._checked.append(CheckedLog(path, len(log.operations), difference, exercised, ended, asked, known))
+        self._checked.append(
+            CheckedLog(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known)
+        )
 
     def _made(self, dialect: Dialect) -> EngineFactory:
         """The factory, of whose engines it is noted what they lack."""

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from benchmarks.quoted.console import CUT, Shown, difference, shown_in
-from hkv.bugs import BUGS
+from hkv import chunks
+from hkv.dialects.vllm import bugs as vllm
 from hkv.oracle.check import Difference, check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import read_log
@@ -20,6 +21,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "upstream-bugs.md").read_text()
 LOGS = sorted((DOCS / "upstream-bugs").glob("*.jsonl"))
 SCRIPTS = ("planning", "chunks")
+BUGS = {**vllm.BUGS, **chunks.BUGS}
 
 
 def told_by(script: str) -> Shown:
@@ -55,7 +57,7 @@ def test_logs_keep_the_contract_and_show_the_defect(path: pathlib.Path) -> None:
     found = check_log(log, engine_factory("numpy"), [path.stem])
     assert isinstance(found, Difference)
     assert found.line == len(log.operations) + 1
-    others = [name for name in BUGS if name != path.stem]
+    others = [name for name in vllm.BUGS if name != path.stem]
     assert check_log(log, engine_factory("numpy"), others) is None
 
 

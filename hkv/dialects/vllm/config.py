@@ -42,7 +42,7 @@ class VllmConfig:
       context_parallel: ranks over which the groups with `cp_sharded` split their tokens.
       watermark: share of the pool that admission leaves free while something is running.
       shared_prefix_checkpoint: whether recurrent states are kept at shared-prefix junctions off the block grid.
-      bugs: names of upstream defects to reproduce (`hkv.bugs`); empty for the contract.
+      bugs: names of upstream defects to reproduce (`hkv.dialects.vllm.bugs`); empty for the contract.
       zeroing: whether blocks newly handed out are listed, for a worker to zero.
       offloads: whether recurrent states are listed as they are registered, for a connector to store.
     """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.contract.dialect import Dialect, Process
 from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import UnsupportedConfigError
 from hkv.model.topology import Topology
@@ -47,7 +48,7 @@ class VllmDialect(Dialect):
     engine_versions = MappingProxyType({"vllm": "0.33"})
     default_pair = ("numpy", "vllm")
     default_recorded = "vllm"
-    has_bugs = True
+    bugs = BUGS
     planned_as = NAME
     move_names = ("next_step", "arrive", "admit", "go_on", "finish", "preempt", "evict", "reset")
 

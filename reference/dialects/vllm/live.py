@@ -122,7 +122,7 @@ def unwritten(manager: Manager, id: str, tokens: int) -> None:
 def offloads(manager: Manager) -> dict[str, list[tuple[int, int, int]]]:
     """States that a connector is offered: of each request (group, block, tokens), group by group, since last asked.
 
-    A state that is not in its block any more is not offered (`hkv.bugs`: offer-outlives-state).
+    A state that is not in its block any more is not offered (defect offer-outlives-state).
     vLLM 0.33 `take_boundary_state_offloads`.
 
     Raises:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from hkv.bugs import check_bugs
+from hkv.contract.bugs import check_bugs
+from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import VllmConfig, check_encoder
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, KeyChain, PrefixIdentity, digest_by_name
@@ -46,7 +47,7 @@ class Manager:
     """
 
     def __init__(self, config: VllmConfig, dialect: RuleSet[type[Kind]] = VLLM) -> None:
-        check_bugs(config.bugs)
+        check_bugs(config.bugs, BUGS)
         self.config = config
         self.cache = Coordinator(config, dialect.kind)
         self.requests: dict[str, Request] = {}

@@ -27,7 +27,7 @@ def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tup
     Args:
       manager: the manager, of vLLM 0.33.
       max_in_flight_tokens: as the manager was made with, which it does not keep; None: derived from what it made of it.
-      bugs: defects (`hkv.bugs`) that the manager has.
+      bugs: defects (`hkv.dialects.vllm.bugs`) that the manager has.
 
     Raises:
       UnsupportedConfigError: the log has no words for it.

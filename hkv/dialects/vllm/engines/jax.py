@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv.bugs import check_bugs
+from hkv.contract.bugs import check_bugs
+from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import VllmConfig, check_encoder, check_truncation
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, arrival_fields
@@ -53,7 +54,7 @@ class JaxEngine:
 
     def __init__(self, header: Header) -> None:
         self.config: VllmConfig = to_config(header)
-        check_bugs(self.config.bugs)
+        check_bugs(self.config.bugs, BUGS)
         self._version = header.oplog
         self._flags = int(Flag.LIVE) if header.oplog >= 3 else 0
         self._digest = digest_by_name(self.config.hash)

@@ -286,7 +286,7 @@ class PendingOffers:
     Args:
       offered: of each group, whether its states are offered.
       block_sizes: tokens in a block of each group.
-      stale: whether a state is offered that its block does not hold any more (`hkv.bugs`: offer-outlives-state).
+      stale: whether a state is offered that its block does not hold any more (defect offer-outlives-state).
     """
 
     def __init__(self, offered: Sequence[bool], block_sizes: Sequence[int], stale: bool) -> None:

@@ -16,7 +16,7 @@ from hkv.dialects.vllm.traffic.ledger import RequestRecord
 from hkv.keys.chained import extra_keys
 
 REPORTED_BY_COLUMNS = "hit-reported-by-columns"
-"""The defect (`hkv.bugs`) of vLLM 0.33's published hits."""
+"""The defect (`hkv.dialects.vllm.bugs`) of vLLM 0.33's published hits."""
 
 
 LOOKUPS = (oplog.LookupOp, oplog.ConnectorLookupOp)

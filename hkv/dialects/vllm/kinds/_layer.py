@@ -161,7 +161,7 @@ class VllmLayer:
 
         Args:
           specs: at least one layer.
-          bugs: names of upstream defects to reproduce (`hkv.bugs`).
+          bugs: names of upstream defects to reproduce (`hkv.dialects.vllm.bugs`).
 
         Raises:
           MergeError: they cannot share a group.

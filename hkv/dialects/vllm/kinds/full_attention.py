@@ -16,7 +16,7 @@ from hkv.spec.draw import Draw
 def parameters(config: VllmConfig, group: int, spec: LayerSpec, eagle: bool) -> dict[str, Any]:
     """Registration of the prompt's tail, where a manager block is several hash blocks; hits may then end inside one.
 
-    Such a hit waits for the next step if its block is not written yet (`hkv.bugs`: copied-before-written).
+    Such a hit waits for the next step if its block is not written yet (defect copied-before-written).
     """
     del spec, eagle
     coarse = config.caching and config.block_size(group) != config.hash_block_size

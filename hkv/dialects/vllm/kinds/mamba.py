@@ -13,7 +13,7 @@ from hkv.spec import LayerSpec, Mamba, RequestLimits
 from hkv.spec.draw import Draw
 
 BEYOND_KEYS, STAYS_PLANNED, LOOKED_AT, BEGUN_LOOKED_AT = 1, 2, 4, 8
-"""Bits of `GroupField.EXPORT_FAILS`: defects of vLLM 0.33 (`hkv.bugs`) that are asked for. A state beyond the keys is a
+"""Bits of `GroupField.EXPORT_FAILS`: defects of vLLM 0.33 that are asked for. A state beyond the keys is a
 failure; one that was planned stays planned when its chunk is refused; the column of one that stands is registered, or
 that of the state which its chunk began from, inside a block."""
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from hkv.bugs import check_bugs
+from hkv.contract.bugs import check_bugs
 from hkv.contract.log import LARGEST, LogFormat, check_answered
 from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import VERSIONS, to_config
 from hkv.dialects.vllm.log.structs import (
@@ -139,7 +140,7 @@ def _check_not_live(operation: Operation, path: str, number: int) -> None:
 
 
 def _allowed(header: Header) -> None:
-    check_bugs(frozenset(header.bugs))
+    check_bugs(header.bugs, BUGS)
     to_config(header)
 
 

@@ -8,7 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.bugs import bugs_of_part
+from hkv.contract.bugs import bugs_of_part
+from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.planning.cache_plan import CachePlan, serve
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
 from hkv.dialects.vllm.planning.engine_settings import resolve
@@ -91,7 +92,7 @@ def plan(
             expected = f"the model's, {model.tensor_parallel}"
             raise ConfigError("tensor_parallel_size", given.tensor_parallel_size, expected)
         changed["tensor_parallel_size"] = model.tensor_parallel
-    asked, defects = dataclasses.replace(given, **changed), frozenset(bugs_of_part(bugs, "planning"))
+    asked, defects = dataclasses.replace(given, **changed), frozenset(bugs_of_part(bugs, "planning", "vLLM 0.33", BUGS))
     if not isinstance(model, Model):
         if isinstance(draft, Model):
             raise ConfigError("draft", draft.model_type, "a config, as the model's is: it is read for the same options")

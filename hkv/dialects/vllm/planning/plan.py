@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from hkv.bugs import check_bugs
+from hkv.contract.bugs import check_bugs
+from hkv.dialects.vllm.bugs import BUGS
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
 from hkv.model.topology import Group
@@ -182,7 +183,7 @@ class PlanOptions:
     bugs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_bugs(self.bugs)
+        check_bugs(self.bugs, BUGS)
         for order in (*(self.supported_layouts or ()), *([] if self.layout is None else [self.layout])):
             Order.parse(order)
         for name in ("tensor_parallel", "num_blocks", "prefix_match_unit"):

@@ -195,7 +195,7 @@ NOTHING_DUE = (False, False, 0, 0, 0, 0)
 def register(work: Workspace, view: View, slot: Scalar, group: Scalar, ends: Ends) -> tuple[Workspace, Due, Scalar]:
     """The state that a chunk leaves behind, to be registered if somebody could resume there; else not to be found.
 
-    vLLM 0.33 `MambaManager._cache_partial_tail_block`. Returns what is due, and whether the engine fails (`hkv.bugs`:
+    vLLM 0.33 `MambaManager._cache_partial_tail_block`. Returns what is due, and whether the engine fails (defect
     checkpoint-beyond-keys).
     """
     hash_block, block = view.whole(CacheField.HASH_BLOCK), view.group(group, GroupField.BLOCK)

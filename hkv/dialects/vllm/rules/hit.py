@@ -164,7 +164,7 @@ def longest_hit(
 
 
 def _beyond_the_keys(view: View, query: Query, search: Search, once: Scalar, keys: Scalar, length: Scalar) -> Scalar:
-    """True if vLLM 0.33's finder asks for the key of a block that has none (`hkv.bugs`: finder-index-error).
+    """True if vLLM 0.33's finder asks for the key of a block that has none (defect finder-index-error).
 
     Searches from the last block start there; those to the right, which go from block to block as far as they find them,
     arrive there. Kinds that need every block are bounded by the keys in vLLM 0.33 too, and it has none with sinks.

@@ -50,7 +50,7 @@ def register(
     """Every group registers those of a request's blocks that its first `tokens` tokens fill; whether the engine fails
     over it.
 
-    These tokens are computed, or will be by this step, and certain; `computed` were before. `hkv.bugs`:
+    These tokens are computed, or will be by this step, and certain; `computed` were before. `hkv.dialects.vllm.bugs`:
     checkpoint-beyond-keys.
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)

@@ -3,7 +3,7 @@
 Blocks are registered when they are granted, and written when the step runs. A request that shares a block reads it
 after it was written, but copies are made before: of a recurrent state, and of a block of tokens that a hit ends inside.
 Of states vLLM 0.33 remembers which were registered in the step (`MambaManager.cached_blocks_this_step`). Of blocks of
-tokens it does not (`hkv.bugs`: copied-before-written).
+tokens it does not (defect copied-before-written).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ MANAGER_BUGS = (
     "tail-key-outlives-state",
     "window-one-never-hits",
 )
-"""Defects (`hkv.bugs`) of vLLM 0.33's cache manager: with all of them named, a reference must agree with it exactly."""
+"""Defects of vLLM 0.33's cache manager: with all of them named, a reference must agree with it exactly."""
 
 OFFERS = "offer-outlives-state"
 """The defect of `MANAGER_BUGS` that traffic would run into where states are offered."""

@@ -372,7 +372,7 @@ def drive(header: Header, choices: Choices, perform: Perform, steps: int, carefu
     """Performs random traffic: requests arrive, are admitted, refused, chunked, preempted, finished and come back.
 
     Every operation is legal by `docs/oplog.md`; answers decide what comes next, so two engines that agree see the same
-    traffic. What vLLM 0.33 itself meets with an assertion or an exception (`hkv.bugs`) is left out, if wanted.
+    traffic. What vLLM 0.33 itself meets with an assertion or an exception is left out, if wanted.
 
     Args:
       header: the configuration.

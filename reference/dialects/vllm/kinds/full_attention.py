@@ -67,7 +67,7 @@ class FullAttentionKind(Kind):
     def waits(self, hit: Sequence[int], demand: Demand) -> bool:
         """True if a hit ends inside a block, beyond what is written of it.
 
-        The block will be copied before the step runs. vLLM 0.33 copies what is not there (`hkv.bugs`:
+        The block will be copied before the step runs. vLLM 0.33 copies what is not there (defect
         copied-before-written).
         """
         if not hit or "copied-before-written" in self.config.bugs:

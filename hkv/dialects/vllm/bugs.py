@@ -1,34 +1,10 @@
-"""Known upstream defects, by name: what they break, and where. HKV reproduces one only when asked to by name."""
+"""Known defects of vLLM 0.33, of its planning and its cache manager: the contract, and what the engine does instead."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
-from types import MappingProxyType
+from hkv.contract.bugs import Bug, listed
 
-from hkv.errors import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Bug:
-    """One defect of a published engine.
-
-    Attributes:
-      name: its name in `--bugs` and in logs.
-      engine: the engine that has the defect, and its version.
-      contract: the rule that should hold.
-      behaviour: the engine's behaviour instead.
-      part: `planning` (a plan of layers, pages and blocks), `manager` (a cache at work) or `chunks` (a transfer).
-    """
-
-    name: str
-    engine: str
-    contract: str
-    behaviour: str
-    part: str = "manager"
-
-
-_BUGS: tuple[Bug, ...] = (
+BUGS = listed(
     Bug(
         name="window-sizes-abort-grouping",
         engine="vLLM 0.33 is_kv_cache_spec_uniform",
@@ -160,76 +136,4 @@ _BUGS: tuple[Bug, ...] = (
         behaviour="states of requests that ended are left out, and no others: a block that its request has outgrown, "
         "or that lost its key, since it was registered is offered, though it is free, or somebody else's",
     ),
-    Bug(
-        name="lmcache-group-key",
-        engine="LMCache 0.5.6 KernelGroupIdentity",
-        contract="layers of one kernel group have the same number of blocks and the same block stride",
-        behaviour="neither is in the key: the first layer's are used for all, and others are read at the wrong place",
-        part="chunks",
-    ),
-    Bug(
-        name="lmcache-full-window",
-        engine="LMCache 0.5.6 full_sw_kv",
-        contract="keeping whole chunks of windowed groups leaves recurrent groups as they are",
-        behaviour="the part of a chunk that a recurrent group keeps is widened too",
-        part="chunks",
-    ),
-    Bug(
-        name="lmcache-null-mask",
-        engine="LMCache 0.5.6 store",
-        contract="a chunk whose kept blocks are all null has nothing to store",
-        behaviour="blocks outside the window count as well, and an object of the null block's bytes is stored",
-        part="chunks",
-    ),
-    Bug(
-        name="lmcache-two-blocks",
-        engine="LMCache 0.5.6 discovery of vLLM's formats",
-        contract="a tensor whose shape does not show which axis is K and V, and which the blocks, is refused",
-        behaviour="of two axes of extent 2 the first is taken for K and V: two blocks that each hold K and V are read "
-        "as planes, and half of what is stored is another block's",
-    ),
 )
-
-BUGS = MappingProxyType({bug.name: bug for bug in _BUGS})
-"""Every known defect, by name."""
-
-
-def check_bugs(names: frozenset[str]) -> None:
-    """Raise ConfigError unless every name is in `BUGS`."""
-    for name in sorted(names - BUGS.keys()):
-        raise ConfigError("bugs", name, f"names of {', '.join(BUGS) or 'no known defect'}")
-
-
-def bugs_of_part(names: Iterable[str], part: str) -> tuple[str, ...]:
-    """The names, every one that of a defect which shows in one part.
-
-    Args:
-      names: as given.
-      part: `planning` or `manager`.
-
-    Raises:
-      ConfigError: there is no such defect, or it is one of another part.
-    """
-    found = tuple(names)
-    check_bugs(frozenset(found))
-    for name in found:
-        if BUGS[name].part != part:
-            expected = ", ".join(bug.name for bug in BUGS.values() if bug.part == part)
-            raise ConfigError("bugs", name, f"a defect that shows here: {expected}")
-    return found
-
-
-def refuse_bugs(names: tuple[str, ...], title: str, known: bool) -> None:
-    """Makes sure that no defect is asked for under rules of which none is known.
-
-    Args:
-      names: the defects asked for.
-      title: of the dialect.
-      known: whether defects of its engine are known.
-
-    Raises:
-      ConfigError: one is.
-    """
-    if names and not known:
-        expected = f"nothing under {title}'s rules, of which no defect is known"
-        raise ConfigError("bugs", ", ".join(names), expected)

@@ -1,0 +1,69 @@
+"""Known upstream defects, by name: what they break, and where. HKV reproduces one only when asked to by name.
+
+An engine's are listed beside its rules: `hkv.dialects.vllm.bugs`, `hkv.chunks.bugs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from hkv.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Bug:
+    """One defect of a published engine.
+
+    Attributes:
+      name: its name in `--bugs` and in logs.
+      engine: the engine that has the defect, and its version.
+      contract: the rule that should hold.
+      behaviour: the engine's behaviour instead.
+      part: `planning` (a plan of layers, pages and blocks), `manager` (a cache at work) or `chunks` (a transfer).
+    """
+
+    name: str
+    engine: str
+    contract: str
+    behaviour: str
+    part: str = "manager"
+
+
+Bugs = Mapping[str, Bug]
+"""Known defects, by name."""
+
+
+def listed(*bugs: Bug) -> Bugs:
+    """Defects by their names."""
+    return MappingProxyType({bug.name: bug for bug in bugs})
+
+
+def check_bugs(names: Iterable[str], known: Bugs) -> None:
+    """Raise ConfigError unless every name is known."""
+    for name in sorted(set(names) - known.keys()):
+        raise ConfigError("bugs", name, f"names of {', '.join(known) or 'no known defect'}")
+
+
+def bugs_of_part(names: Iterable[str], part: str, title: str, known: Bugs) -> tuple[str, ...]:
+    """The names, every one that of a defect which shows in one part.
+
+    Args:
+      names: as given.
+      part: `planning` or `manager`.
+      title: of the dialect.
+      known: its defects.
+
+    Raises:
+      ConfigError: there is no such defect, or it is one of another part.
+    """
+    found = tuple(names)
+    if found and not known:
+        raise ConfigError("bugs", ", ".join(found), f"nothing under {title}'s rules, of which no defect is known")
+    check_bugs(found, known)
+    for name in found:
+        if known[name].part != part:
+            expected = ", ".join(bug.name for bug in known.values() if bug.part == part)
+            raise ConfigError("bugs", name, f"a defect that shows here: {expected}")
+    return found
