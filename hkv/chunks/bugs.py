@@ -32,5 +32,6 @@ BUGS = listed(
         contract="a tensor whose shape does not show which axis is K and V, and which the blocks, is refused",
         behaviour="of two axes of extent 2 the first is taken for K and V: two blocks that each hold K and V are read "
         "as planes, and half of what is stored is another block's",
+        part="chunks",
     ),
 )
