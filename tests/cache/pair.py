@@ -29,11 +29,7 @@ REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 
 
 class Pair:
-    """A cache of keyed requests in both forms.
-
-    Args:
-      settings: a configuration that fits `tests.cache.build.BUCKETS`.
-    """
+    """A cache of keyed requests in both forms; its configuration fits `tests.cache.build.BUCKETS`."""
 
     def __init__(self, settings: VllmConfig) -> None:
         self.reference = NumpyEngine(to_header(settings, "partial", 3 if settings.encoder_tokens else 2))

@@ -10,13 +10,7 @@ from hkv.dialects.vllm.traffic.traffic import Perform, Traffic
 
 
 class Tails(Traffic):
-    """Ends most chunks as vLLM 0.33's `Scheduler._mamba_block_aligned_split` would: blocks are kept partly filled.
-
-    Args:
-      header: the configuration.
-      choices: where decisions come from.
-      perform: performs one operation and returns the answer.
-    """
+    """Ends most chunks as vLLM 0.33's `Scheduler._mamba_block_aligned_split` would: blocks are kept partly filled."""
 
     _end = 0
 

@@ -56,14 +56,8 @@ POOLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One program.
-
-    Attributes:
-      operation: its name.
-      layout: name of the layout, or of the kernel groups, with the pool's dtype where it is not bytes.
-      implementation: name of the code that moves the bytes.
-      ideal: bytes that are read and written if each is once.
-      program: the program.
+    """One program, by the operation, the layout or kernel groups (with the pool's dtype where it is not bytes) and the
+    code that moves the bytes. `ideal` are the bytes that are read and written if each is once.
     """
 
     operation: str

@@ -51,12 +51,7 @@ DUMPS = tempfile.TemporaryDirectory(prefix="hkv-mosaic-")
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One program.
-
-    Attributes:
-      hlo: optimised HLO, as text.
-      kernels: entries of all its PTX.
-    """
+    """One program: its optimised HLO, as text, and the entries of all its PTX."""
 
     hlo: str
     kernels: tuple[ptx.Kernel, ...]

@@ -62,13 +62,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A kernel, copy or library call of the entry computation.
-
-    Attributes:
-      kind: opcode, or the target of a custom call.
-      read: bytes read.
-      written: bytes written.
-    """
+    """A kernel, copy or library call of the entry computation, by opcode or target, and the bytes that it moves."""
 
     kind: str
     read: int
@@ -122,10 +116,8 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def launches(text: str) -> list[Launch]:
-    """Every launch of the entry computation, in order.
-
-    Raises:
-      NotImplementedError: control flow, whose trips this does not count.
+    """Every launch of the entry computation, in order; control flow, whose trips this does not count, is not
+    implemented.
     """
     computations, entry = parse(text)
     found = []

@@ -23,14 +23,8 @@ BULK = 128
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One entry of a module.
-
-    Attributes:
-      name: of the entry.
-      loads: bytes of each load from global memory, as they stand in the text; BULK for a bulk copy.
-      stores: the same of stores.
-      atomics: atomic instructions on memory.
-      spilled: bytes that `ptxas` spills, stored and loaded; None where it was not asked.
+    """One entry of a module, with the bytes of each load from global memory as they stand in the text, BULK for a bulk
+    copy, the same of stores, and the bytes that `ptxas` spills; None where it was not asked.
     """
 
     name: str
@@ -68,11 +62,7 @@ def kernels(text: str) -> Iterator[Kernel]:
 
 
 def spilled(text: str, ptxas: pathlib.Path) -> int:
-    """Bytes spilled by all kernels of a module, as `ptxas -v` counts them.
-
-    Raises:
-      RuntimeError: the module does not assemble.
-    """
+    """Bytes spilled by all kernels of a module, as `ptxas -v` counts them."""
     target = re.search(r"\.target (sm_\w+)", text)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -37,18 +37,10 @@ EXCEPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Outcome of compiling one program: a refusal in words, or figures.
+    """Outcome of compiling one program: first words of the refusal, or figures.
 
-    Attributes:
-      refused: first words of the refusal, empty where there is none.
-      ratio: bytes read and written over the ideal.
-      launches: kernels, the small ones that compute starts and count among them.
-      moving: launches that move data.
-      load: bytes of the narrowest load of those.
-      store: bytes of the narrowest store of those.
-      atomics: atomic instructions.
-      spilled: bytes of registers spilled.
-      copies: copies of a whole pool or array.
+    `ratio` is bytes moved over the ideal; `launches` count small kernels that compute starts, `moving` only those that
+    move data, whose narrowest load and store are `load` and `store`, in bytes. `copies` are of a whole pool or array.
     """
 
     refused: str = ""

@@ -61,11 +61,7 @@ MUTANTS = {row.name: row for rows in SECTIONS.values() for row in rows}
 
 
 def choose(only: Sequence[str], package: str | None = None) -> list[Planted]:
-    """The rows of those sections, targets and names; all without any.
-
-    Args:
-      only: sections, targets and names.
-      package: name of an installed package, whose rows are meant; None for those of this code.
+    """The rows of those sections, targets and names; all without any, of an installed package if one is named.
 
     Raises:
       KeyError: a name that is none of these.

@@ -23,15 +23,6 @@ def judge(mutant: Planted, seeds: int = SEEDS, first_seed: int = 0) -> Verdict:
     """Plants a defect, compares the engines until they differ, and holds the report to the cause.
 
     Seeds are counted in the order in which `hkv diff` compares them, feature after feature.
-
-    Args:
-      mutant: the defect.
-      seeds: most seeds a feature.
-      first_seed: the first of them.
-
-    Raises:
-      ConfigError: the engine is not installed.
-      OperationError: an edit does not fit the installed engine.
     """
     start, compared = time.perf_counter(), 0
     comparison = Comparison(ENGINES, ALL, *mutant.arguments)

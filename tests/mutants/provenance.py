@@ -38,14 +38,8 @@ _PACKAGES = (
 
 
 class Provenance(NamedTuple):
-    """A count of mutants.
-
-    Attributes:
-      mutants: how many there are.
-      public: distinct ids that anybody can look up.
-      slugs: distinct names of this project's own, for behaviour that no public report is known of.
-      only_slugs: mutants without any public id.
-      targets: how many edit each of `TARGETS`.
+    """A count of mutants, of distinct ids that anybody can look up, and of names of this project's own (`slugs`), for
+    behaviour that no public report is known of; `targets` is how many edit each of `TARGETS`.
     """
 
     mutants: int

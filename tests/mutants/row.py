@@ -62,10 +62,6 @@ class Planted:
         return said + (f" [{', '.join(map(str, self.arguments))}]" if self.arguments else "")
 
     def property(self) -> Callable[[], object]:
-        """Test that must fail while the defect is planted, and passes without it; for mutants that a test judges.
-
-        Raises:
-          AttributeError, ImportError: there is no such function.
-        """
+        """Test that must fail while the defect is planted, and passes without it; for mutants that a test judges."""
         module, name = self.judge.split(":")
         return functools.partial(getattr(importlib.import_module(module), name), *self.arguments)

@@ -31,15 +31,6 @@ def judge(mutant: Planted, seeds: int = SEEDS, first_seed: int = 0, shrink: bool
 
     Where a legal operation fails, a few further examples are tried for a better reason. A mutant that fails on the
     first operation of every example is a survivor: it shows nothing.
-
-    Args:
-      mutant: the mutant.
-      seeds: most examples.
-      first_seed: number of the first example.
-      shrink: whether to make the case smaller.
-
-    Raises:
-      MissingExtraError: the suite needs a package that is not installed.
     """
     suite, topics = SUITES[mutant.judge], mutant.arguments
     start = time.perf_counter()

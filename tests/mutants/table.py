@@ -134,12 +134,8 @@ def markdown_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str] = ()) -> str:
-    """The table of defects planted in an installed package, as a Markdown document.
-
-    Args:
-      verdicts: a row each.
-      package: the package.
-      again: names of those that were judged by themselves, after the others.
+    """The table of defects planted in an installed package, as Markdown; `again` were judged by themselves, after the
+    others.
     """
     version = importlib.metadata.version(package)
     killed = [verdict for verdict in verdicts if verdict.killed]

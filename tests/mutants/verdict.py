@@ -14,17 +14,10 @@ Outcome = Literal["killed", "lives", "broken", "no answer", "misread"]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Verdict on a planted defect.
+    """Verdict on a planted defect: the invariant, or the test, that caught it, and why.
 
-    Attributes:
-      mutant: the defect.
-      outcome: see `Outcome`.
-      invariant: the invariant, or the test, that caught it; None if none did.
-      problem: the failure's message.
-      seconds: to the kill, shrinking not counted; of a test, of processor time.
-      examples: of a suite, examples up to and with the one that showed it.
-      size: operations of the shrunk case.
-      lines: the shrunk case.
+    `seconds` are to the kill, of a test processor time; `examples` of a suite up to the one that showed it; `size` and
+    `lines` are of the shrunk case.
     """
 
     mutant: Planted

@@ -239,13 +239,7 @@ DAMAGES: tuple[Damage, ...] = (
 
 
 class Damaged:
-    """An engine whose state is damaged once it has done what `after` says.
-
-    Args:
-      header: the configuration.
-      damage: the damage.
-      draw: where its decisions come from.
-    """
+    """An engine whose state is damaged once it has done what `after` says."""
 
     def __init__(self, header: oplog.Header, damage: Damage, draw: random.Random) -> None:
         self._engine = NumpyEngine(header)
@@ -276,11 +270,7 @@ class StopError(Exception):
 def noticed(damage: Damage, number: int, after: type, alone: str | None = None) -> str | None:
     """The invariant that reports it; "" when none does, None when there was nothing to damage.
 
-    Args:
-      damage: the damage.
-      number: of the example.
-      after: the operation after which the state is damaged, the third of its sort or a later one.
-      alone: name of an invariant to ask alone.
+    The state is damaged after the third operation of a sort or a later one; `alone` names one invariant to ask alone.
     """
     choices = RandomChoices(number)
     header = draw_header(choices, FEATURES[number % len(FEATURES)], version=2)

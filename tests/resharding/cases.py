@@ -37,13 +37,7 @@ def side(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A request that moves.
-
-    Attributes:
-      source: where it is.
-      target: where it goes.
-      positions: what the target lacks.
-    """
+    """A request that moves; `positions` are what the target lacks."""
 
     source: Side
     target: Side

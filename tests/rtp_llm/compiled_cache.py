@@ -97,12 +97,7 @@ def program() -> Any:
 
 
 class CompiledCache:
-    """Like `tests.rtp_llm.test_prefix_caches.Cache`, whose blocks nobody else holds; what leaves is given back.
-
-    Args:
-      groups: how many of the four are used.
-      independent: groups that may lose blocks alone.
-    """
+    """Like `tests.rtp_llm.test_prefix_caches.Cache`, whose blocks nobody else holds; what leaves is given back."""
 
     def __init__(self, groups: int = 1, independent: frozenset[int] = frozenset()) -> None:
         cache, table = np.zeros(FIELDS, np.int32), np.zeros((GROUPS, FIELDS), np.int32)

@@ -50,14 +50,7 @@ def window(name: str, **fields: Any) -> CacheDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A server.
-
-    Attributes:
-      model: its layers.
-      options: its settings.
-      draft: a draft module's layers.
-      num_blocks: blocks of its pools.
-    """
+    """A model on a server."""
 
     model: DescribedModel
     options: RtpOptions

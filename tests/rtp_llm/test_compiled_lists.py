@@ -1,10 +1,11 @@
 """RTP-LLM's conformance vectors for pools, lists and dependencies, against the compiled cache.
 
-Named as in the tests of the reference; `test_compiled_allocation.py` has those of whole allocations.
+Named as in the tests of the reference; `tests/slow/rtp_llm/test_jax_lockstep.py` compares the two on random operations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,16 +13,151 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hkv.dialects.rtp_llm.rules.operations import RtpCode, RtpColumn
+from hkv.dialects.rtp_llm import machine as rtp_cache
+from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.dialects.rtp_llm.engines import jax as rtp_jax
+from hkv.dialects.rtp_llm.engines.jax_reading import Reader
+from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View, has_block, shape_of, slots
+from hkv.model.topology import Group, Topology
 from hkv.state.item_table import NAMESPACE
-from hkv.state.pooled import Item, Role
+from hkv.state.pooled import (
+    COUNTER_WORDS,
+    ITEM_WORDS,
+    MARK_WORDS,
+    POOL_WORDS,
+    REQUEST_WORDS,
+    Item,
+    PoolCounter,
+    Role,
+    bitmap_of,
+    members_of,
+)
 from hkv.state.status import Status
-from tests.rtp_llm.build import group, shape
-from tests.rtp_llm.compiled import FULL, LINEAR, SWA, Compiled, alone, single, tiny_hybrid
+from tests.rtp_llm.build import FULL, LINEAR, SWA, group, shape
 
 OK = (Status.OK, 0)
 N = -1
+
+
+class Compiled:
+    """One cache, one operation at a time. Keys are small integers; each group has a pool if `num_blocks` is a tuple."""
+
+    def __init__(self, groups: Sequence[Group], num_blocks: int | tuple[int, ...], **fields: Any) -> None:
+        apart = isinstance(num_blocks, tuple)
+        topology = Topology(tuple(groups), pools="independent" if apart else "shared")
+        self.config = RtpConfig(topology=topology, num_blocks=num_blocks if apart else (num_blocks,), **fields)
+        self.buckets = rtp_cache.buckets_for(self.config, tokens=rtp_jax.BLOCKS * self.config.block_size)
+        self.parameters, state = rtp_cache.init(self.config, self.buckets)
+        self.state: Any = state
+        self.reader = Reader(self.config)
+
+    def do(self, code: RtpCode, slot: int = 0, numbers: Sequence[int] = (), **arguments: int) -> tuple[Any, Any]:
+        """Performs an operation; its results and ids."""
+        operations = RtpBatch().add(code, slot, numbers, **arguments).build(rtp_jax.OPERATIONS, rtp_jax.PAYLOAD)
+        new, results = rtp_cache.run(self.parameters, self.state, operations, ids=rtp_jax.IDS)
+        self.state, results = jax.device_get((new, results))
+        self.state = jax.tree.map(np.array, self.state)
+        return results.table[0], results.ids
+
+    def request(self, seq: int, slot: int = 0, keys: Sequence[int] | None = None, batch: int = 1, reserve: int = 0):
+        whole = seq // self.config.block_size
+        numbers = range(500, 500 + whole) if keys is None else keys[:whole]
+        row, _ = self.do(RtpCode.REQUEST, slot, numbers, tokens=seq, sequences=batch, reserve=reserve)
+        assert row[RtpColumn.STATUS] == Status.OK
+
+    def malloc(self, slot: int = 0, *, reuse: bool = True, device_cache: bool = True, keep: bool = False):
+        """The status, and the tokens that were reused."""
+        row, _ = self.do(RtpCode.MALLOC, slot, reuse=int(reuse), device_cache=int(device_cache), keep=int(keep))
+        return Status(int(row[RtpColumn.STATUS])), int(row[RtpColumn.VALUE])
+
+    def begin(
+        self,
+        seq: int,
+        slot: int = 0,
+        *,
+        keys: Sequence[int] | None = None,
+        batch: int = 1,
+        reserve: int = 0,
+        **flags: bool,
+    ):
+        """A request arrives and asks for blocks."""
+        self.request(seq, slot, keys, batch, reserve)
+        return self.malloc(slot, **flags)
+
+    def peak(self, remaining: int, slot: int = 0, *, reuse: bool = False, width: int = 0) -> int:
+        row, _ = self.do(RtpCode.PEAK, slot, tokens=remaining, reuse=int(reuse), sequences=width)
+        return int(row[RtpColumn.VALUE])
+
+    def lists(self, slot: int = 0, row: int = 0) -> list[list[int]]:
+        return self.reader.lists(self.state, slot)[row]
+
+    def free(self, pool: int = 0) -> int:
+        return len(members_of(self.state.bitmap[pool], self.buckets.levels))
+
+    def has(self, key: int, group: int) -> bool:
+        return bool(self.state.items[key, ITEM_WORDS + group])
+
+    # By hand.
+
+    def cache(self, entries: dict[int, Sequence[int]], *, resident: bool = False) -> dict[int, dict[int, int]]:
+        """Caches fresh blocks that no request holds: group to keys. Answers group to key to block."""
+        placed: dict[int, dict[int, int]] = {}
+        for index, keys in entries.items():
+            for key in keys:
+                block = self._take(index, Role.CACHE)
+                self._link(key, resident)
+                self.state.items[key, ITEM_WORDS + index] = block
+                placed.setdefault(index, {})[key] = block
+        return placed
+
+    def place(self, lists: Sequence[Sequence[Sequence[bool]]], slot: int = 0) -> None:
+        """Gives a waiting request blocks of its own where True is, and holes elsewhere: of each sequence and group."""
+        width = self.buckets.groups + MARK_WORDS
+        for sequence, groups in enumerate(lists):
+            for index, wanted in enumerate(groups):
+                self.state.requests[slot, REQUEST_WORDS + sequence * width + index] = len(wanted)
+                for position, real in enumerate(wanted):
+                    block = self._take(index, Role.REQUEST) if real else 0
+                    self.state.rows[slot, sequence, index, position] = block
+
+    def _take(self, index: int, role: Role) -> int:
+        pool = self.config.topology.pool_of(self.config.topology.tags[index])
+        block, *left = members_of(self.state.bitmap[pool], self.buckets.levels)
+        assert left == list(range(block + 1, block + 1 + len(left))), "nothing was given back yet"
+        self.state.bitmap[pool, :-1] = bitmap_of(range(block + 1, block + 1 + len(left)), self.buckets.levels)
+        self.state.references[pool, block, role] = 1
+        place = COUNTER_WORDS + POOL_WORDS * pool
+        self.state.counters[place + PoolCounter.FREE] -= 1
+        self.state.counters[place + PoolCounter.HELD] += role != Role.CACHE
+        return block
+
+    def _link(self, key: int, resident: bool) -> None:
+        items, ring = self.state.items, self.buckets.keys
+        if items[key, Item.FLAGS]:
+            return
+        last = items[ring, Item.PREVIOUS]
+        items[last, Item.NEXT] = items[ring, Item.PREVIOUS] = key
+        items[key, [Item.NEXT, Item.PREVIOUS]] = ring, last
+        items[key, Item.FLAGS] = 1 + 2 * resident
+
+
+def single(
+    num_blocks: int = 10, block_size: int = 4, *, policy: dict[str, Any] | None = None, **fields: Any
+) -> Compiled:
+    """One full group."""
+    return Compiled((group("default", FULL, block_size, **(policy or {})),), num_blocks, **fields)
+
+
+def alone(kind: Any, num_blocks: int = 10, block_size: int = 4, step: int = 2, **policy: Any) -> Compiled:
+    """One group of that type over a pool of its own."""
+    return Compiled((group("alone", kind, block_size, **policy),), (num_blocks,), linear_step=step)
+
+
+def tiny_hybrid(num_blocks: int = 10, *, tail: int = 1, **fields: Any) -> Compiled:
+    """A linear and a full group over one pool, blocks of 4 tokens, step 2."""
+    groups = (group("linear", LINEAR, 4, active_tail_blocks=tail), group("full1", FULL, 4, kernel=2))
+    return Compiled(groups, num_blocks, **{"linear_step": 2, **fields})
 
 
 def available(cache: Compiled) -> int:
@@ -130,6 +266,13 @@ def test_window_need() -> None:
         window.place([[[True] * current]])
         assert window.malloc(reuse=False, device_cache=False, keep=True) == OK
         assert len(window.lists()[0]) - current == needed
+
+
+def test_a_hole_before_a_tail_of_one_block_is_no_error() -> None:
+    for tail, blocks in ((1, "..x"), (2, ".xx")):
+        window = alone(SWA, active_tail_blocks=tail)
+        assert window.begin(12, reuse=False, device_cache=False) == OK
+        assert shape(window.lists()[0]) == blocks
 
 
 @jax.jit

@@ -30,13 +30,7 @@ Pools = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A model, and how it is served.
-
-    Attributes:
-      model: its layers.
-      draft: a draft module's.
-      fields: settings of every server.
-    """
+    """A model with a draft module or none, and settings of every server."""
 
     model: DescribedModel
     draft: DescribedModel | None = None

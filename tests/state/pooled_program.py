@@ -21,12 +21,8 @@ Step = Callable[[PooledWorkspace, Scalar, Scalar, tuple[Scalar, Scalar, Scalar]]
 
 
 class PooledProgram:
-    """Performs rows of `(code, a, b, c)`, at most `STEPS` of them.
-
-    Args:
-      buckets: sizes of the state.
-      steps: what each code does.
-      writes: arrays that the steps write, besides `results`.
+    """Performs rows of `(code, a, b, c)`, at most `STEPS` of them; `writes` are arrays that the steps write, but
+    `results`.
     """
 
     def __init__(self, buckets: PooledBuckets, steps: Mapping[int, Step], writes: tuple[str, ...]) -> None:

@@ -19,18 +19,11 @@ NOTHING, BEGIN, RESUME, ALL_AT_ONCE = 0, 1, 2, 3
 
 
 class Drive:
-    """Rows, and the requests in them and waiting for them.
+    """Rows, and the requests in them and waiting for them; every request is the beginning of one of two texts.
 
-    Args:
-      served: empty.
-      data: of Hypothesis.
-      alone: whether rows are also served one by one (`hkv.allocate`, which is one more program to compile).
-
-    Attributes:
-      texts: two texts that share a beginning; every request is the beginning of one of them.
-      rows: each row's text, and how many of its tokens are the prompt.
-      preempted: those who were preempted, and how many of their tokens are known.
-      last: tokens of each row's last chunk, which may not have come back yet.
+    `alone` serves rows one by one, too (`hkv.allocate`, which is one more program to compile). Rows are their text and
+    the length of their prompt; `preempted` have the number of known tokens besides; `last` chunks may not have come
+    back yet.
     """
 
     def __init__(self, served: Served, data: st.DataObject, alone: bool) -> None:

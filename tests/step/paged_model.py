@@ -45,14 +45,9 @@ def prefix_hash(tokens: Sequence[int]) -> int:
 class Served:
     """Rows of requests, and the pages in which the model keeps its states and tokens.
 
-    Attributes:
-      tokens: the tokens of each row that are computed.
-      hits: how many of them each row found.
-      states: the state in each (group, block) that has one.
-      slots: the token in each (group, block, offset) that has one.
-      named: for each key of a prefix of what was computed so far, the hashes of the tokens up to each of its ends.
-      left: keys of the states that chunks left behind inside them.
-      seen: what happened, in words.
+    `states` are by (group, block), `slots` by (group, block, offset). `named` has for each key of a prefix computed so
+    far the hashes of the tokens up to each of its ends; `left` has the keys of states that chunks left behind inside
+    them.
     """
 
     def __init__(self, config: hkv.VllmConfig) -> None:
@@ -118,16 +113,10 @@ class Served:
         in_flight: Sequence[int] = (0,) * R,
         order: Sequence[int] = range(R),
     ) -> list[int]:
-        """Computes with the model what the cache grants; every value that it reads must be the row's own.
+        """Computes with the model what the cache grants; every value that it reads must be the row's own; its statuses.
 
-        Args:
-          new: each row's settled tokens.
-          drafts: what follows them.
-          in_flight: tokens of each row whose steps have not come back.
-          order: the rows, in the order in which they are served.
-
-        Returns:
-          Each row's status.
+        Tokens and `drafts` behind them are by row, `in_flight` are those whose steps have not come back; rows are
+        served in `order`.
         """
         asked, batch = ragged(new, drafts, in_flight, order)
         result, tables = self._step(batch)

@@ -74,11 +74,7 @@ def two_texts(data, length: int) -> Texts:
 def turnover(
     pair: Pair, data, texts: Texts, lengths: st.SearchStrategy[int], stay: int = 3
 ) -> tuple[dict[int, list[int]], set[int]]:
-    """Ends some rows, one of `stay` + 1, and draws prompts for some of the empty ones.
-
-    Returns:
-      The prompts by row, yet to arrive, and the rows that ended.
-    """
+    """Ends some rows, one of `stay` + 1; answers prompts for some of the empty ones, yet to arrive, and who ended."""
     new, ended = {}, set()
     for row in range(R):
         if pair.rows.names[row] is not None:

@@ -21,13 +21,7 @@ from tests.suites.suite import CaseSuite, case_check
 
 @dataclasses.dataclass(frozen=True)
 class Alone:
-    """One request over an empty pool.
-
-    Attributes:
-      header: the configuration.
-      length: tokens of the request.
-      chunks: tokens of each step, as long as there are that many left.
-    """
+    """One request over an empty pool; `chunks` are the tokens of each step, as long as there are that many left."""
 
     header: Header
     length: int

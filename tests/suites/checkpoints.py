@@ -12,16 +12,10 @@ from tests.suites.suite import CaseSuite, case_check
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A chunk and what is asked about it. All counts are tokens.
+    """A chunk and what is asked about it. All counts are tokens; `start` and `block_size` are multiples of
+    `granularity`.
 
-    Attributes:
-      tokens: of the prompt.
-      granularity: to which the position is aligned.
-      drop: whether a draft gives up the last unit of a hit.
-      lookahead: tokens after a hash block that its key covers.
-      start: start of the chunk; a multiple of `granularity`.
-      block_size: of the recurrent group; a multiple of `granularity`.
-      alignment: between lengths that the kernel can export.
+    A draft may `drop` the last unit of a hit; kernels export states `alignment` tokens apart.
     """
 
     tokens: int

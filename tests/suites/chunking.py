@@ -32,14 +32,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Prefill:
-    """A prompt that is cut into chunks.
-
-    Attributes:
-      config: the groups.
-      step_tokens: most tokens of a step.
-      tokens: tokens of the prompt.
-      start: where a hit ended.
-    """
+    """A prompt that is cut into chunks from `start` on, where a hit ended."""
 
     config: VllmConfig
     step_tokens: int

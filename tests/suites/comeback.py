@@ -40,13 +40,7 @@ def _pool(choices: Choices, header: Header, tokens: int) -> int:
 
 
 class Turns:
-    """One request at a time, now and then two.
-
-    Args:
-      header: the configuration.
-      choices: where decisions come from.
-      perform: performs one operation and returns the answer.
-    """
+    """One request at a time, now and then two."""
 
     def __init__(self, header: Header, choices: Choices, perform: Perform) -> None:
         self._header = header

@@ -23,11 +23,8 @@ class Run(Protocol[Asked]):
     """An engine under watch."""
 
     def perform(self, operation: Asked) -> Any:
-        """Performs one operation.
-
-        Raises:
-          InvariantError: an invariant does not hold.
-          EngineFailure: a defect that the configuration names made the engine fail; nothing is judged.
+        """Performs one operation; `InvariantError` if an invariant does not hold. Nothing is judged after an
+        `EngineFailure`: a defect that the configuration names made the engine fail.
         """
         ...
 
@@ -50,13 +47,7 @@ class Legal(Protocol[Operation]):
 
 @dataclasses.dataclass(frozen=True)
 class Setting(Generic[Header, Operation]):
-    """One sort of engine: how it is watched, and what its operations allow.
-
-    Attributes:
-      open: a run over a configuration, for one invariant or, with None, for all.
-      legal: what may be asked of that run.
-      simpler: see `tests.suites.shrinking.Simpler`.
-    """
+    """One sort of engine: how it is watched, for one invariant or, with None, for all, and what its operations allow."""
 
     open: Callable[[Header, str | None], Run[Operation]]
     legal: Callable[[Header, Run[Operation]], Legal[Operation]]
@@ -87,14 +78,7 @@ class Setting(Generic[Header, Operation]):
 
 
 class Taped(Generic[Operation]):
-    """A run, and what was asked of it.
-
-    Args:
-      run: performs the operations.
-
-    Attributes:
-      operations: those performed, the failing one included.
-    """
+    """A run, and what was asked of it, the failing operation included."""
 
     def __init__(self, run: Run[Operation]) -> None:
         self.run = run
@@ -130,13 +114,7 @@ Play = Callable[[Callable[[Operation], Any]], None]
 class HistorySuite(Generic[Header, Operation]):
     """A suite whose examples are histories. The first operation may fail by itself: then nothing is shown.
 
-    Attributes:
-      name: of the suite.
-      about: what it judges.
-      topics: what its examples can be about.
-      setting: the engine.
-      begin: makes a configuration about a topic, and what is played over it.
-      pace: examples that take about as long as one of traffic.
+    `begin` makes a configuration about a topic, and what is played over it.
     """
 
     name: str

@@ -14,15 +14,8 @@ from tests.suites.suite import CaseSuite, case_check
 
 @dataclasses.dataclass(frozen=True)
 class TwoTexts:
-    """Two texts with what identifies them beside their tokens.
-
-    Attributes:
-      size: tokens of a hash block.
-      lookahead: tokens after a hash block that its key covers.
-      scale: hash blocks in a larger group's block.
-      tokens: of each text.
-      identities: of each text.
-      cuts: lengths at which the first text grows.
+    """Two texts with what identifies them beside their tokens. Hash blocks have `size` tokens, and keys cover
+    `lookahead` more; a larger group's block is `scale` hash blocks; the first text grows at the `cuts`.
     """
 
     size: int

@@ -24,10 +24,7 @@ FEATURES = ("core", "eagle", "context_parallel", "retention", "lookahead_hash")
 class Misuse:
     """A prompt is computed and freed, and sent again while another request runs; then something is asked wrongly.
 
-    Attributes:
-      header: the configuration; its pool holds everything.
-      length: tokens of the prompt.
-      wrong: what is asked, a key of `WRONG`.
+    The pool holds everything; `wrong` is a key of `WRONG`.
     """
 
     header: Header

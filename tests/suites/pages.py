@@ -25,13 +25,8 @@ POISON = 0xEE
 
 @dataclasses.dataclass(frozen=True)
 class Pages:
-    """A layout and a few numbers to use it with.
-
-    Attributes:
-      spec: what each layer caches.
-      layout: where it lies.
-      seed: of the bytes that are written.
-      repaged: states of the pages that a compressed cache is cut into once more, or 0.
+    """A layout and a few numbers to use it with; `repaged` are the states of pages that a compressed cache is cut into
+    once more, or 0.
     """
 
     spec: LayerSpec

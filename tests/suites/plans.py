@@ -31,12 +31,7 @@ from tests.suites.suite import CaseSuite, case_check
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """Layers, and the plan that was made of them; None when they are refused.
-
-    Attributes:
-      layers: the layers, the memory and the options.
-      plan: the plan.
-    """
+    """Layers, and the plan that was made of them; None when they are refused."""
 
     layers: LayerSet
     plan: Plan | None

@@ -24,15 +24,11 @@ FEATURES = ("core", "eagle", "retention", "retention", "partial", "context_paral
 
 @dataclasses.dataclass(frozen=True)
 class Resend:
-    """A prompt that is computed and freed, another one between, and the first once more, cut or continued.
+    """A prompt that is computed and freed, an `other` one between, and `kept` tokens of the first once more with a
+    `suffix`.
 
-    Attributes:
-      header: the configuration; the pool holds both prompts.
-      prompt: tokens of the first.
-      other: tokens of the one between.
-      kept: tokens of the first prompt with which the last one begins.
-      suffix: tokens of the last one after those.
-      chunk: tokens of one step; a multiple of `scheduler_block_size`, and equal to it where there are recurrent groups.
+    The pool holds both prompts. A step's `chunk` is a multiple of `scheduler_block_size`, and equal to it where there
+    are recurrent groups.
     """
 
     header: Header

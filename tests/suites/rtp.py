@@ -44,12 +44,7 @@ def open_run(header: RtpHeader, only: str | None) -> RtpWatch:
 
 
 class RtpLegal:
-    """Operations that may be asked next, by those so far.
-
-    Args:
-      header: the configuration.
-      run: the run.
-    """
+    """Operations that may be asked next, by those so far."""
 
     def __init__(self, header: RtpHeader, run: RtpWatch) -> None:
         self._lifecycle = RtpLifecycle()

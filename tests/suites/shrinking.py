@@ -17,13 +17,7 @@ TRIALS = 1500
 
 @dataclasses.dataclass(frozen=True)
 class Broken(Generic[Header, Operation]):
-    """Operations, the last of which breaks an invariant.
-
-    Attributes:
-      header: the configuration.
-      operations: the operations, all of them legal.
-      failure: what broke.
-    """
+    """Legal operations, the last of which breaks an invariant."""
 
     header: Header
     operations: tuple[Operation, ...]
@@ -40,13 +34,7 @@ Simpler = Callable[[Broken[Header, Operation]], Iterator[tuple[Header, list[Oper
 def shrink(
     broken: Broken[Header, Operation], replay: Replay[Header, Operation], simpler: Simpler[Header, Operation]
 ) -> Broken[Header, Operation]:
-    """A greedy search: fewer operations, then simpler ones, again and again until neither helps.
-
-    Args:
-      broken: the case to begin with.
-      replay: judges a candidate.
-      simpler: proposes candidates that are not shorter by themselves.
-    """
+    """A greedy search: fewer operations, then simpler ones, again and again until neither helps."""
     search = _Search(broken, replay)
     search.take(broken.header, list(broken.operations))
     while search.left > 0:
@@ -78,12 +66,7 @@ def _anew(
 
 
 class _Search(Generic[Header, Operation]):
-    """The best case so far.
-
-    Args:
-      broken: the case to begin with.
-      replay: judges a candidate.
-    """
+    """The best case so far."""
 
     def __init__(self, broken: Broken[Header, Operation], replay: Replay[Header, Operation]) -> None:
         self.best = broken

@@ -26,17 +26,8 @@ from tests.suites.suite import CaseSuite, case_check
 
 @dataclasses.dataclass(frozen=True)
 class Addressing:
-    """Rows of blocks and tokens to place.
-
-    Attributes:
-      geometry: of rank 0.
-      table: block ids of each row; no id twice.
-      lengths: columns in use of each row.
-      num_blocks: blocks that exist.
-      ratio: kernel blocks in one block of a rank.
-      stride: kernel blocks from one block to the next.
-      start: a position.
-      retained: tokens before it that are still read.
+    """Rows of blocks, no id twice, and tokens to place. `ratio` kernel blocks are one block of a rank, `stride` of them
+    lie between the beginnings of two; `retained` tokens before the position `start` are still read.
     """
 
     geometry: Geometry

@@ -20,14 +20,7 @@ PASSES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Invariant that one example breaks.
-
-    Attributes:
-      invariant: which one does not hold.
-      problem: what is wrong.
-      size: operations of the case.
-      lines: the case in words, one operation a line.
-    """
+    """Invariant that one example breaks, the example's operations, and the case in words, one operation a line."""
 
     invariant: str
     problem: str
@@ -39,10 +32,8 @@ class Failure:
 class CaseCheck(Generic[Case]):
     """An invariant of one drawn case, for suites that have no history of operations.
 
-    Attributes:
-      name: in one to three words.
-      promises: the invariants of the published catalogue that it stands for, `B-I18` and the like.
-      check: yields a sentence for each thing that is wrong. Its docstring says what is promised.
+    `check` yields a sentence for each thing that is wrong; its docstring says what is promised. `promises` are ids of
+    the published catalogue, `B-I18` and the like.
     """
 
     name: str
@@ -61,14 +52,7 @@ def case_check(name: str, *promises: str) -> Callable[[Callable[[Case], Iterator
 
 
 class Suite(Protocol):
-    """Examples that code which is right always passes.
-
-    Attributes:
-      name: of the suite.
-      about: what it judges, in one line.
-      topics: what its examples can be about; may be empty.
-      pace: examples that take about as long as one of traffic.
-    """
+    """Examples that code which is right always passes."""
 
     @property
     def name(self) -> str:
@@ -105,16 +89,7 @@ class Suite(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CaseSuite(Generic[Case]):
-    """A suite of independent cases.
-
-    Attributes:
-      name: of the suite.
-      about: what it judges.
-      draw: makes a case of decisions.
-      checks: what holds of every case.
-      topics: always empty.
-      pace: examples that take about as long as one of traffic.
-    """
+    """A suite of independent cases."""
 
     name: str
     about: str
@@ -186,11 +161,8 @@ def _weight(made: Sequence[int]) -> tuple[int, int]:
 
 
 class Recorded:
-    """Decisions that are remembered as numbers, and can be made again from them.
-
-    Args:
-      source: where fresh decisions come from; None for none, and then whatever is not given is 0.
-      given: decisions to make again.
+    """Decisions that are remembered as numbers, and can be made again from them; without a source what is not given is
+    0.
     """
 
     def __init__(self, source: RandomChoices | None, given: Sequence[int] = ()) -> None:

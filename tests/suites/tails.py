@@ -21,13 +21,7 @@ Begin: TypeAlias = Callable[[RandomChoices, str], tuple[Header, Callable[[Perfor
 
 
 def beginning(scheduler: Callable[[Header, Choices, Perform], Tails], steps: int, blocks: tuple[int, int]) -> Begin:
-    """Examples of a cache whose states are kept inside blocks, and of requests that all begin with one text.
-
-    Args:
-      scheduler: who plays.
-      steps: scheduling steps of an example.
-      blocks: fewest and most blocks of its pool.
-    """
+    """Examples of a cache whose states are kept inside blocks, and of requests that all begin with one text."""
 
     def begin(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[Perform], None]]:
         header = draw_header(choices, topic, version=2)
@@ -54,13 +48,7 @@ class _Request:
 
 
 class Tails:
-    """Requests of one text, cut where a key ends and one token beyond, two at a time.
-
-    Args:
-      header: the configuration.
-      choices: where decisions come from.
-      perform: performs one operation and returns the answer.
-    """
+    """Requests of one text, cut where a key ends and one token beyond, two at a time."""
 
     def __init__(self, header: Header, choices: Choices, perform: Perform) -> None:
         self._choices = choices

@@ -25,13 +25,7 @@ OVERHEAD = 400
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One thing that is done with a tier.
-
-    Attributes:
-      action: one of `ACTIONS`; the last two on disk only.
-      key: of the object.
-      size: of what is stored, in bytes.
-    """
+    """One thing that is done with a tier: one of `ACTIONS`, and the bytes that a store stores."""
 
     action: str
     key: bytes
@@ -40,13 +34,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class TierCase:
-    """A tier and what is done with it.
-
-    Attributes:
-      disk: on disk, else in memory.
-      capacity: bytes.
-      uses: in order.
-    """
+    """A tier of so many bytes and what is done with it, in order."""
 
     disk: bool
     capacity: int
@@ -80,17 +68,8 @@ def draw_tier_case(choices: Choices) -> TierCase:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """Result of one use of a tier.
-
-    Attributes:
-      use: the use.
-      answer: the tier's answer; `refused` where it raised an `OperationError`.
-      before: keys before, least recently used first.
-      after: keys afterwards.
-      used: bytes in use afterwards, as the tier says.
-      sizes: bytes of each object that is there, as they are.
-      calls: calls to the disk, in order.
-      incidents: damaged files found so far.
+    """Result of one use of a tier: the answer, `refused` for an `OperationError`, and the keys before and after, least
+    recently used first. `used` is what the tier says, `sizes` the bytes of each object as they are.
     """
 
     use: Use

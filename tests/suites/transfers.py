@@ -31,17 +31,7 @@ FORMATS = tuple(format for format in EngineKVFormat if TRAITS[format].kernel and
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """Kernel groups, chunks of tokens, and who holds what.
-
-    Attributes:
-      groups: kernel groups.
-      chunk: tokens of a chunk.
-      chunks: chunks of the request.
-      separate: one object per window instead of one in all.
-      ids: block ids of each kernel group.
-      present: of each object group, chunks that are stored.
-      numbers: a few decisions more.
-    """
+    """Kernel groups with their block ids, chunks of tokens, and which of them each object group has stored."""
 
     groups: tuple[KernelGroup, ...]
     chunk: int

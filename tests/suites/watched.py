@@ -21,13 +21,7 @@ from tests.suites.suite import TOTALITY
 
 
 class WatchedRun:
-    """One engine under watch.
-
-    Args:
-      header: the configuration.
-      only: name of the one invariant to check, None for all.
-      make_engine: makes the engine.
-    """
+    """One engine under watch, of one invariant or, with None, of all."""
 
     def __init__(
         self, header: Header, only: str | None = None, make_engine: Callable[[Header], Engine] = NumpyEngine
@@ -47,12 +41,7 @@ class WatchedRun:
 
 
 class WatchedLegal:
-    """Operations that may be asked next, by those so far.
-
-    Args:
-      header: the configuration.
-      run: the run whose ledger has the state of every request.
-    """
+    """Operations that may be asked next, by those so far; the run's ledger has the state of every request."""
 
     def __init__(self, header: Header, run: WatchedRun) -> None:
         self._num_blocks = header.num_blocks

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hkv.contract.answer import Failure
 from hkv.contract.log import Log, describe
+from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.engines.numpy import STATES, RtpNumpyEngine
@@ -22,6 +23,7 @@ from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
+from tests.rtp_llm.build import dsv4_allocator
 from tests.rtp_llm.operations import draw_operation
 from tests.rtp_llm.traffic import draw_config
 
@@ -32,10 +34,9 @@ class DifferenceError(AssertionError):
     """The two engines differ."""
 
 
-def lockstep(rng: random.Random, steps: int = STEPS) -> Counter[str]:
+def lockstep(rng: random.Random, steps: int = STEPS, config: RtpConfig | None = None) -> Counter[str]:
     """Random operations on both; what became of them, by name."""
-    config = draw_config(rng)
-    header = to_rtp_header(config, "random")
+    header = to_rtp_header(draw_config(rng) if config is None else config, "random")
     reference, compiled = RtpNumpyEngine(header), RtpJaxEngine(header)
     seen: Counter[str] = Counter()
     for number in range(steps):
@@ -81,6 +82,16 @@ def test_random_operations() -> None:
 @given(rng=st.randoms(use_true_random=False))
 def test_shrinking_operations(rng: random.Random) -> None:
     lockstep(rng, 25)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_groups_of_deepseek_v4(ranks: int) -> None:
+    """Seven of them, compact ones among them; random configurations have three at most."""
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        config = dsv4_allocator(num_blocks=(60, 30, 12)[seed % 3], cp_size=ranks, linear_step=1 + seed % 2).config
+        seen += lockstep(random.Random(seed), config=config)
+    assert {"malloc granted with a hit", "insert", "fork", "hold", "evict"} <= set(seen), seen
 
 
 def keyed_lockstep(rng: random.Random) -> Counter[str]:

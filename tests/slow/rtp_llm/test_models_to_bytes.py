@@ -30,16 +30,11 @@ Lists = dict[str, list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model of a test.
+    """A model of a test: fields of its `config.json`, by the name of one of the tests' files and changes, and its
+    servers.
 
-    Attributes:
-      config: fields of its `config.json`, by the name of one of the tests' files and changes.
-      options: settings of every server.
-      shapes: settings of the prefill and of the decode server.
-      kv_dtype: type of its cache.
-      kept: layers that get pools; their sizes are those of the model.
-      draft: changes that make its MTP module.
-      block_size: tokens of a block.
+    `shapes` are settings of the prefill and of the decode server, `draft` the changes that make its MTP module. Layers
+    in `kept` get pools; their sizes are those of the model.
     """
 
     config: tuple[str, dict[str, Any]]

@@ -18,13 +18,7 @@ BLOCKS, LAYERS = 5, 2
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A sharded cache and the same on one device.
-
-    Attributes:
-      shape: which rank holds what.
-      layout: of one rank.
-      whole: of the one device: every head, virtual blocks.
-    """
+    """A sharded cache, by the `layout` of one rank, and the same on one device: every head, virtual blocks."""
 
     shape: ParallelShape
     layout: Layout

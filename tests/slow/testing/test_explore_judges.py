@@ -42,11 +42,7 @@ def test_every_judge_has_a_twin() -> None:
 
 
 class Twins:
-    """The invariants of `hkv.testing`, asked about one moment of an exploration.
-
-    Args:
-      small: the space.
-    """
+    """The invariants of `hkv.testing`, asked about one moment of an exploration."""
 
     def __init__(self, small: Space) -> None:
         self._space, self._ledger, self._book = small, Ledger(small.config), KeyBook()
