@@ -82,7 +82,12 @@ CAMPAIGNS = (
     Campaign(
         "hkv/dialects/vllm/rules/finders.py", 6, "tests/cache/test_keyed.py", "tests/cache tests/kinds tests/slow/cache"
     ),
-    Campaign("hkv/dialects/rtp_llm/rules/lists.py", 6, "tests/rtp_llm/test_compiled_lists.py", "tests/rtp_llm"),
+    Campaign(
+        "hkv/dialects/rtp_llm/rules/lists.py",
+        6,
+        "tests/slow/rtp_llm/test_jax_lockstep.py",
+        "tests/rtp_llm tests/slow/rtp_llm",
+    ),
     Campaign(TOY, 40, f"hkv diff --engines {TOY}:ToyEngine,numpy {OF_TOY}"),
     Campaign(TOY, 6, f"{EXAMPLES} -k 'python_that or state_machine'"),
 )

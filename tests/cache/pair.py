@@ -23,6 +23,7 @@ from hkv.state.state import Counter
 from hkv.state.status import Status
 from reference.dialects.vllm.fork import fork
 from tests.cache.build import run, start
+from tests.reference.build import PLAIN
 
 REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 """Statuses with which an allocation may be refused without anything being wrong."""
@@ -68,8 +69,7 @@ class Pair:
 
     def allocate(self, id: str, new: int, hit: int = 0, **fields: Any) -> bool:
         """Allocates blocks for a request's next tokens; True if both grant them."""
-        plain = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
-        operation = AllocateOp(id=id, new=new, hit=hit, **{**plain, **fields})
+        operation = AllocateOp(id=id, new=new, hit=hit, **{**PLAIN, **fields})
         want = self.reference.allocate(operation)
         arguments = {"tokens" if name == "encoder" else name: int(value) for name, value in fields.items()}
         row, _ = self._perform(Code.ALLOCATE, id, new=new, hit=hit, shared_prefix=-1, allowed=REFUSALS, **arguments)

@@ -16,15 +16,14 @@ from hkv.dialects.vllm.rules.operations import Batch
 from hkv.dialects.vllm.traffic.traffic import draw_header
 from hkv.spec import FullAttention
 from tests.cache.build import config
-
-NO = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
+from tests.reference.build import PLAIN
 
 
 def test_a_larger_state_says_the_same() -> None:
     """`tests/slow/cache/test_growth.py` goes on with one."""
     engine = JaxEngine(draw_header(RandomChoices(14), "core", 2))
     engine.run([RequestOp(id=str(n), tokens=list(range(9 + n))) for n in range(32)])
-    engine.run([AllocateOp(id="0", new=9, hit=0, **NO), LookupOp(id="5")])
+    engine.run([AllocateOp(id="0", new=9, hit=0, **PLAIN), LookupOp(id="5")])
     before, old = engine.state(), engine._dispatcher.buckets
     assert before.rows
     assert before.cached
@@ -49,7 +48,7 @@ def test_events_beyond_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
         each.request("a", list(range(96)), None)
     assert engine.events() == []
     monkeypatch.setattr(jax_batches, "EVENTS", usual // 4)
-    allocation = AllocateOp(id="a", new=96, hit=0, **NO)
+    allocation = AllocateOp(id="a", new=96, hit=0, **PLAIN)
     apply(reference, allocation)
     engine._allocate(allocation)
     assert usual // 4 < engine._dispatcher._room.events <= usual

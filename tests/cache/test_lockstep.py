@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -13,13 +16,17 @@ from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.engines.engine import apply, attempt
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
-from hkv.spec import spec_from_text
+from hkv.spec import FullAttention, Mamba, spec_from_text
 from hkv.testing.strategies import HypothesisChoices
+from tests.cache.build import config
 from tests.cache.tails import drive_tails
+from tests.reference.build import PLAIN
 
 TAILS = ("partial", "speculative_state")
 """Features whose states are kept where chunks end."""
@@ -31,7 +38,8 @@ class DifferenceError(AssertionError):
     """The two engines answered differently."""
 
 
-def lockstep(header: Header, choices: Choices) -> None:
+def engines_in_step(header: Header) -> tuple[JaxEngine, NumpyEngine, Callable[[Operation], Any]]:
+    """Both engines, and a function that performs an operation on both and compares the answers."""
     compiled, reference = JaxEngine(header), NumpyEngine(header)
 
     def perform(operation: Operation) -> Answer:
@@ -43,6 +51,11 @@ def lockstep(header: Header, choices: Choices) -> None:
             )
         return want
 
+    return compiled, reference, perform
+
+
+def lockstep(header: Header, choices: Choices) -> None:
+    compiled, reference, perform = engines_in_step(header)
     (drive_tails if header.feature in TAILS else drive)(header, choices, perform, STEPS)
     assert compiled.evictions == reference.evictions
     assert compiled.num_free() == reference.num_free()
@@ -126,6 +139,33 @@ def test_lookups_beyond_the_keys(groups: str) -> None:
         except FailedError:
             failed.add(bool(bugs))
     assert failed == ({True} if groups not in ("swa:4:1", "full:4,mamba:4") else set())
+
+
+def test_a_state_left_behind_inside_a_block_is_registered_once() -> None:
+    """A chunk leaves a state inside a block; the commit after it must find the state registered under its key.
+
+    Random traffic commits an allocation again in one of eleven chunks, and leaves a state inside a block behind in one
+    of six cases: the two meet in one seed of two hundred.
+    """
+    specs = (
+        FullAttention(block_size=8),
+        Mamba(block_size=16, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=4),
+    )
+    header = to_header(config(*specs, scheduler_block_size=16, partial_hits=True), "speculative_state")
+    _, _, perform = engines_in_step(header)
+    tokens = list(range(46))
+    for name in ("a", "b"):
+        perform(oplog.StepOp())
+        perform(oplog.RequestOp(id=name, tokens=tokens))
+        perform(oplog.AllocateOp(id=name, new=46, hit=0, **PLAIN))
+        perform(oplog.AdvanceOp(id=name, tokens=46))
+        first = perform(oplog.EventsOp())
+        assert 1 in [event.num_blocks for event in first if event.group == 1]
+        perform(oplog.CommitOp(id=name, tokens=46))
+        assert perform(oplog.EventsOp()) == []
+        perform(oplog.StateOp())
+    perform(oplog.FreeOp(id="b"))
+    assert perform(oplog.LookupOp(id="b")).hit == 44
 
 
 def traffic(*features: str, seeds: int = 120) -> None:

@@ -113,13 +113,6 @@ def test_an_emptied_cache_is_like_a_new_one(data):
     assert (sorted(emptied.free), emptied.refs, emptied.rows, emptied.cached) == (new.free, {}, {}, {})
 
 
-@given(data=st.data())
-@settings(max_examples=60)
-def test_a_request_that_fits_alone_finishes_alone(data):
-    case = draw_alone(HypothesisChoices(data))
-    assert list(completion.check(case)) == [], case
-
-
 def tails(specs, num_blocks, hash_block_size, **fields):
     """Hits inside blocks, with drafts, in steps of three tokens at most."""
     return VllmConfig(

@@ -8,9 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.model.topology import Topology
 from hkv.spec import LayerSpec, spec_from_text
 from reference.dialects.vllm.manager import Manager
+
+PLAIN: Any = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
+"""Fields of an allocation with nothing special."""
+
+
+def allocation(id: str, new: int, hit: int = 0, **changes: Any) -> AllocateOp:
+    """An allocation with nothing special but for what is given."""
+    return AllocateOp(id=id, new=new, hit=hit, **{**PLAIN, **changes})
 
 
 def config(

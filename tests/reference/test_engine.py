@@ -6,11 +6,12 @@ import pytest
 
 from hkv.dialects.vllm.engines import numpy
 from hkv.dialects.vllm.engines.engine import Engine, KeyedEngine
-from hkv.dialects.vllm.log.structs import AllocateOp, ExtraKeys, Header
+from hkv.dialects.vllm.log.structs import ExtraKeys, Header
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.check import check_log
 from hkv.oracle.log_file import read_log
 from tests.oracle import sample
+from tests.reference.build import allocation
 
 FEATURES = (
     "core",
@@ -27,12 +28,6 @@ FEATURES = (
 def header(version: int = 2) -> Header:
     groups = [{"kind": "full_attention", "block_size": 4}]
     return sample.header(oplog=version, num_blocks=6, groups=groups, hash_block_size=4, scheduler_block_size=4)
-
-
-def allocate(id: str, new: int, hit: int = 0) -> AllocateOp:
-    return AllocateOp(
-        id=id, new=new, hit=hit, lookahead=0, external=0, delay=False, must_fit=False, reserved=0, in_flight=0
-    )
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -52,13 +47,13 @@ def test_it_is_an_engine():
 def test_version_2_names_keys_and_parents():
     engine = numpy.NumpyEngine(header())
     engine.request("a", range(9), None)
-    assert engine.allocate(allocate("a", 9)).blocks == [[1, 2, 3]]
+    assert engine.allocate(allocation("a", 9)).blocks == [[1, 2, 3]]
     (stored,) = engine.events()
     keys = [key[:8].hex() for key in engine.manager.requests["a"].keys]
     assert (stored.keys, stored.parent, stored.num_blocks) == (keys, "", 2)
     engine.advance("a", 9)
     engine.append("a", [1, 2, 3])
-    engine.allocate(allocate("a", 3))
+    engine.allocate(allocation("a", 3))
     (stored,) = engine.events()
     assert stored.parent == keys[-1]
     engine.free("a")
@@ -73,7 +68,7 @@ def test_version_2_names_keys_and_parents():
 def test_version_1_knows_neither():
     engine = numpy.NumpyEngine(header(version=1))
     engine.request("a", range(9), None)
-    engine.allocate(allocate("a", 9))
+    engine.allocate(allocation("a", 9))
     engine.free("a")
     engine.reset()
     (stored,) = engine.events()
@@ -84,7 +79,7 @@ def test_state_lists_everything():
     engine = numpy.NumpyEngine(header())
     engine.request("a", range(5), ExtraKeys(salt="s", lora=["n", "/p"], multimodal=[("i", 1, 2)], embeds=["00ff"] * 5))
     engine.request("b", range(5), None)
-    engine.allocate(allocate("a", 5))
+    engine.allocate(allocation("a", 5))
     state = engine.state()
     key = engine.manager.requests["a"].keys[0]
     assert isinstance(key, bytes)
@@ -95,7 +90,7 @@ def test_state_lists_everything():
 def test_given_keys_are_shown_as_8_bytes():
     engine = numpy.NumpyEngine(header())
     engine.request_keyed("a", 9, [10, 0xABCDEF])
-    engine.allocate(allocate("a", 9))
+    engine.allocate(allocation("a", 9))
     assert [entry[2] for entry in engine.state().cached.values()] == ["000000000000000a", "0000000000abcdef"]
     assert engine.num_free() == 2
     assert engine.events() == []

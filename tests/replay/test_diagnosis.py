@@ -1,14 +1,12 @@
 """Blocks lacking beyond a hit: by a cache whose every block is told by hand, and through the reference engine."""
 
-import pytest
-
-from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.diagnosis import Diagnosis, MissDiagnosis
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
 from hkv.oracle.engines import engine_factory
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
+from tests.reference.build import allocation
 
 
 class ToldCache:
@@ -37,50 +35,6 @@ def lacking(groups, cached, others, hit, asked, **options):
 
 def keys(*ranges):
     return {key for first, last in ranges for key in range(first, last)}
-
-
-def test_nothing_was_asked():
-    assert lacking("full:4,swa:4:8", [keys((0, 4)), keys((0, 4))], None, 16, 16) == (16, [NOTHING] * 2)
-
-
-def test_the_prefix_is_new():
-    assert lacking("full:4,swa:4:8", [keys((0, 2)), keys((0, 2))], None, 8, 28) == (8, [NOTHING] * 2)
-
-
-@pytest.mark.parametrize(("absence", "reason"), [("evicted", "evicted"), ("retired", RETIRED), ("not retained",) * 2])
-def test_a_window_lacks_a_block(absence, reason):
-    cached = [keys((0, 6)), keys((0, 2), (3, 4))]
-    others = [{}, {2: absence, 4: absence, 5: absence}]
-    assert lacking("full:4,swa:4:8", cached, others, 8, 24) == (24, [HAD, reason])
-
-
-def test_every_group_that_lacks_a_block_is_named_in_whatever_order():
-    """A boundary further on is asked about, of which one group lacks all, and the other some."""
-    told = keys((0, 1)), keys((3, 5))
-    others = dict.fromkeys(range(1, 6), "evicted"), {**dict.fromkeys(range(3), "not retained"), 5: "evicted"}
-    assert lacking("full:4,swa:4:8", told, others, 4, 20) == (20, ["evicted", HAD])
-    assert lacking("full:4,swa:4:8", told, others, 4, 24) == (24, ["evicted", "evicted"])
-    assert lacking("swa:4:8,full:4", told[::-1], others[::-1], 4, 20) == (20, [HAD, "evicted"])
-
-
-def test_a_window_names_the_last_block_it_lacks_and_a_full_group_the_first():
-    others = {0: "evicted", 1: "not retained"}
-    told = lacking("full:4,swa:8:16", [set(), set()], [others, {1: "retired"}], 0, 8)
-    assert told == (8, ["evicted", RETIRED])
-
-
-def test_what_some_group_has_not_computed_is_not_asked_about():
-    cached = [keys((0, 6)), keys((0, 2))]
-    assert lacking("full:4,swa:4:8", cached, [{}, dict.fromkeys((2, 3), "retired")], 8, 24) == (16, [HAD, RETIRED])
-
-
-def test_all_had_it_and_the_lookup_did_not_find_it():
-    assert lacking("full:4,swa:4:8", [keys((0, 6)), keys((0, 6))], None, 8, 24) == (24, [HAD] * 2)
-
-
-def test_a_draft_needs_its_proof_block():
-    cached = [keys((0, 4))] * 2
-    assert lacking("full:4,swa:4:8", cached, [{4: "evicted"}, {}], 12, 16, eagle=(0,)) == (16, ["evicted", HAD])
 
 
 def test_a_state_is_needed_where_the_hit_ends():
@@ -122,10 +76,7 @@ def test_the_reference_engine_tells():
         engine.request_keyed(id, length, prompt_keys)
         hit = engine.lookup(id)
         told = diagnosis.lacking(prompt_keys, hit.hit, asked)[1]
-        operation = AllocateOp(
-            id=id, new=length - hit.hit, hit=hit.hit, lookahead=0, external=0, delay=False, must_fit=True, reserved=0,
-            in_flight=0, shared_prefix=hit.shared_prefix,
-        )  # fmt: skip
+        operation = allocation(id, length - hit.hit, hit.hit, must_fit=True, shared_prefix=hit.shared_prefix)
         assert engine.allocate(operation).blocks is not None
         engine.advance(id, length)
         engine.free(id)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
 from hkv.oracle.engines import engine_factory
 from hkv.replay.plain import Difference
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
+from tests.reference.build import allocation
 
 
 def engines():
@@ -16,12 +16,6 @@ def engines():
     config = cache_config(specs, 20, Schedule(step_tokens=64, max_model_len=256))
     return keyed_engine("numpy", engine_factory("numpy"), config), keyed_engine(
         "numpy", engine_factory("numpy"), config
-    )
-
-
-def grow(id, new, hit=0, must_fit=True):
-    return AllocateOp(
-        id=id, new=new, hit=hit, lookahead=0, external=0, delay=False, must_fit=must_fit, reserved=0, in_flight=0
     )
 
 
@@ -42,7 +36,7 @@ def serve(engine):
     engine.step()
     engine.request_keyed("0", 9, [1, 2, 3])
     engine.lookup("0")
-    engine.allocate(grow("0", 9))
+    engine.allocate(allocation("0", 9, must_fit=True))
     engine.num_free()
     engine.advance("0", 9)
     engine.free("0")

@@ -14,37 +14,15 @@ from hkv.errors import ConfigError
 from reference.dialects.rtp_llm.connector_projection import project as project_resource
 from reference.dialects.rtp_llm.manager import ALLOCATORS
 from reference.dialects.rtp_llm.resource import BatchResource, Resource
-from tests.rtp_llm.build import resource, single, tiny_hybrid, tiny_multi
+from tests.rtp_llm.build import resource, tiny_multi
 from tests.rtp_llm.traffic import draw_config
 
 N = -1
 
 
-def test_context_parallelism_counts_tokens_only() -> None:
-    config = single(block_size=8, cp_size=2).config
-    assert (tokens_of(config, [9]), slots_missing(config, 65, [0], 0)) == (144, 5)
-
-
-def test_sizes() -> None:
-    config = tiny_multi(6, 8).config
-    assert (tokens_of(config, [5, 7]), token_capacity(config)) == (28, 20)
-    assert tokens_of(tiny_multi(6, 8, cp_size=2).config, [5, 7]) == 56
-
-
 def test_counts_that_are_not_one_a_pool_are_refused() -> None:
     with pytest.raises(ConfigError, match="one number for each of 2 pools"):
         tokens_of(tiny_multi(6, 8).config, [5])
-
-
-@pytest.mark.parametrize(
-    ("count", "aligned", "keys"), [(4, True, [1, 3]), (4, False, [1, 3]), (5, False, [1, 3, 4]), (5, True, [1, 3])]
-)
-def test_a_partial_block_off_the_last_rank_gets_a_dummy_tail(count: int, aligned: bool, keys: list[int]) -> None:
-    config = tiny_hybrid(cp_size=2).config
-    lists = [list(range(10, 10 + count)), [20, 21, 22][: -(-count // 2)]]
-    found = project(config, list(range(count)), lists, [1, 3], aligned=aligned)
-    assert (found.keys, found.aligned) == (keys, aligned)
-    assert found.blocks == [[11, 13, N][: len(keys)], [20, 21, 22][: len(keys)]]
 
 
 @settings(max_examples=60)

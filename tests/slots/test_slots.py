@@ -1,4 +1,4 @@
-"""Slots, kernel tables and forward tables: the engines' own examples, and the twin over drawn configurations."""
+"""Slots, kernel tables and forward tables beside their twin, whose invariants `tests.suites.slots` asks."""
 
 import dataclasses
 
@@ -32,27 +32,6 @@ def pairs(slots: Slots) -> list[tuple[int, int]]:
 
 def as_slots(values) -> Slots:
     return Slots(i32([block for block, _ in values]), i32([offset for _, offset in values]))
-
-
-def test_a_dense_kernel_table():
-    table, dropped = jitted.kernel_table(i32([[0, 2]]), i32(4), i32(4), i32(3), span=4)
-    assert table.tolist() == [[0, 1, 2, 3, 8, 9, 10, 11]]
-    assert counts(dropped) == (0, 0, 0)
-
-
-def test_a_packed_kernel_table():
-    table, _ = jitted.kernel_table(i32([[0, 2]]), i32(4), i32(5), i32(3), span=4)
-    assert table.tolist() == [[0, 1, 2, 3, 10, 11, 12, 13]]
-
-
-def test_block_7_of_two_kernel_blocks():
-    table, _ = jitted.kernel_table(i32([[7]]), i32(2), i32(2), i32(8), span=2)
-    assert table.tolist() == [[14, 15]]
-
-
-def test_block_528_by_16():
-    table, _ = jitted.kernel_table(i32([[1]]), i32(33), i32(33), i32(2), span=33)
-    assert table.tolist() == [list(range(33, 66))]
 
 
 def test_ids_beyond_int32_are_dropped_and_counted():
@@ -93,22 +72,6 @@ def test_the_last_position_and_the_last_number_of_int32():
     assert pairs(slots) == [(1, (1 << 30) - 1)]
     number, dropped = jitted.linear_slots(slots, i32(1 << 30))
     assert number.tolist() == [INT32_MAX]
-    require_none(dropped)
-
-
-def test_a_stale_id_is_not_clamped_to_the_pool():
-    slots, dropped = jitted.slot_mapping(
-        slot_geometry(4), i32([[3, 9, PAD]]), i32([3]), i32(9), i32([0] * 4), i32([0, 4, 8, 12])
-    )
-    assert pairs(slots) == [(3, 0), (PAD, PAD), (PAD, PAD), (PAD, PAD)]
-    assert counts(dropped) == (0, 1, 2)
-
-
-def test_a_group_without_a_mapping_is_all_padding():
-    slots, dropped = jitted.slot_mapping(
-        slot_geometry(4, mapped=False), i32([[3]]), i32([1]), i32(9), i32([0, 7]), i32([1, 0])
-    )
-    assert pairs(slots) == [(PAD, PAD)] * 2
     require_none(dropped)
 
 

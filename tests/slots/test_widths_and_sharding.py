@@ -1,4 +1,4 @@
-"""Widths of block tables per kind, geometries of specs, and RTP-LLM's context-parallel vectors."""
+"""Widths of block tables per kind, geometries of specs, and blocks dealt out to ranks as RTP-LLM does."""
 
 import math
 
@@ -62,23 +62,6 @@ def test_only_sharded_groups_are_split_and_only_once():
     assert not geometry_of_spec(OpaqueState(block_size=16)).mapped
 
 
-def columns(block_size, ranks, rank, lengths):
-    geometry = slot_geometry(block_size, ranks=ranks, rank=rank, interleave=block_size)
-    return slots.row_columns(geometry, np.array(lengths, np.int32)).tolist()
-
-
-def test_j1_local_block_counts():
-    assert columns(4, 2, 0, [0, 4, 5, 8, 12, 16]) == [0, 1, 1, 1, 2, 2]
-
-
-def test_j2_effective_lengths():
-    assert [count * 4 for count in columns(4, 2, 1, [0, 4, 8, 12, 16])] == [0, 4, 4, 8, 8]
-
-
-def test_j3_the_same_on_every_rank():
-    assert [columns(8, 4, rank, [55]) for rank in range(4)] == [[2]] * 4
-
-
 @pytest.mark.parametrize(("block_size", "ranks"), [(4, 2), (1, 3), (8, 4)])
 def test_round_robin_blocks_are_an_interleave_of_one_block(block_size, ranks):
     """Logical block b is on rank b % ranks, at local slot b // ranks (RTP-LLM)."""
@@ -91,13 +74,6 @@ def test_round_robin_blocks_are_an_interleave_of_one_block(block_size, ranks):
         for slot in range(3):
             block = slot * ranks + rank
             assert got[slot].tolist() == [block * block_size + offset for offset in offsets[slot]]
-
-
-def test_a14_keys_of_one_rank():
-    keys = [100, 101, 200, 201, 300, 301, 400, 401]
-    geometry = slot_geometry(1, ranks=2, rank=1)
-    places, _ = slots.positions_of(geometry, np.arange(4, dtype=np.int32), np.zeros(4, np.int32))
-    assert [keys[place] for place in places.tolist()] == [101, 201, 301, 401]
 
 
 def test_only_windows_let_go_and_only_without_context_parallelism():

@@ -246,16 +246,6 @@ def test_parts_of_a_block() -> None:
     both.check()
 
 
-def test_keys_move_to_the_end_of_their_ring() -> None:
-    both = Both()
-    both.add(3, 0, 2)
-    both.add(4, 0, 2)
-    both.move(3, 6)
-    both.check()
-    both.drop(4)
-    both.check()
-
-
 def test_the_ring_is_squeezed_when_it_is_full() -> None:
     """The same blocks are found and given back, past others that nobody takes: the ring fills with empty places."""
     both = Both()
@@ -289,12 +279,3 @@ def test_the_ring_is_squeezed_once_it_has_come_round() -> None:
         both.release(0, len(blocks))
         both.check()
     assert int(np.asarray(both.state.counters)[Counter.TAIL]) - tail < BUCKETS.queue
-
-
-def test_a_single_dropped_block_does_not_touch_the_queue() -> None:
-    both = Both()
-    order = list(both.pool.free)
-    both.add(7, 0, 1)
-    both.drop(7)
-    both.check()
-    assert list(both.pool.free) == order

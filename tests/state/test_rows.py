@@ -50,50 +50,9 @@ def start(blocks: list[int], ratio: int, null: int = N) -> BlockRows:
     return rows
 
 
-def test_a5_resize_grows_with_the_value():
-    rows, status = jitted.resize(start([N, 3], 2), np.int32(0), np.int32(3), np.int32(2))
-    assert status == Status.OK
-    assert row_of(rows) == ([N, 3, 2], [N, N, 6, 7, 4, 5])
-
-
-def test_a7_pop_returns_the_last_block_and_drops_its_kernel_blocks():
-    rows, block, status = jitted.pop(start([N, 2, 3], 2), np.int32(0))
-    assert (status, block) == (Status.OK, 3)
-    assert row_of(rows) == ([N, 2], [N, N, 4, 5])
-
-
-def test_a9_kernel_blocks_of_a_full_group():
-    assert row_of(start([1, 2], 4)) == ([1, 2], list(range(4, 12)))
-
-
-def test_remove_keeps_the_length():
-    rows, _ = jitted.remove(start([1, 2, 3], 2), np.int32(0), batch(0, 2), np.int32(2))
-    assert row_of(rows) == ([N, 2, N], [N, N, 4, 5, N, N])
-
-
-def test_the_null_block_of_a_zero_convention_has_kernel_blocks():
-    rows, _ = jitted.remove(start([2, 5], 4, null=0), np.int32(0), batch(0), np.int32(1))
-    assert row_of(rows) == ([0, 5], [0, 1, 2, 3, 20, 21, 22, 23])
-
-
-def test_swap_of_a_slot_with_itself():
-    rows, status = jitted.swap(start([1, 2], 2), np.int32(0), np.int32(1), np.int32(1))
-    assert (row_of(rows), status) == (([1, 2], [2, 3, 4, 5]), Status.OK)
-
-
 def test_swap_exchanges_two_slots_and_their_kernel_blocks():
     rows, status = jitted.swap(start([1, 2, 3], 2), np.int32(0), np.int32(0), np.int32(2))
     assert (row_of(rows), status) == (([3, 2, 1], [6, 7, 4, 5, 2, 3]), Status.OK)
-
-
-def test_a_moved_row_leaves_nothing_behind():
-    rows = empty(ratio=2)
-    rows, _ = jitted.append(rows, np.int32(0), batch(3, 4, 5), np.int32(3))
-    rows, _ = jitted.append(rows, np.int32(1), batch(6, 7, 8), np.int32(2))
-    rows, _ = jitted.move(rows, np.int32(1), np.int32(0))
-    assert rows.blocks.tolist() == [[6, 7, 0, 0, 0, 0], [0] * WIDTH, [0] * WIDTH]
-    assert rows.kernel_blocks.tolist() == [[12, 13, 14, 15] + [0] * (WIDTH * SPAN - 4)] + [[0] * WIDTH * SPAN] * 2
-    assert rows.lengths.tolist() == [2, 0, 0]
 
 
 def test_a_count_near_2_to_31_is_refused():

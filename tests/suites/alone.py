@@ -16,6 +16,7 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Header
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.spec import Mamba, OpaqueState
+from tests.reference.build import allocation
 from tests.suites.suite import CaseSuite, case_check
 
 
@@ -75,14 +76,13 @@ def refused_after(case: Alone) -> int | None:
     engine = NumpyEngine(case.header)
     apply(engine, oplog.RequestOp(id="alone", tokens=[0] * case.length))
     computed = 0
-    plain = {"lookahead": 0, "external": 0, "delay": False, "reserved": 0, "in_flight": 0}
     for chunk in case.chunks:
         new = min(chunk, case.length - computed)
         if not new:
             break
         apply(engine, oplog.StepOp())
         # The gate is for admission: it counts blocks before any is retired, so a running request would be turned away.
-        answer = apply(engine, oplog.AllocateOp(id="alone", new=new, hit=0, must_fit=not computed, **plain))
+        answer = apply(engine, allocation("alone", new, must_fit=not computed))
         assert isinstance(answer, Allocation)
         if answer.blocks is None:
             return computed or None

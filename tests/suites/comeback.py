@@ -13,6 +13,7 @@ from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header, effective_size
 from hkv.dialects.vllm.traffic.traffic import Perform
 from hkv.spec import spec_from_log
+from tests.reference.build import allocation
 from tests.suites.history import HistorySuite
 from tests.suites.watched import WATCHED
 
@@ -92,8 +93,7 @@ class Turns:
         return unit * self._choices.integer(1, most // unit)
 
     def _allocate(self, id: str, new: int, hit: int, external: int) -> bool:
-        plain = {"lookahead": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
-        answer = self._perform(oplog.AllocateOp(id=id, new=new, hit=hit, external=external, **plain))
+        answer = self._perform(allocation(id, new, hit, external=external))
         assert isinstance(answer, Allocation)
         return answer.blocks is not None
 

@@ -47,7 +47,7 @@ class Legal(Protocol[Operation]):
 
 @dataclasses.dataclass(frozen=True)
 class Setting(Generic[Header, Operation]):
-    """One sort of engine: how it is watched, for one invariant or, with None, for all, and what its operations allow."""
+    """One sort of engine: how it is watched, for one invariant or for all, and what its operations allow."""
 
     open: Callable[[Header, str | None], Run[Operation]]
     legal: Callable[[Header, Run[Operation]], Legal[Operation]]

@@ -15,6 +15,7 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.errors import OperationError
+from tests.reference.build import allocation
 from tests.suites.suite import CaseSuite, case_check
 
 FEATURES = ("core", "eagle", "context_parallel", "retention", "lookahead_hash")
@@ -63,21 +64,6 @@ def story(case: Misuse) -> NumpyEngine:
     apply(engine, oplog.FreeOp(id="first"))
     apply(engine, oplog.RequestOp(id="again", tokens=prompt))
     return engine
-
-
-def allocation(id: str, new: int, hit: int = 0, external: int = 0, in_flight: int = 0) -> oplog.AllocateOp:
-    """An allocation without anything special."""
-    return oplog.AllocateOp(
-        id=id,
-        new=new,
-        hit=hit,
-        lookahead=0,
-        external=external,
-        delay=False,
-        must_fit=False,
-        reserved=0,
-        in_flight=in_flight,
-    )
 
 
 Wrong = Callable[[NumpyEngine, Misuse], oplog.Operation | None]

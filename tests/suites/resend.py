@@ -17,6 +17,7 @@ from hkv.dialects.vllm.log.structs import Allocation, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
 from hkv.spec import SlidingWindow
+from tests.reference.build import allocation
 from tests.suites.suite import CaseSuite, case_check
 
 FEATURES = ("core", "eagle", "retention", "retention", "partial", "context_parallel", "lookahead_hash")
@@ -161,8 +162,7 @@ def _serve(engine: NumpyEngine, id: str, tokens: tuple[int, ...], case: Resend) 
     computed = 0
     while computed < len(tokens):
         new = min(case.chunk, len(tokens) - computed)
-        plain = {"lookahead": 0, "external": 0, "delay": False, "must_fit": False, "reserved": 0, "in_flight": 0}
-        answer = apply(engine, oplog.AllocateOp(id=id, new=new, hit=0, **plain))
+        answer = apply(engine, allocation(id, new))
         assert isinstance(answer, Allocation)
         if answer.blocks is None:
             return False

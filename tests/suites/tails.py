@@ -13,6 +13,7 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, CacheState, Header, Hit
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.traffic import Perform
+from tests.reference.build import allocation
 from tests.suites.history import HistorySuite
 from tests.suites.watched import WATCHED
 
@@ -127,10 +128,7 @@ class Tails:
 
     def _allocate(self, request: _Request, new: int, hit: int, reserved: int) -> bool:
         late = self._choices.chance(25)
-        plain = {"lookahead": 0, "external": 0, "must_fit": False, "in_flight": 0}
-        answer = self._perform(
-            oplog.AllocateOp(id=request.id, new=new, hit=hit, delay=late, reserved=reserved, **plain)
-        )
+        answer = self._perform(allocation(request.id, new, hit, delay=late, reserved=reserved))
         assert isinstance(answer, Allocation)
         if answer.blocks is None:
             return False

@@ -10,7 +10,7 @@ from tests.suites import SUITES
 from tests.suites.slots import draw_addressing
 from tests.suites.suite import Recorded
 
-EXAMPLES = {"traffic": 24, "comeback": 24, "plans": 12, "pages": 12}
+EXAMPLES = {"traffic": 24, "comeback": 24, "plans": 12, "pages": 12, "slots": 150}
 """Examples that each suite runs on the code as it is; others run more."""
 
 

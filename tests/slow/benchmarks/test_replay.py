@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import compiled_runs, replay
-from hkv.dialects.vllm.log.structs import AllocateOp
 from hkv.dialects.vllm.schedule.run import keyed_engine
 from hkv.oracle.engines import engine_factory
 from hkv.replay.schedule import Schedule
+from tests.reference.build import allocation
 
 
 def test_prompts_are_decided_as_the_numpy_engine_decides():
@@ -27,10 +27,7 @@ def test_prompts_are_decided_as_the_numpy_engine_decides():
         hits.append(found.hit)
         for row in found.blocks:
             ids += row[next((i for i, block in enumerate(row) if block), len(row)) :]
-        operation = AllocateOp(
-            id=id, new=arrival.prompt - found.hit, hit=found.hit, lookahead=0, external=0, delay=False, must_fit=False,
-            reserved=0, in_flight=0, shared_prefix=None,
-        )  # fmt: skip
+        operation = allocation(id, arrival.prompt - found.hit, found.hit, shared_prefix=None)
         for row in engine.allocate(operation).blocks:
             ids += row
         engine.free(id)
