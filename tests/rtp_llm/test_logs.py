@@ -13,10 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli.check import command
-from hkv.contract.answer import Failure
 from hkv.contract.log import Log
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.log.configuration import to_rtp_config, to_rtp_header
@@ -27,6 +26,7 @@ from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import parse_log, read_log, write_log
 from tests.rtp_llm.traffic import draw_config
+from tests.suites.rtp import TOPICS, begin
 
 NUMPY = engine_factory("numpy")
 SCHEMA = json.loads(log_schema.PATH.read_text())
@@ -91,58 +91,17 @@ def test_a_wrong_answer_is_found_and_placed() -> None:
     assert "fork id=a sources=[0,0]" in difference.describe()
 
 
-def record(rng: random.Random, steps: int = 40) -> tuple[structs.RtpHeader, list[Any], list[Any]]:
-    """Random operations and what the reference answers; those it refuses with an error are left out."""
-    header = to_rtp_header(draw_config(rng), "random")
-    engine = RtpNumpyEngine(header)
-    operations, answers = [], []
-    for number in range(steps):
-        operation = draw(rng, number, engine)
-        if isinstance(operation, structs.RtpOp):
-            answer = attempt_rtp(engine, operation)
-            if isinstance(answer, Failure):
-                break
-            operations.append(operation)
-            answers.append(answer)
-    operations.append(structs.StateOp())
-    answers.append(engine.state())
-    return header, operations, answers
-
-
-def draw(rng: random.Random, number: int, engine: RtpNumpyEngine) -> Any:
-    requests = engine.manager.requests
-    waiting = [id for id, request in requests.items() if not request.resource.current_blocks]
-    running = [id for id in requests if id not in waiting]
-    held, exported = list(engine._held), list(engine._exported)
-    if not requests or rng.random() < 0.2:
-        tokens = [rng.choice([1, 1, 2])] * rng.randint(1, 15)
-        return structs.RequestOp(id=f"r{number}", tokens=tokens, sequences=rng.choice([1, 1, 2]))
-    if waiting and rng.random() < 0.5:
-        return structs.MallocOp(id=rng.choice(waiting), reuse=rng.random() < 0.8)
-    if not running:
-        return structs.DropOp(id=rng.choice(waiting))
-    id = rng.choice(running)
-    width = requests[id].resource.batch
-    choices: list[Any] = [
-        structs.AppendOp(id=id, tokens=[[rng.choice([1, 2])] for _ in range(width)]),
-        structs.MallocOp(id=id),
-        structs.InsertOp(id=id),
-        structs.FreeOp(id=id),
-        structs.ForkOp(id=id, sources=[rng.randrange(width) for _ in range(2)], copy_last=rng.random() < 0.7),
-        structs.HoldOp(name=f"h{number}", id=id),
-        structs.ExportOp(name=f"e{number}", least=rng.randint(0, 2)),
-        structs.EvictOp(least=1),
-        structs.PeakOp(id=id, remaining=5, sequences=width),
-        structs.StateOp(),
-        *[structs.ReleaseOp(name=name) for name in held],
-        *[structs.SettleOp(name=name) for name in exported],
-    ]
-    return rng.choice(choices)
-
-
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(2 * len(TOPICS)))
 def test_random_logs_come_back_as_they_were(seed: int, tmp_path: pathlib.Path) -> None:
-    header, operations, answers = record(random.Random(seed))
+    header, play = begin(RandomChoices(seed), TOPICS[seed % len(TOPICS)])
+    engine, operations, answers = RtpNumpyEngine(header), [], []
+
+    def perform(operation: structs.RtpOp) -> Any:
+        operations.append(operation)
+        answers.append(engine.perform(operation))
+        return answers[-1]
+
+    play(perform)
     path = tmp_path / "random.jsonl"
     write_log(path, header, operations, answers)
     log = read_log(path)
