@@ -20,7 +20,7 @@ from tests.reference.build import PLAIN
 
 
 def test_a_larger_state_says_the_same() -> None:
-    """`tests/slow/cache/test_growth.py` goes on with one."""
+    """`tests/slow/cache/test_cache.py` goes on with one."""
     engine = JaxEngine(draw_header(RandomChoices(14), "core", 2))
     engine.run([RequestOp(id=str(n), tokens=list(range(9 + n))) for n in range(32)])
     engine.run([AllocateOp(id="0", new=9, hit=0, **PLAIN), LookupOp(id="5")])

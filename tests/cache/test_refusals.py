@@ -83,7 +83,7 @@ def test_debug_mode_raises() -> None:
 
 
 def test_verbs_are_operations() -> None:
-    """`tests/slow/cache/test_verbs.py` has `allocate`, whose program is the largest."""
+    """`tests/slow/cache/test_cache.py` has `allocate`, whose program is the largest."""
     parameters, state = start()
     state, _ = cache.request(parameters, state, 0, np.arange(4, dtype=np.int32), tokens=17)
     state, results = run(parameters, state, Batch().add(Code.ALLOCATE, 0, new=17, shared_prefix=-1))

@@ -1,4 +1,6 @@
-"""Chained keys against values recorded from vLLM 0.33.0."""
+"""Chained keys against values recorded from vLLM 0.33.0, and dense numbers for keys."""
+
+from __future__ import annotations
 
 import builtins
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 from hkv.errors import ConfigError, HKVError, MissingExtraError, OperationError
 from hkv.keys.chained import (
     DIGESTS,
+    Interner,
     KeyChain,
     PrefixIdentity,
     block_key,
@@ -155,3 +158,14 @@ def test_an_unknown_hash_is_named():
 def test_importing_keys_imports_no_jax():
     code = "import sys, hkv.keys.chained; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_numbers_are_dense_and_stay() -> None:
+    interner = Interner()
+    assert interner.numbers([b"a", b"b", b"c"]) == [0, 1, 2]
+    assert interner.numbers([b"b", b"d"], 1) == [1, 3]
+    assert interner.keys == [b"a", b"b", b"c", b"d"]
+    assert interner.places == [0, 1, 2, 2]
+    assert len(interner) == 4
+    assert interner.find(b"d") == 3
+    assert interner.find(b"x") is None

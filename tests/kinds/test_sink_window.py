@@ -27,7 +27,7 @@ from tests.cache.test_lockstep import lockstep
 from tests.kinds.drawn_hits import assert_hits_are_defined
 from tests.reference.build import admit, manager
 from tests.reference.build import config as build
-from tests.replay.test_diagnosis_definition import reasons_are_what_they_say
+from tests.replay.test_diagnosis import reasons_are_what_they_say
 from tests.step.sample import assert_same
 from tests.step.test_arrivals import P, arrive, turnover, two_texts
 from tests.step.test_step import NO_ROOM, OK, Pair, T, drawn_tokens

@@ -1,14 +1,17 @@
 """Every prompt token that was no hit has one cause: each shown by a smallest trace."""
 
+import collections
 import random
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import causes as proofs
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.attribution import CAUSES
+from hkv.replay.attribution import CAUSES, NOT_COMPUTED
 from hkv.replay.plot import causes_over_time
+from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.result import result_of
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
@@ -222,3 +225,11 @@ def test_causes_over_time_are_all_of_the_prompts():
     assert parts["evicted"].tolist() == [0, 4]
     assert parts["first use"].tolist() == [12 + 28, 1]
     assert sum(part.sum() for part in parts.values()) == 12 + 28 + 13 + 12
+
+
+def test_causes_are_what_replays_with_something_changed_find():
+    seen = collections.Counter()
+    for seed in range(2 * len(proofs.CACHES)):
+        seen.update(proofs.check(seed))
+    wanted = {EVICTED, NOT_RETAINED, NOT_COMPUTED, "it loses nowhere", "orders compared", "advice compared"}
+    assert wanted <= {name for name, count in seen.items() if count}, seen

@@ -1,16 +1,21 @@
-"""Host forms of RTP-LLM's rules, without JAX, beside the reference: capacities, and projections for connectors."""
+"""Forms of RTP-LLM's rules beside the reference: capacities, projections for connectors, ranks on arrays."""
 
 from __future__ import annotations
 
 import random
 
+import jax
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.dialects.rtp_llm.config import CpSlotMapper
 from hkv.dialects.rtp_llm.monitoring import slots_missing, token_capacity, tokens_of
+from hkv.dialects.rtp_llm.rules import parameters
 from hkv.dialects.rtp_llm.transfers import project
 from hkv.errors import ConfigError
+from hkv.model.group_policy import CpMapping
 from reference.dialects.rtp_llm.connector_projection import project as project_resource
 from reference.dialects.rtp_llm.manager import ALLOCATORS
 from reference.dialects.rtp_llm.resource import BatchResource, Resource
@@ -56,3 +61,29 @@ def test_projections_are_the_references(rng: random.Random) -> None:
     wanted = project_resource(config, source, selected)
     found = project(config, keys, [blocks.blocks for blocks in source.groups], selected, aligned=aligned)
     assert found == (list(wanted.keys), wanted.aligned, [blocks.blocks for blocks in wanted.groups])
+
+
+MAPPED = jax.jit(
+    lambda tokens, size, ranks, dealt: (
+        parameters.local_blocks(tokens, size, ranks),
+        parameters.effective_tokens(tokens, size, ranks, dealt),
+        parameters.owner(tokens, ranks),
+        parameters.canonical_place(tokens, ranks),
+    )
+)
+
+
+@settings(max_examples=50)
+@given(size=st.integers(1, 300), ranks=st.integers(1, 9), mapping=st.sampled_from(CpMapping), start=st.integers(0, 999))
+def test_arrays_are_mapped_as_numbers_are(size: int, ranks: int, mapping: CpMapping, start: int) -> None:
+    mapper = CpSlotMapper(0, ranks, size)
+    tokens = np.arange(start, start + 32, dtype=np.int32)
+    dealt = mapping is CpMapping.BLOCK_ROUND_ROBIN
+    local, effective, (rank, slot), place = MAPPED(tokens, np.int32(size), np.int32(ranks), np.bool_(dealt))
+    assert local.tolist() == [mapper.local_blocks(number) for number in tokens.tolist()]
+    if mapper.sharded:
+        assert effective.tolist() == [mapper.effective_tokens(number, mapping) for number in tokens.tolist()]
+    assert list(zip(rank.tolist(), slot.tolist(), strict=True)) == [mapper.owner(number) for number in tokens.tolist()]
+    keys = list(range(100))
+    whole = [keys[index] for index in place.tolist() if index < len(keys)]
+    assert whole == mapper.canonical_keys(keys)[start : start + 32]

@@ -1,4 +1,4 @@
-"""Tokens hashed in a step, and whole prompts, against their blocks one by one."""
+"""Tokens hashed in a step, and whole prompts, against their blocks one by one; sums and maxima up to each place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from hkv.cache.spans import running_max, running_sum
 from hkv.cache.state import HASH_WORDS
 from hkv.cache.token_hashing import hash_prompts, hash_tokens
 from hkv.keys.fingerprint import ROOT
@@ -47,3 +48,10 @@ def test_prompts_are_hashed_as_their_blocks_one_by_one(size):
             blocks = tokens[request, : whole * size].reshape(-1, size)
             assert found[request, :whole].tolist() == fingerprint.keys(blocks, roots[request].tolist()).tolist()
             assert not found[request, whole:].any()
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 17, 64, 65, 500])
+def test_places_up_to_each_are_summed_and_compared_in_lines(size):
+    values = np.random.default_rng(size).integers(0, 1000, (2, size)).astype(np.int32)
+    assert jax.jit(running_sum)(values).tolist() == np.cumsum(values, axis=1).tolist()
+    assert jax.jit(running_max)(values[0]).tolist() == np.maximum.accumulate(values[0]).tolist()

@@ -1,10 +1,16 @@
-"""Suites of histories: operations on one engine under watch, and the frame that plays, judges and shrinks them."""
+"""Suites of histories: operations on one engine under watch, and the frame that plays, judges and shrinks them.
+
+A run has `perform`, which raises `InvariantError` if an invariant does not hold; after an `EngineFailure`, of a defect
+that the configuration names, nothing is judged. Legal operations are told by three methods: `fit` makes an operation
+fit what came before it, None when it cannot be asked now; `in_order` says whether the history goes on at all when it
+comes next; `note` takes note of an answer.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -16,41 +22,14 @@ from tests.suites.suite import TOTALITY, Failure
 
 Header = TypeVar("Header")
 Operation = TypeVar("Operation")
-Asked = TypeVar("Asked", contravariant=True)
-
-
-class Run(Protocol[Asked]):
-    """An engine under watch."""
-
-    def perform(self, operation: Asked) -> Any:
-        """Performs one operation; `InvariantError` if an invariant does not hold. Nothing is judged after an
-        `EngineFailure`: a defect that the configuration names made the engine fail.
-        """
-        ...
-
-
-class Legal(Protocol[Operation]):
-    """Operations that may be asked next, by those so far."""
-
-    def fit(self, operation: Operation) -> Operation | None:
-        """The operation, made to fit what came before it; None when it cannot be asked now."""
-        ...
-
-    def in_order(self, operation: Operation) -> bool:
-        """True if the history goes on at all when this comes next."""
-        ...
-
-    def note(self, operation: Operation, answer: Any) -> None:
-        """Takes note of an answer."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting(Generic[Header, Operation]):
     """One sort of engine: how it is watched, for one invariant or for all, and what its operations allow."""
 
-    open: Callable[[Header, str | None], Run[Operation]]
-    legal: Callable[[Header, Run[Operation]], Legal[Operation]]
+    open: Callable[[Header, str | None], Any]
+    legal: Callable[[Header, Any], Any]
     simpler: Simpler[Header, Operation]
 
     def replay(self, header: Header, operations: Sequence[Operation], only: str) -> Broken[Header, Operation] | None:
@@ -80,7 +59,7 @@ class Setting(Generic[Header, Operation]):
 class Taped(Generic[Operation]):
     """A run, and what was asked of it, the failing operation included."""
 
-    def __init__(self, run: Run[Operation]) -> None:
+    def __init__(self, run: Any) -> None:
         self.run = run
         self.operations: list[Operation] = []
 

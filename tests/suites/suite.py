@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hkv.contract.traffic import RandomChoices
 from hkv.errors import MissingExtraError
@@ -51,40 +51,13 @@ def case_check(name: str, *promises: str) -> Callable[[Callable[[Case], Iterator
     return lambda check: CaseCheck(name, promises, check)
 
 
-class Suite(Protocol):
-    """Examples that code which is right always passes."""
+Suite = Any
+"""Examples that code which is right always passes: `CaseSuite`, or `tests.suites.history.HistorySuite`.
 
-    @property
-    def name(self) -> str:
-        """Name of the suite."""
-        ...
-
-    @property
-    def about(self) -> str:
-        """Subject of the suite, in one line."""
-        ...
-
-    @property
-    def pace(self) -> int:
-        """Examples that take about as long as one of traffic."""
-        ...
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Topics that its examples can be about; empty for one topic only."""
-        ...
-
-    def run(self, seed: int, topics: Sequence[str] = ()) -> Failure | None:
-        """Runs one example; None when every invariant holds.
-
-        Raises:
-          Exception: the code under test failed by itself before any invariant could be asked.
-        """
-        ...
-
-    def shrink(self, seed: int, failure: Failure, topics: Sequence[str] = ()) -> Failure:
-        """The smallest example found in which the same invariant breaks."""
-        ...
+It has a `name`, what it is `about`, `topics` that its examples can be about, and a `pace`: examples that take about as
+long as one of traffic. `run(seed, topics)` answers a `Failure` or None, and raises where the code under test fails
+before any invariant can be asked; `shrink(seed, failure, topics)` answers the smallest example found.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""`benchmarks/replay.py`: its cases, its two sides' decisions, and what it says without vLLM."""
+"""`benchmarks/replay.py`: its cases, both sides' decisions, what it is without vLLM; `benchmarks/rtp_evictions.py`."""
+
+from __future__ import annotations
 
 import json
 
@@ -7,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import compiled_runs, replay
+from benchmarks.rtp_evictions import measure, with_ratios
 from hkv.dialects.vllm.schedule.run import keyed_engine
 from hkv.oracle.engines import engine_factory
 from hkv.replay.schedule import Schedule
@@ -77,3 +80,10 @@ def test_a_trace_is_asked_for():
     done = CliRunner().invoke(replay.main, ["--mode", "prompts"])
     assert done.exit_code == 2
     assert "--trace" in done.output
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_evictions_take_a_chain_or_a_key(tree: bool) -> None:
+    found = with_ratios([measure(keys, tree, 1) for keys in (800, 4_000)])
+    assert [each["blocks"] for each in found] == [8 if tree else 2] * 2
+    assert found[0]["ratio"] == 1

@@ -1,5 +1,6 @@
 """The compiled cache under RTP-LLM's rules beside the reference: every answer and the whole state, operation by
-operation."""
+operation, at random and along ways that exploring finds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.contract.answer import Failure
+from hkv.contract.answer import Failure, compare
 from hkv.contract.log import Log, describe
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
@@ -24,6 +25,7 @@ from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from tests.rtp_llm.build import dsv4_allocator
+from tests.rtp_llm.explored import SPACES, explored, world
 from tests.rtp_llm.operations import draw_operation
 from tests.rtp_llm.traffic import draw_config
 
@@ -193,3 +195,21 @@ def test_a_recorded_log_agrees_where_the_reference_cannot_be_imported(monkeypatc
         importlib.import_module("reference.state.lru")
     assert check_log(log, engine_factory("jax")) is None
     assert len(log.operations) > 40
+
+
+WAYS = 40
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("name", SPACES)
+def test_the_compiled_cache_answers_alike_along_explored_ways(name: str, tree: bool) -> None:
+    """A random sample, and the longest ways."""
+    search = explored(name, tree=tree)
+    states = search.report.states
+    chosen = {*random.Random(0).sample(range(states), WAYS // 2), *range(states - WAYS // 2, states)}
+    header = world(name, tree=tree).header
+    for state in sorted(chosen):
+        compiled, plain = RtpJaxEngine(header), RtpNumpyEngine(header)
+        for operation in (*search.way(state), structs.StateOp()):
+            want, got = plain.perform(operation), compiled.perform(operation)
+            assert compare(want, got) is None, (search.way(state), operation)
