@@ -13,17 +13,11 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES
-from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, draw_case, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.strategies import headers, hit_cases
-from reference.dialects.vllm import hits
-from reference.dialects.vllm.kinds import sliding_window
-from reference.dialects.vllm.kinds.chunked_local import ChunkedLocalKind
-from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
-from reference.dialects.vllm.kinds.mamba import MambaKind
 from reference.hits import can_read, longest_hit_by_definition
-from tests.properties.planting import planted
 
 
 def case(specs, eagle, num_tokens, entries, **settings):
@@ -174,46 +168,3 @@ def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data
         return answer
 
     drive(header, RandomChoices(data.draw(st.integers(0, 1 << 32))), perform, steps)
-
-
-# The comparison finds defects of one line.
-
-
-@pytest.fixture(scope="module")
-def fine() -> tuple[Case, ...]:
-    """Cases in which no named cause applies, and nothing differs as long as there is no defect."""
-    found = [found for number in range(2500) if (found := drawn(number)) is not None]
-    found.append(case([full(1), swa(1, 1), mamba(1)], [1], 4, [[1, 2, 3, 4], [4], [1]]))
-    found.append(case([ChunkedLocal(block_size=1, chunk=4)], [], 4, [[2, 3]]))
-    assert not any(differs(each) for each in found)
-    return tuple(found)
-
-
-@pytest.mark.parametrize(
-    ("function", "text", "defect"),
-    [
-        (hits.find_together, "dropped.clear()", "pass"),
-        (hits.find_together, "if candidate >= hit", "if True"),
-        (hits.find_together, "min(candidate, found[index][1])", "found[index][1]"),
-        (hits.reach, "candidate + margin", "candidate"),
-        (FullAttentionKind.find, "hit -= hit % alignment", "pass"),
-        (FullAttentionKind._look_inside, "(part + 1) * alignment", "part * alignment"),
-        (sliding_window.window_blocks, "(1 if drop else 0)", "0"),
-        (sliding_window.SlidingWindowKind._last_run, "run = 0\n            ", "run = run\n            "),
-        (MambaKind.find, "(last + 1) * unit % alignment", "False"),
-        (ChunkedLocalKind.find, "break", "continue"),
-    ],
-)
-def test_a_planted_defect_is_found(fine, function, text, defect):
-    with planted(function, text, defect):
-        assert any(differs(found) for found in fine)
-
-
-def drawn(number: int) -> Case | None:
-    """A random case in which no named cause applies, if this seed gives one."""
-    found = draw_case(RandomChoices(number))
-    return None if causes(found.config, found.num_tokens) else found
-
-
-def differs(found: Case) -> bool:
-    return found.by_iteration() != found.by_definition()

@@ -3,7 +3,7 @@
 import pytest
 
 from hkv.errors import ConfigError
-from hkv.spec import ChunkedLocal, FullAttention, Mamba, SlidingWindow
+from hkv.spec import ChunkedLocal, Mamba, SlidingWindow
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position, checkpoint_possible
 from reference.dialects.vllm.kinds.sliding_window import window_blocks
 from reference.dialects.vllm.retention import replay_boundaries, snapshot_mask, tail_mask
@@ -17,60 +17,9 @@ def test_freed_rows_come_back_group_by_group_tail_first():
     assert list(cache.pool.free) == [10, 5, *range(11, 20), 4, 3, 2, 1, 9, 8, 7, 6]
 
 
-def test_full_attention_needs_every_block_from_the_first():
-    cache = manager("full:4", num_blocks=9)
-    admit(cache, "a", range(17))
-    cache.evict([3])
-    cache.request("b", range(17))
-    assert cache.lookup("b").hit == 8
-    assert cache.lookup("b").blocks == [[1, 2]]
-
-
-def test_the_last_token_is_always_computed_again():
-    cache = manager("full:4", num_blocks=9)
-    admit(cache, "a", range(8))
-    cache.request("b", range(8))
-    assert cache.lookup("b").hit == 4
-
-
 @pytest.mark.parametrize(("window", "drop", "blocks"), [(1, False, 0), (2, False, 1), (5, False, 1), (6, True, 3)])
 def test_blocks_of_a_window(window, drop, blocks):
     assert window_blocks(window, 4, drop) == blocks
-
-
-def test_a_window_is_enough_wherever_it_stands():
-    cache = manager("swa:4:8", num_blocks=9)
-    admit(cache, "a", range(17))
-    cache.evict([1])
-    cache.request("b", range(17))
-    assert cache.lookup("b").blocks == [[0, 0, 3, 4]]
-
-
-def test_a_shorter_run_is_enough_only_at_the_start():
-    cache = manager("swa:4:16", num_blocks=9)
-    admit(cache, "a", range(17))
-    cache.evict([4])
-    cache.request("b", range(17))
-    assert cache.lookup("b").blocks == [[1, 2, 3]]
-    cache.evict([1])
-    assert cache.lookup("b").blocks == [[]]
-
-
-def test_what_is_behind_the_window_retires_deepest_first():
-    cache = manager("swa:4:5", num_blocks=9)
-    admit(cache, "a", range(16))
-    cache.append("a", [99])
-    assert cache.allocate("a", 1) == [[5]]
-    assert cache.rows("a") == [[0, 0, 0, 4, 5]]
-    assert list(cache.pool.free)[-3:] == [3, 2, 1]
-
-
-def test_tokens_in_flight_keep_their_window():
-    cache = manager("swa:4:5", num_blocks=9)
-    admit(cache, "a", range(16))
-    cache.append("a", [99])
-    cache.allocate("a", 1, in_flight=8)
-    assert cache.rows("a") == [[0, 2, 3, 4, 5]]
 
 
 def test_retained_tokens_widen_what_is_kept_but_not_what_is_needed():
@@ -90,15 +39,6 @@ def test_earlier_chunks_count_as_hit_without_a_look():
     assert cache.lookup("b").blocks == [[0, 0, 0, 0]]
     cache.request("c", [*range(14), 99, 99])
     assert cache.lookup("c").blocks == [[0, 0]]
-
-
-def test_chunks_retire_whole():
-    cache = manager("chunked:4:8", num_blocks=12)
-    cache.request("a", range(16))
-    cache.allocate("a", 15)
-    cache.advance("a", 15)
-    cache.allocate("a", 1)
-    assert cache.rows("a") == [[0, 0, 3, 4]]
 
 
 def test_chunks_have_no_drop_and_no_finer_alignment():
@@ -161,13 +101,6 @@ def test_states_of_mode_none_retire_as_windows_do():
     assert cache.rows("a") == [[0, 0, 3, 2]]
 
 
-def test_mla_is_managed_as_full_attention():
-    cache = manager("mla:4,full:4", num_blocks=12)
-    admit(cache, "a", range(9))
-    cache.request("b", range(9))
-    assert cache.lookup("b").blocks == [[1, 2], [4, 5]]
-
-
 def test_an_opaque_region_is_one_block_for_life():
     cache = manager("full:4,opaque:4", num_blocks=12)
     assert admit(cache, "a", range(9)) == [[1, 2, 3], [4]]
@@ -189,19 +122,6 @@ def test_an_opaque_region_comes_with_external_tokens_too():
 def test_only_opaque_groups_cannot_be_cached():
     with pytest.raises(ConfigError, match="cached"):
         manager("opaque:4,opaque:8")
-
-
-def test_context_parallelism_widens_the_block():
-    cache = manager(
-        [FullAttention(block_size=4, cp_sharded=True)],
-        12,
-        context_parallel=2,
-        hash_block_size=8,
-        scheduler_block_size=8,
-    )
-    assert admit(cache, "a", range(17)) == [[1, 2, 3]]
-    cache.request("b", range(17))
-    assert cache.lookup("b").hit == 16
 
 
 def test_replay_boundaries():

@@ -8,47 +8,10 @@ import random
 import pytest
 
 from hkv.errors import ConfigError, EngineFailure, OperationError
-from hkv.keys.chained import PrefixIdentity
 from hkv.spec import FullAttention, Mamba
 from reference.dialects.vllm.dialect import VLLM
 from reference.state.events import Cleared, Removed, Stored
 from tests.reference.build import admit, cached, config, finish, manager, picture
-
-
-def test_two_requests_that_compute_the_same_keep_both_blocks():
-    cache = manager("full:4", num_blocks=12)
-    for id in ("a", "b"):
-        cache.request(id, range(9))
-    for id in ("a", "b"):
-        cache.allocate(id, 9)
-    assert cached(cache) == {1: (0, 4), 2: (0, 8), 4: (0, 4), 5: (0, 8)}
-    for id in ("a", "b"):
-        cache.free(id)
-    cache.request("c", range(9))
-    assert cache.lookup("c").blocks == [[1, 2]]
-    cache.evict([1])
-    assert cache.lookup("c").blocks == [[4, 2]]
-
-
-def test_a_preempted_request_hits_its_own_blocks():
-    cache = manager("full:4", num_blocks=12)
-    admit(cache, "a", range(9))
-    cache.free("a")
-    assert cache.requests["a"].num_computed == 0
-    assert cache.lookup("a").hit == 8
-    assert cache.allocate("a", 1, hit=8) == [[3]]
-    assert cache.rows("a") == [[1, 2, 3]]
-
-
-def test_a_refusal_leaves_hits_alone():
-    cache = manager("full:4", num_blocks=4)
-    admit(cache, "a", range(9))
-    cache.request("b", range(13))
-    hit = cache.lookup("b").hit
-    before = picture(cache)
-    assert cache.allocate("b", 13 - hit, hit=hit) is None
-    assert picture(cache) == before
-    assert cache.rows("b") == [[]]
 
 
 def test_a_refused_step_has_retired_what_it_outgrew():
@@ -164,34 +127,6 @@ def test_events_tell_of_every_span_and_every_key():
     assert cache.events() == [Cleared()]
 
 
-def test_reset_waits_until_nothing_is_in_use():
-    cache = manager("full:4", num_blocks=6)
-    admit(cache, "a", range(9))
-    assert not cache.reset()
-    cache.free("a")
-    assert cache.reset()
-    assert cache.lookup("a").hit == 0
-
-
-def test_nothing_is_cached_without_caching():
-    cache = manager("full:4,swa:4:8", num_blocks=12, caching=False)
-    admit(cache, "a", range(9))
-    cache.commit("a", 9)
-    assert cached(cache) == {}
-    cache.request("b", range(9))
-    assert cache.lookup("b") == (0, [[], []], 0)
-
-
-def test_other_identities_do_not_hit():
-    cache = manager("full:4", num_blocks=12)
-    cache.request("a", range(9), PrefixIdentity(salt="mine"))
-    cache.allocate("a", 9)
-    cache.request("b", range(9))
-    cache.request("c", range(9), PrefixIdentity(salt="mine"))
-    assert cache.lookup("b").hit == 0
-    assert cache.lookup("c").hit == 8
-
-
 def test_why_a_key_is_absent():
     cache = manager("full:4,swa:4:5", num_blocks=12)
     cache.request("a", range(17))
@@ -204,14 +139,6 @@ def test_why_a_key_is_absent():
     cache.evict([1])
     assert cache.absence(0, keys[0]) == "evicted"
     assert cache.absence(0, b"other") == "never seen"
-
-
-def test_blocks_that_lose_keys_when_handed_out_are_counted():
-    cache = manager("full:4", num_blocks=4)
-    admit(cache, "a", range(12))
-    finish(cache, "a")
-    admit(cache, "b", range(100, 108))
-    assert cache.evictions == 2
 
 
 def test_keyed_requests_decide_as_those_with_tokens_do():

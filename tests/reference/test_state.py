@@ -3,11 +3,8 @@
 import pytest
 
 from hkv.errors import OperationError
-from reference.keys.views import block_keys
 from reference.state.events import Cleared, Removed
 from reference.state.free_queue import FreeQueue
-from reference.state.history import NOT_RETAINED, RETIRED, History
-from reference.state.key_table import KeyTable
 from reference.state.pool import NULL, Pool
 
 
@@ -18,38 +15,6 @@ def test_the_queue_keeps_the_order_of_what_is_put_in_front():
     queue.remove(2)
     assert list(queue) == [7, 8, 1, 3, 9]
     assert (queue.pop(), len(queue), 8 in queue, 7 in queue) == (7, 4, True, False)
-
-
-def test_a_view_takes_the_last_fine_key_of_each_block():
-    keys = [f"k{i}" for i in range(7)]
-    view = block_keys(keys, 2, 6)
-    assert (len(view), view[0], view[1]) == (2, "k2", "k5")
-    assert view[0:2] == ["k2", "k5"]
-    keys += ["k7", "k8"]
-    assert len(view) == 3
-    assert block_keys(keys, 2, 2) is keys
-    with pytest.raises(IndexError):
-        view[3]
-
-
-def test_duplicates_are_found_oldest_first_and_removed_one_by_one():
-    table = KeyTable()
-    assert table.insert((0, "a"), 5)
-    assert table.insert((0, "a"), 3)
-    assert not table.insert((0, "a"), 3)
-    assert table.first((0, "a")) == 5
-    table.remove((0, "a"), 5)
-    assert (table.first((0, "a")), table.has((0, "a"), 5), len(table)) == (3, False, 1)
-    table.remove((0, "a"), 3)
-    assert table.first((0, "a")) is None
-    assert (0, "a") not in table
-
-
-def test_the_first_block_handed_out_is_1():
-    pool = Pool(4)
-    assert pool.take(2) == [1, 2]
-    assert list(pool.free) == [3]
-    assert pool.refs == [0, 1, 1, 0]
 
 
 def test_taking_too_many_changes_nothing():
@@ -84,16 +49,6 @@ def test_a_found_block_leaves_the_queue_and_a_handed_out_one_loses_its_keys():
     assert (pool.find("b", [0]), pool.find("c", [0]), pool.evictions) == (None, None, 1)
     assert pool.primary[2] is None
     assert pool.covered[2] == 0
-
-
-def test_a_block_shared_by_two_is_freed_by_the_second():
-    pool = Pool(2)
-    pool.take(1)
-    pool.touch([1])
-    pool.release([1])
-    assert list(pool.free) == []
-    pool.release([1])
-    assert list(pool.free) == [1]
 
 
 def test_keys_move_without_events_and_extra_ones_with_them():
@@ -150,12 +105,3 @@ def test_without_recording_there_are_no_events():
     pool.release([1])
     assert pool.reset()
     assert pool.events == []
-
-
-def test_history_keeps_the_last_code_of_each_group():
-    history = History()
-    history.note(0, "a", NOT_RETAINED)
-    history.note(5, "a", RETIRED)
-    history.note(0, "a", RETIRED)
-    assert [history.of(group, "a") for group in (0, 1, 5)] == [RETIRED, 0, RETIRED]
-    assert history.of(0, "b") == 0

@@ -121,11 +121,6 @@ def test_too_long_requests_never_reach_the_engine():
     assert ("request", "0", 9) not in engine.log
 
 
-def test_max_running_is_kept():
-    _, recorder = run(CountingEngine(100), [(0, 4, 3)] * 10, max_running=3, step_tokens=100)
-    assert max(recorder.steps.running) == 3
-
-
 def test_closed_loop_keeps_so_many_in_the_system_whatever_the_time():
     _, recorder = run(CountingEngine(100), [(1000 * i, 4, 3) for i in range(10)], closed_loop=2, step_tokens=100)
     assert recorder.steps.step[0] == 0

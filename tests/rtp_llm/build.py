@@ -111,6 +111,13 @@ def info(
     return MallocInfo(held, Tokens(seq, batch, of.config.block_size, reserve), **flags)
 
 
+def granted(of: Allocator, seq: int, **options: Any) -> MallocInfo:
+    """The same, which the allocator has granted."""
+    asked = info(of, seq, **options)
+    assert of.malloc(asked).success
+    return asked
+
+
 def grown(before: MallocInfo, seq: int, **flags: Any) -> MallocInfo:
     """The same request, longer."""
     before.tokens.set_length(seq)

@@ -19,6 +19,7 @@ from tests.rtp_llm.build import (
     counters,
     dsv4_allocator,
     dsv4_groups,
+    granted,
     group,
     grown,
     info,
@@ -33,8 +34,7 @@ from tests.rtp_llm.build import (
 
 def test_a_batch_shares_whole_blocks() -> None:
     allocator = single(block_size=8)
-    request = info(allocator, 17, batch=3)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 17, batch=3)
     assert [len(lists(request.resource, row)[0]) for row in range(3)] == [3, 3, 3]
     assert len({lists(request.resource, row)[0][0] for row in range(3)}) == 1
     assert allocator.free_blocks == 4
@@ -46,8 +46,7 @@ def test_the_reserve_counts_for_new_requests_only() -> None:
     refused = info(allocator, 8)
     assert allocator.malloc(refused) == MallocResult(0, Verdict.PERMANENT)
     assert (counters(allocator), lists(refused.resource)) == (before, [[]])
-    request = info(allocator, 7)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 7)
     assert allocator.malloc(grown(request, 9)).success
     assert allocator.free_blocks == 0
 
@@ -63,8 +62,7 @@ def test_resident_blocks_are_no_room() -> None:
 
 def test_a_failed_growth_is_taken_back() -> None:
     allocator = single(8)
-    request = info(allocator, 4, batch=3)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 4, batch=3)
     assert not allocator.malloc(grown(request, 16)).success
     assert allocator.free_blocks == 6
     assert [lists(request.resource, row) for row in range(3)] == [[[1]], [[1]], [[1]]]
@@ -72,8 +70,7 @@ def test_a_failed_growth_is_taken_back() -> None:
 
 def test_the_verdict_is_given_before_blocks_go_back() -> None:
     allocator = single()
-    held = info(allocator, 24)
-    assert allocator.malloc(held).success
+    granted(allocator, 24)
     request = info(allocator, 16)
     assert allocator.malloc(request) == MallocResult(0, Verdict.RETRYABLE)
     assert (allocator.available, lists(request.resource)) == (3, [[]])
@@ -84,8 +81,7 @@ def test_peaks() -> None:
     fresh = resource(allocator)
     peaks = [batch_peak(allocator, fresh, seq=8, common=8, remaining=100, reserve=reserve) for reserve in (0, 3)]
     assert peaks == [27, 28]
-    request = info(allocator, 8)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 8)
     left = [(0, 0), (4, 0), (4, 4)]
     assert [
         batch_peak(allocator, request.resource, seq=8, common=8, remaining=remaining, reserve=reserve)
@@ -106,8 +102,7 @@ def test_peaks_of_a_batch(seq: int, remaining: int, width: int, peak: int) -> No
 
 def test_a_fork_takes_what_was_estimated() -> None:
     allocator = single(6)
-    request = info(allocator, 5)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 5)
     assert batch_peak(allocator, request.resource, seq=5, common=5, remaining=0, target=4) == 3
     pairs = allocator.update(request.resource, [0, 0, 0, 0], True)
     assert pairs is not None
@@ -118,8 +113,7 @@ def test_a_fork_takes_what_was_estimated() -> None:
 
 def test_nothing_is_held_for_no_keys() -> None:
     allocator = single()
-    request = info(allocator, 8, keys=[1, 2])
-    assert allocator.malloc(request).success
+    request = granted(allocator, 8, keys=[1, 2])
     assert hold(allocator, request.resource.rows[0], [], connector=False) is None
 
 
@@ -150,8 +144,7 @@ def test_keys_but_the_last_are_matched() -> None:
 
 def test_a_fork_that_fails_has_freed_what_nobody_goes_on_from() -> None:
     allocator = single(4)
-    request = info(allocator, 5, batch=2)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 5, batch=2)
     assert lists(request.resource, 1) == [[1, 3]]
     assert allocator.update(request.resource, [0, 0, 0], True) is None
     assert [lists(request.resource, row) for row in range(2)] == [[[1, 2]], [[]]]
@@ -176,8 +169,7 @@ def test_the_hit_ends_where_both_groups_have_a_block() -> None:
 
 def test_an_inserted_prefix_is_reused_whole() -> None:
     allocator = tiny_hybrid()
-    first = info(allocator, 12, keys=[100, 101, 102], reuse=False, device_cache=False, cleanup=False)
-    assert allocator.malloc(first).success
+    first = granted(allocator, 12, keys=[100, 101, 102], reuse=False, device_cache=False, cleanup=False)
     allocator.insert(first.resource, 12)
     allocator.free(first.resource)
     assert allocator.malloc(info(allocator, 16, keys=[100, 101, 102, 103])).reused == 12
@@ -185,8 +177,7 @@ def test_an_inserted_prefix_is_reused_whole() -> None:
 
 def test_the_allocator_inserts_partly_filled_blocks_too() -> None:
     allocator = tiny_hybrid()
-    first = info(allocator, 10, keys=[100, 101, 102], reuse=False, device_cache=False, cleanup=False)
-    assert allocator.malloc(first).success
+    first = granted(allocator, 10, keys=[100, 101, 102], reuse=False, device_cache=False, cleanup=False)
     allocator.insert(first.resource, 10)
     assert [shape(allocator.cache.match(key)) for key in (100, 101, 102)] == [".x", ".x", "xx"]
 
@@ -223,8 +214,7 @@ def test_a_fork_copies_into_what_is_dropped() -> None:
 def test_a_reused_tail_and_the_grid_before_it() -> None:
     allocator = tiny_hybrid(16)
     cached = cache_blocks(allocator, {FULL: [100, 101, 102], LINEAR: [100, 101, 102]})
-    request = info(allocator, 20, keys=[100, 101, 102, 103, 104], cleanup=False)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 20, keys=[100, 101, 102, 103, 104], cleanup=False)
     linear = lists(request.resource)[LINEAR]
     assert shape(linear) == ".xxxx"
     assert linear[2] == cached[LINEAR][102]
@@ -259,8 +249,7 @@ def test_a_batch_that_fits_exactly() -> None:
 
 def test_the_estimate_is_what_decoding_takes() -> None:
     allocator = tiny_hybrid(28)
-    request = info(allocator, 8, cleanup=False)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 8, cleanup=False)
     assert batch_peak(allocator, request.resource, seq=8, common=8, remaining=60, reuse=True) == 24
     least = allocator.free_blocks
     for seq in range(9, 69):
@@ -272,8 +261,7 @@ def test_the_estimate_is_what_decoding_takes() -> None:
 
 def test_a_fork_without_copies_shares_every_block() -> None:
     allocator = tiny_hybrid()
-    request = info(allocator, 12, cleanup=False)
-    assert allocator.malloc(request).success
+    request = granted(allocator, 12, cleanup=False)
     before, free = lists(request.resource), allocator.free_blocks
     assert allocator.update(request.resource, [0, 0], False) == []
     assert [lists(request.resource, row) for row in range(2)] == [before, before]
@@ -306,8 +294,7 @@ def test_sizes() -> None:
 
 def test_the_reserve_is_shared_out() -> None:
     pools = tiny_multi(20, 6, reserve_blocks=1, cp_size=2)
-    request = info(pools, 32)
-    assert pools.malloc(request).success
+    request = granted(pools, 32)
     assert len(lists(request.resource)[FULL]) == 4
 
 
@@ -328,8 +315,7 @@ def test_the_cache_outlives_a_refusal() -> None:
 
 def test_both_lists_are_restored() -> None:
     pools = tiny_multi(4, 2)
-    request = info(pools, 4)
-    assert pools.malloc(request).success
+    request = granted(pools, 4)
     before, held = lists(request.resource), counters(pools)
     assert not pools.malloc(grown(request, 9)).success
     assert (lists(request.resource), counters(pools)) == (before, held)
@@ -347,8 +333,7 @@ def test_a_block_listed_twice_is_released_once() -> None:
 def test_deepseek_v4_on_two_ranks() -> None:
     pools = dsv4_allocator(cp_size=2, prefix_tree=True)
     keys = list(range(100, 111))
-    first = info(pools, 43, keys=keys[:10], device_cache=False, cleanup=False)
-    assert pools.malloc(first).success
+    first = granted(pools, 43, keys=keys[:10], device_cache=False, cleanup=False)
     pools.insert(first.resource, 43)
     pools.free(first.resource)
     second = info(pools, 44, keys=keys)
@@ -368,8 +353,7 @@ def test_deepseek_v4_on_two_ranks() -> None:
 def test_deepseek_v4_decodes() -> None:
     pools = dsv4_allocator(FLASH)
     tags = pools.config.topology.tags
-    request = info(pools, 16, reuse=False, device_cache=False, cleanup=False)
-    assert pools.malloc(request).success
+    request = granted(pools, 16, reuse=False, device_cache=False, cleanup=False)
     for blocks in range(5, 8):
         free = pools.free_blocks
         assert pools.malloc(grown(request, 4 * blocks, cleanup=True)).success
@@ -405,8 +389,7 @@ def test_ranks_match_canonical_keys() -> None:
 
 def test_ranks_insert_canonical_keys() -> None:
     hybrid = tiny_hybrid(20, cp_size=2)
-    request = info(hybrid, 16, keys=[100, 101, 102, 103], device_cache=False, cleanup=False)
-    assert hybrid.malloc(request).success
+    request = granted(hybrid, 16, keys=[100, 101, 102, 103], device_cache=False, cleanup=False)
     hybrid.insert(request.resource, 16)
     found = [key for key in (100, 101, 102, 103) if (item := hybrid.cache.peek(key)) and item.has(FULL)]
     assert found == [101]
@@ -414,8 +397,7 @@ def test_ranks_insert_canonical_keys() -> None:
 
 def test_a_virtual_block_is_one_block_on_every_rank() -> None:
     pools = dsv4_allocator(cp_size=4)
-    request = info(pools, 16)
-    assert pools.malloc(request).success
+    request = granted(pools, 16)
     assert [len(ids) for ids in lists(request.resource)] == [1] * 7
 
 

@@ -141,11 +141,10 @@ def test_again_is_nothing() -> None:
 
 
 def test_decoding_without_reuse_keeps_two_states() -> None:
-    from tests.rtp_llm.build import grown, info, lists
+    from tests.rtp_llm.build import granted, grown, lists
 
     allocator = tiny_hybrid(num_blocks=30)
-    first = info(allocator, 8, reuse=False, device_cache=False, cleanup=False)
-    assert allocator.malloc(first).success
+    first = granted(allocator, 8, reuse=False, device_cache=False, cleanup=False)
     for seq in range(9, 41):
         assert allocator.malloc(grown(first, seq, cleanup=True)).success
     linear, full = lists(first.resource)
