@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
 import pathlib
-import shlex
 import subprocess
 import sys
 
@@ -22,13 +22,27 @@ SECONDS = 60
 """A bound against running without end; refusals take about a second each."""
 
 MEASURED = """
-import resource, subprocess, sys
-done = subprocess.run([sys.executable, "-m", "hkv", *sys.argv[1:]])
+import json, resource, subprocess, sys
+done = subprocess.run([sys.executable, "-c", sys.argv[1], *sys.argv[2:]])
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_maxrss, used.ru_utime + used.ru_stime)
-sys.exit(done.returncode)
 """
-"""A program between the tests and the command: a process starts with the peak of the one that it was forked from."""
+"""A program between the tests and the commands: a process starts with the peak of the one that it was forked from."""
+
+COMMANDS = """
+import contextlib, io, json, shlex, sys
+from hkv.cli import main
+for command in sys.argv[1:]:
+    sys.argv = ["hkv", "--compilation-cache", "off", *shlex.split(command)]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code
+    print(json.dumps([status, said.getvalue()]))
+"""
+"""Commands one after the other; whatever they print besides stands between."""
 
 NESTED = b'{"a":' * 200_000 + b"1" + b"}" * 200_000
 
@@ -84,33 +98,40 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]
     return files
 
 
-def refused(command: str, folder: pathlib.Path) -> str:
-    """Runs a command that is to refuse its input, and returns its one line."""
-    arguments = [sys.executable, "-c", MEASURED, "--compilation-cache", "off", *shlex.split(command)]
+def refused(folder: pathlib.Path, *commands: str) -> list[str]:
+    """Runs commands that are to refuse their input, and returns the one line of each."""
+    arguments = [sys.executable, "-c", MEASURED, COMMANDS, *commands]
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    peak, seconds = map(float, done.stdout.split()[-2:])
+    *answers, measured = done.stdout.splitlines()
+    found = [json.loads(line) for line in answers if line.startswith("[")]
+    assert [(status, len(said.splitlines())) for status, said in found] == [(2, 1)] * len(commands), (
+        found,
+        done.stderr,
+    )
+    peak, seconds = map(float, measured.split())
     assert peak * (1 if sys.platform == "darwin" else 1024) < MEMORY, f"{peak:,.0f}"
     assert seconds < SECONDS
-    return done.stderr
+    return [said for _, said in found]
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_refuses(hostile, reader, tmp_path):
-    kinds = hostile if reader in ("check", "replay") else ("zeros.gz", "nested.json", "line.json")
-    for kind in kinds:
-        assert hostile[kind].name in refused(READERS[reader].format(hostile[kind]), tmp_path)
+    kinds = list(hostile) if reader in ("check", "replay") else ["zeros.gz", "nested.json", "line.json"]
+    told = refused(tmp_path, *(READERS[reader].format(hostile[kind]) for kind in kinds))
+    assert all(kind in said for kind, said in zip(kinds, told, strict=True))
 
 
 @pytest.mark.parametrize("starter", ENGINES)
 def test_engines_that_write_without_end_are_ended(starter, tmp_path):
-    for engine in CHATTER.values():
-        assert "hkv: engine wrote = " in refused(ENGINES[starter].format(engine), tmp_path)
+    told = refused(tmp_path, *(ENGINES[starter].format(engine) for engine in CHATTER.values()))
+    assert all("hkv: engine wrote = " in said for said in told)
 
 
 def test_prompts_have_the_limits_of_lines(hostile, tmp_path):
-    for kind in ("zeros.gz", "newlines.gz", "line.json"):
-        assert kind in refused(f"trace import {hostile[kind]} --from text --tokenizer bytes -o out.jsonl", tmp_path)
+    kinds = ("zeros.gz", "newlines.gz", "line.json")
+    command = "trace import {} --from text --tokenizer bytes -o out.jsonl"
+    told = refused(tmp_path, *(command.format(hostile[kind]) for kind in kinds))
+    assert all(kind in said for kind, said in zip(kinds, told, strict=True))
 
 
 def test_lists_of_conversations_are_read_within_the_limit(hostile, tmp_path):

@@ -169,6 +169,8 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
     monkeypatch.setattr("hkv.cli.workload.REQUESTS", 20)
+    for module in ("points", "run", "summary"):  # by default the reference, which compiles nothing
+        monkeypatch.setattr(f"hkv.replay.{module}.default_engine", lambda cache: ("numpy", ""))
     return heard
 
 
