@@ -266,45 +266,32 @@ def test_an_unknown_kind_or_defect_is_named():
 # Defects, each only by name.
 
 
-def test_finders_do_not_look_beyond_the_last_key():
-    for bugs, fails in ((frozenset(), False), (frozenset({"finder-index-error"}), True)):
-        cache = manager("swa:4:8", num_blocks=12, hash_lookahead=2, bugs=bugs)
-        cache.request("a", range(9))
-        if fails:
-            with pytest.raises(EngineFailure, match="keys"):
-                cache.lookup("a")
-        else:
-            assert cache.lookup("a").hit == 0
+def sound(bug, match, ask, groups, num_blocks, **fields):
+    """Answer of a manager to what is asked of it; with the defect it fails instead."""
+    with pytest.raises(EngineFailure, match=match):
+        ask(manager(groups, num_blocks, bugs=frozenset({bug}), **fields))
+    return ask(manager(groups, num_blocks, **fields))
 
 
-@pytest.mark.parametrize("groups", ["chunked:4:16", "mamba:4"])
-def test_other_finders_neither(groups):
-    for bugs in (frozenset(), frozenset({"finder-index-error"})):
-        cache = manager(groups, num_blocks=12, hash_lookahead=2, bugs=bugs)
-        cache.request("a", range(5))
-        if bugs:
-            with pytest.raises(EngineFailure):
-                cache.lookup("a")
-        else:
-            assert cache.lookup("a").hit == 0
+@pytest.mark.parametrize(("groups", "tokens"), [("swa:4:8", 9), ("chunked:4:16", 5), ("mamba:4", 5)])
+def test_finders_do_not_look_beyond_the_last_key(groups, tokens):
+    def ask(cache):
+        cache.request("a", range(tokens))
+        return cache.lookup("a").hit
+
+    assert sound("finder-index-error", "keys", ask, groups, 12, hash_lookahead=2) == 0
 
 
 def test_a_state_for_external_tokens_is_counted():
-    for bugs in (frozenset(), frozenset({"external-state-not-counted"})):
-        cache = manager("mamba:4", num_blocks=2, bugs=bugs)
+    def ask(cache):
         cache.request("a", range(16))
-        if bugs:
-            with pytest.raises(EngineFailure, match="free"):
-                cache.allocate("a", 12, external=4)
-        else:
-            assert cache.allocate("a", 12, external=4) is None
-            assert cache.num_free() == 1
+        return cache.allocate("a", 12, external=4), cache.num_free()
+
+    assert sound("external-state-not-counted", "free", ask, "mamba:4", 2) == (None, 1)
 
 
 def test_rejected_drafts_give_nothing_back():
-    specs = [FullAttention(block_size=1), Mamba(block_size=2, num_speculative_blocks=1)]
-    for bugs in (frozenset(), frozenset({"negative-estimate"})):
-        cache = manager(specs, num_blocks=9, bugs=bugs)
+    def ask(cache):
         cache.request("a", range(2))
         assert cache.allocate("a", 2) == [[1, 2], [3, 4]]
         cache.advance("a", 2)
@@ -312,27 +299,20 @@ def test_rejected_drafts_give_nothing_back():
         assert cache.allocate("a", 3) == [[5, 6, 7], [4, 8]]
         cache.advance("a", 1)
         cache.append("a", [1])
-        if bugs:
-            with pytest.raises(EngineFailure, match="free"):
-                cache.allocate("a", 1, lookahead=3)
-        else:
-            assert cache.allocate("a", 1, lookahead=3) is None
+        return cache.allocate("a", 1, lookahead=3)
+
+    specs = [FullAttention(block_size=1), Mamba(block_size=2, num_speculative_blocks=1)]
+    assert sound("negative-estimate", "free", ask, specs, 9) is None
 
 
 def test_no_state_is_registered_at_unverified_tokens():
-    specs = [
-        FullAttention(block_size=2),
-        Mamba(block_size=2, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=2),
-    ]
-    for bugs in (frozenset(), frozenset({"checkpoint-beyond-keys"})):
-        cache = manager(specs, num_blocks=20, bugs=bugs)
+    def ask(cache):
         cache.request("a", range(2))
-        if bugs:
-            with pytest.raises(EngineFailure, match="checkpoint"):
-                cache.allocate("a", 8)
-        else:
-            assert cache.allocate("a", 8) == [[1, 2, 3, 4], [0, 0, 5, 6]]
-            assert cached(cache) == {1: (0, 2)}
+        return cache.allocate("a", 8), cached(cache)
+
+    states = Mamba(block_size=2, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=2)
+    found = sound("checkpoint-beyond-keys", "checkpoint", ask, [FullAttention(block_size=2), states], 20)
+    assert found == ([[1, 2, 3, 4], [0, 0, 5, 6]], {1: (0, 2)})
 
 
 def test_a_window_of_one_token_can_be_resumed_anywhere():

@@ -9,10 +9,6 @@ import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
-from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
 from hkv.dialects.rtp_llm.planned_cache import config_of_plan
 from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.model.huggingface import ReadOptions, load_config, read_model
@@ -98,33 +94,3 @@ def test_deepseek_v4_plans_allocates_reuses_evicts_and_forks() -> None:
     manager.free("third")
     manager.evict(1000)
     assert manager.allocator.free_blocks == manager.allocator.total
-
-
-def test_deepseek_v4_compiled_beside_the_reference() -> None:
-    """The same way, with eviction in order of use: every answer and the whole state, operation by operation."""
-    plan = planned("deepseek_v4", "independent", 256, 12)
-    header = to_rtp_header(config_of_plan(plan), "deepseek_v4")
-    engines = RtpNumpyEngine(header), RtpJaxEngine(header)
-    prompt = [7] * (5 * 256 + 9)
-    operations: list[structs.RtpOp] = [
-        structs.RequestOp(id="first", tokens=prompt),
-        structs.MallocOp(id="first"),
-        structs.InsertOp(id="first"),
-        structs.FreeOp(id="first"),
-        structs.RequestOp(id="second", tokens=prompt),
-        structs.MallocOp(id="second"),
-        structs.ForkOp(id="second", sources=[0, 0]),
-        structs.FreeOp(id="second"),
-        structs.RequestOp(id="third", tokens=[8] * (8 * 256)),
-        structs.MallocOp(id="third"),
-        structs.FreeOp(id="third"),
-        structs.EvictOp(least=1000),
-    ]
-    answers = []
-    for operation in operations:
-        want, got = (engine.perform(operation) for engine in engines)
-        assert (got, engines[1].state()) == (want, engines[0].state()), operation
-        answers.append(got)
-    assert (answers[5].reused, len(answers[6].copies), answers[9].verdict) == (5 * 256, 7, "granted")
-    assert engines[1].evictions == engines[0].evictions == 6 * 5
-    assert engines[1].num_available() == sum(header.num_blocks) - 7
