@@ -80,61 +80,6 @@ def expressible(config: VllmConfig) -> VllmConfig:
     return dataclasses.replace(config, eagle=False) if states_inside_blocks(config) else config
 
 
-def state_of(rows: Rows, empty: StepState) -> StepState:
-    """The compiled state of what reference rows hold; `empty` gives the shapes and the initial values."""
-    arrays = {name: np.array(value) for name, value in vars(empty).items()}
-    pool, config = rows.manager.pool, rows.config
-    free = list(pool.free)
-    arrays["queue"][: len(free)] = free
-    arrays["counters"][StepCounter.TAIL] = len(free)
-    arrays["counters"][StepCounter.EVICTIONS] = pool.evictions
-    arrays["refs"][: config.num_blocks] = 2 * np.array(pool.refs)
-    registered = 0
-    for key, _ in enumerate_keys(rows):
-        for block in blocks_under(rows, key):
-            if pool.primary[block] != key:
-                continue
-            arrays["keys"][block] = (*key[1], key[0], registered)
-            arrays["refs"][block] += 1
-            arrays["log"][registered] = block
-            registered += 1
-    arrays["counters"][StepCounter.REGISTERED] = registered
-    groups = arrays["rows"].shape[1]
-    for row, name in enumerate(rows.names):
-        request = rows.request(row)
-        if name is None or request is None:
-            continue
-        arrays["requests"][row, StepRequest.LIVE] = 1
-        arrays["requests"][row, StepRequest.COMPUTED] = request.num_computed
-        arrays["requests"][row, StepRequest.PROMPT] = request.num_prompt
-        arrays["requests"][row, StepRequest.SHARED_PREFIX] = request.shared_prefix
-        for group, kind in enumerate(rows.manager.cache.kinds):
-            held = kind.rows.get(name)
-            blocks = [] if held is None else held.blocks
-            arrays["rows"][row, group, : len(blocks)] = blocks
-            first = next((i for i, block in enumerate(blocks) if block), len(blocks))
-            cached = 0 if held is None else held.registered or 0
-            values = {
-                StepRow.LENGTH: len(blocks),
-                StepRow.FIRST: first,
-                StepRow.CACHED: cached,
-                StepRow.GROWN: grown_of(held),
-                StepRow.PARTIAL: partial_of(held),
-                StepRow.PREFILL: prefill_of(request),
-            }
-            order = row_fields((arrays["requests"].shape[1] - len(StepRequest)) // groups)
-            for place, field in enumerate(order):
-                arrays["requests"][row, len(StepRequest) + place * groups + group] = values.get(field, 0)
-        arrays["chains"][row, : len(request.keys)] = np.array(request.keys, np.uint32).reshape(-1, 4)
-        arrays["hashing"][row] = hashing_of(rows, row)
-    return StepState(**arrays)
-
-
-def grown_of(held: Row | None) -> int:
-    """1 for a row that was given blocks; of kinds that do not say it, one that has some."""
-    return int(getattr(held, "grown", held is not None))
-
-
 def partial_of(held: Row | None) -> int:
     """The entry that a row has to copy, plus 1; 0 for none."""
     return 0 if held is None or held.partial is None else held.partial[0] + 1
@@ -167,21 +112,6 @@ def enumerate_keys(rows: Rows):
     pool = rows.manager.pool
     seen = {key for block in range(pool.num_blocks) for key in pool.keys_of(block)}
     return [(key, pool.table.first(key)) for key in sorted(seen)]
-
-
-def blocks_under(rows: Rows, key) -> list[int]:
-    """Blocks under a key, first registered first."""
-    pool = rows.manager.pool
-    found = []
-    taken = [block for block in range(pool.num_blocks) if key in pool.keys_of(block)]
-    while taken:
-        first = pool.table.first(key)
-        pool.table.remove(key, first)
-        found.append(first)
-        taken.remove(first)
-    for block in found:
-        pool.table.insert(key, block)
-    return found
 
 
 def assert_same(rows: Rows, state: StepState) -> None:

@@ -29,7 +29,7 @@ from hkv.state.status import Status
 from reference.slots import Geometry, slot_mapping
 from reference.step import NO_ROOM, OK, Rows
 from tests.reference.build import config as build
-from tests.step.sample import assert_same, configs, state_of
+from tests.step.sample import assert_same, configs
 
 R, W, T, N, L = 5, 20, 6, 64, 3
 PLACES = R * (T + L)
@@ -178,30 +178,6 @@ def test_steps_are_the_sequential_operations_in_order(config, data):
         computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
         in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 4))), computed[row]) for row in range(R)]
         pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
-
-
-@settings(max_examples=40)
-@given(config=configs(least_blocks=20), data=st.data())
-def test_blocks_that_rows_share_are_given_back_by_the_last(config, data):
-    assume(config.caching)
-    pair = Pair(config)
-    longest = min(30, W * min(config.block_sizes) - T)
-    prompt = [data.draw(st.integers(0, 1)) for _ in range(data.draw(st.integers(4, longest)))]
-    for row in range(R):
-        pair.rows.start(row, prompt=len(prompt))
-        request = pair.rows.request(row)
-        request.append(prompt)
-        hit = pair.rows.manager.lookup(request.id).hit
-        if pair.rows.manager.allocate(request.id, len(prompt) - hit, hit=hit) is None:
-            pair.rows.finish(row)
-        else:
-            pair.rows.manager.advance(request.id, len(prompt))
-    pair.state = state_of(pair.rows, pair.state)
-    assert_same(pair.rows, pair.state)
-    for _ in range(4):
-        pair.step(drawn_tokens(data, pair))
-    pair.finish(*(row for row in range(R) if pair.rows.names[row]))
-    assert_same(pair.rows, pair.state)
 
 
 @settings(max_examples=60)
