@@ -123,11 +123,11 @@ def _random_spec(draw: random.Random) -> dict[str, Any]:
     spec = {
         "kind": kind,
         "block_size": block_size,
-        "num_kv_heads": 1 if KINDS[kind].single_vector else draw.randint(1, 4),
+        "num_kv_heads": 1 if getattr(KINDS[kind], "single_vector", False) else draw.randint(1, 4),
         "head_size": draw.randint(1, 9),
         "dtype": draw.choice(["bfloat16", "float32", "uint8", "float8_e4m3fn"]),
     }
-    if not KINDS[kind].single_vector and draw.random() < 0.3:
+    if not getattr(KINDS[kind], "single_vector", False) and draw.random() < 0.3:
         spec["head_size_v"] = draw.randint(0, 9)
     if draw.random() < 0.2:
         spec["tokens_per_state"] = draw.choice(["2", "4", "1/2"])

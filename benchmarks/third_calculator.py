@@ -66,7 +66,7 @@ def outcome(answer: dict[str, Any], model: Model, released: Released) -> str | N
 def _window_token(model: Model) -> int:
     """Bytes of one token in all windows."""
     specs = model.specs.values()
-    return sum(spec.unpadded_page_size_bytes // spec.block_size for spec in specs if spec.parameters == ("window",))
+    return sum(spec.unpadded_page_size_bytes // spec.block_size for spec in specs if spec.slides)
 
 
 def _packed(answer: dict[str, Any], token: float, config: dict[str, Any]) -> bool:

@@ -321,7 +321,7 @@ class Rows:
         """Block and offset of positions of a row's request; (-1, -1) where the group has no slot mapping."""
         request = self.request(row)
         assert request is not None
-        if not self.config.topology.specs[group].uses_slot_mapping:
+        if self.config.topology.specs[group].one_block:
             return [(-1, -1)] * len(positions)
         blocks, size = self.manager.rows(request.id)[group], self.config.block_size(group)
         found = [(blocks[p // size] if p // size < len(blocks) else 0, p % size) for p in positions]

@@ -130,7 +130,7 @@ def geometry_of_spec(spec: LayerSpec, *, ranks: int = 1, rank: int = 0, interlea
     """The geometry of a group of such layers among `ranks` ranks, of which only sharded groups take notice."""
     if not getattr(spec, "cp_sharded", False):
         ranks, rank, interleave = 1, 0, 1
-    return slot_geometry(spec.block_size, ranks=ranks, rank=rank, interleave=interleave, mapped=spec.uses_slot_mapping)
+    return slot_geometry(spec.block_size, ranks=ranks, rank=rank, interleave=interleave, mapped=not spec.one_block)
 
 
 def retained_tokens(spec: LayerSpec, context_parallel: int = 1) -> int:

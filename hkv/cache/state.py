@@ -279,7 +279,7 @@ def require_expressible(config: VllmConfig) -> None:
     for group, spec in enumerate(config.topology.specs):
         if spec.encoder_tokens:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind of a request's own tokens")
-        if spec.replays:
+        if kinds.layer(spec).replays:
             raise ConfigError(f"groups[{group}].kind", spec.kind, "a kind that needs no tokens computed again")
 
 

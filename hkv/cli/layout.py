@@ -22,7 +22,7 @@ from hkv.layout.content import QUANTIZATIONS, quantize
 from hkv.layout.picture import levels
 from hkv.layout.resolution import ENVIRONMENT, resolve
 from hkv.limits import MAX_BYTES
-from hkv.spec import CLASSES, LayerSpec, attention_of, spec_from_text
+from hkv.spec import LayerSpec, attention_of, spec_from_text
 from hkv.spec.dtypes import item_bytes
 
 BYTES = click.IntRange(1, MAX_BYTES)
@@ -147,14 +147,31 @@ def _show_plan(path: str, given: Options) -> None:
     write_json(given.json_path, {"views": shown, "bytes": found})
 
 
+OF_SORTS = {
+    "attention": (
+        *("kv_heads", "head_size", "head_size_v", "dtype", "quantization"),
+        *("tokens_per_state", "alignment"),
+    ),
+    "states": ("states",),
+    "entries": ("entry_bytes",),
+}
+"""Parameters that describe layers of one sort, and of no other."""
+
+
 def _spec(text: str, given: Geometry) -> LayerSpec:
     spec = spec_from_text(text)
-    for names in dict.fromkeys(cls.layout_options for cls in CLASSES.values()):
-        if names != spec.layout_options:
-            refuse_given(names, f"nothing with a layer of kind {spec.short_name}")
-    if (attention := attention_of(spec)) is None:
-        states = [_state(state) for state in given.states]
-        return spec.sized(page_size=given.page_size, entry_bytes=given.entry_bytes, states=states)
+    attention = attention_of(spec)
+    sort = "attention" if attention else "states" if spec.state_tensors else "entries"
+    refuse_given(
+        [name for other, names in OF_SORTS.items() if other != sort for name in names],
+        f"nothing with a layer of kind {spec.written.short_name}",
+    )
+    if attention is None:
+        fields: dict[str, Any] = {"entry_bytes": given.entry_bytes, "page_size_padded": given.page_size}
+        if spec.state_tensors:
+            shapes, dtypes = zip(*([_state(state) for state in given.states] or spec.state_tensors), strict=True)
+            fields = {"shapes": shapes, "dtypes": dtypes, "page_size_padded": given.page_size}
+        return dataclasses.replace(spec, **fields)
     value = {} if given.head_size_v is None else {"head_size_v": given.head_size_v}
     attention = dataclasses.replace(
         attention,

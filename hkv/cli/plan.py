@@ -287,7 +287,7 @@ def _workload(
             max_model_len=report["max_model_len"],
             step_tokens=settings["max_num_batched_tokens"],
             max_running=settings["max_num_seqs"],
-            retains=any(KINDS[group["kind"]].retained_sparsely for group in report["groups"]),
+            retains=any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in report["groups"]),
         )
 
     def other(tp: int, kv_dtype: str) -> Served | None:

@@ -16,6 +16,7 @@ from hkv.contract.options import OneOrMore
 from hkv.errors import UnsupportedConfigError
 from hkv.limits import show_bytes
 from hkv.model.huggingface import Model
+from hkv.spec import bounded_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ def sequence_bytes(model: Model, tokens: int) -> int:
 
     A window counts its tokens, without rounding to blocks, and no more than the sequence has; a chunk its longest.
     """
-    return sum(spec.bounded_bytes(tokens) for spec in model.specs.values())
+    return sum(bounded_bytes(spec, tokens) for spec in model.specs.values())
 
 
 def model_record(model: Model, tokens: int | None = None) -> dict[str, Any]:

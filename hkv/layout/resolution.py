@@ -11,7 +11,7 @@ from hkv.errors import LayoutError
 from hkv.layout.orders import Order
 from hkv.layout.strided import StridedView
 from hkv.limits import MAX_BLOCKS, MAX_TOKENS, check_whole
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, attention_of
 from hkv.spec.dtypes import item_bytes
 
 DEFAULT_PREFERENCE = (Order.LBNHC, Order.LBHNC, Order.BLNHC, Order.BLHNC, Order.BHLNC, Order.LHBNC)
@@ -102,7 +102,7 @@ def legal_orders(specs: Iterable[LayerSpec], candidates: Sequence[Order] = DEFAU
         remaining = tuple(order for order in remaining if order.block_compact)
         if not remaining:
             raise LayoutError("candidates", _names(candidates), "a block-compact order, as (H, N, page) differ")
-    sharded = {spec.shared_by_ranks for spec in layers if spec.attends}
+    sharded = {spec.shared_by_ranks for spec in layers if attention_of(spec)}
     if len(sharded) > 1 and len({spec.page_size_bytes for spec in layers}) > 1:
         remaining = tuple(order for order in remaining if order.block_outermost)
         if not remaining:

@@ -33,6 +33,7 @@ from hkv.contract.explore_command import (
 from hkv.contract.invariant import InvariantError
 from hkv.contract.log import PooledHeader
 from hkv.errors import ConfigError, HKVError
+from hkv.spec import spec_to_log
 
 TOTALITY = "totality"
 """Invariant that is broken where a legal operation is not performed: the engine raises an error."""
@@ -79,7 +80,7 @@ class PlainExploreCommand(ExploreCommand):
             raise ConfigError("--watermark", options["watermark"], f"0 under {options['dialect']}")
         space, blocks = space_of(options), options["num_blocks"]
         check_small("num_blocks", blocks)
-        groups = [spec.to_log() for spec in options["groups"]]
+        groups = [spec_to_log(spec) for spec in options["groups"]]
         pools = len(groups) if issubclass(self._dialect.log.header, PooledHeader) else 1
         header = self._dialect.header_of(options["dialect"], groups, (blocks,) * pools)
         return header, PlainWorld(self._dialect, header, space)

@@ -32,7 +32,7 @@ from hkv.oracle.engines import forms
 from hkv.replay.run import COMPILED, ReplayedCache
 from hkv.replay.schedule import Schedule
 from hkv.replay.traces.reader import TOKENS_PER_ID
-from hkv.spec import LayerSpec, spec_from_text, text_forms
+from hkv.spec import LayerSpec, spec_from_text, spec_to_text, text_forms
 
 
 class Groups(click.ParamType):
@@ -45,7 +45,7 @@ class Groups(click.ParamType):
 
     def written(self, value: Sequence[LayerSpec] | None) -> str | None:
         """The text that means them; None where none was given."""
-        return None if value is None else ",".join(spec.to_text() for spec in value)
+        return None if value is None else ",".join(spec_to_text(spec) for spec in value)
 
 
 class Blocks(click.ParamType):

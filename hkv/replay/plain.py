@@ -22,7 +22,7 @@ from hkv.replay.optimal import Pool
 from hkv.replay.reasons import HitReasons
 from hkv.replay.run import EVICTS_NOTHING, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, spec_to_log
 
 
 class PlainLoop(StepLoop):
@@ -160,7 +160,7 @@ class PlainReplayCommand(ReplayCommand):
         for name, default in (("caching", True), ("lookahead", 0)):
             if options[name] != default:
                 raise ConfigError(name, options[name], f"{default}: {options['dialect']} has no other")
-        groups = [spec.to_log() for spec in options["groups"]]
+        groups = [spec_to_log(spec) for spec in options["groups"]]
         dialect = registry.dialect_of(options["dialect"])
         header = dialect.header_of(options["dialect"], groups, self.num_blocks(options))
         cache = PlainCache(header, options["groups"], self._loop, self._misses)

@@ -18,6 +18,7 @@ from hkv.replay.occupancy import Kind, Occupancy
 from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.run import Outcome
 from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, refused, size_of
+from hkv.spec import spec_to_text
 
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
 
@@ -141,7 +142,7 @@ def _stack(panel: Any, outcome: Outcome, occupancy: Occupancy, per_step: float) 
             panel.fill_between(times, bottom, bottom + line, color=colour, alpha=alpha, linewidth=0)
             bottom = bottom + line
     for group, each in enumerate(outcome.cache.groups):
-        panel.fill_between([], [], color=colours[group % len(colours)], label=each.spec.to_text())
+        panel.fill_between([], [], color=colours[group % len(colours)], label=spec_to_text(each.spec))
     for tone, (_, alpha) in tones.items():
         panel.fill_between([], [], color="#444444", alpha=alpha, linewidth=0, label=tone)
 

@@ -22,6 +22,7 @@ from hkv.replay.reasons import Boundaries, HitUnits
 from hkv.replay.schedule import Arrival, Recorder, Schedule, SharedArrivals
 from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.reader import TraceRequest, read_trace
+from hkv.spec import spec_to_text
 
 REFERENCE = "numpy"
 """The engine that `check` holds the chosen one against."""
@@ -93,7 +94,7 @@ class ReplayedCache(abc.ABC):
     @property
     def group_names(self) -> Sequence[str]:
         """Names of its groups: what the command line calls such layers."""
-        return [group.spec.to_text() for group in self.groups]
+        return [spec_to_text(group.spec) for group in self.groups]
 
     @property
     @abc.abstractmethod

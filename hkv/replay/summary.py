@@ -12,6 +12,7 @@ from hkv.replay.reasons import EVICTED, NOT_RETAINED
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import FINISHED, NEVER_FITS, TOO_LONG, Schedule
 from hkv.replay.traces.interned import InternedTrace
+from hkv.spec import spec_to_text
 
 UNAVAILABLE = "not available from this engine"
 
@@ -134,7 +135,7 @@ def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
     found, prompt = outcome.missed, totals(outcome)["prompt_tokens"]
     if not prompt:
         return []
-    names = [group.spec.to_text() for group in outcome.cache.groups]
+    names = [spec_to_text(group.spec) for group in outcome.cache.groups]
     said = [each for each in _sentences(outcome, found, names) if each[0] >= WORTH_SAYING * prompt]
     sentences = [f"{tokens / prompt:.1%} {text}" for tokens, text in sorted(said, reverse=True)]
     return [*sentences, *_of_ceilings(ceilings, totals(outcome)["hit_rate"])]

@@ -7,19 +7,19 @@ kind of layer needs no line here.
 import importlib
 import pkgutil
 
-from hkv.spec.attention import AttentionSpec, KernelPages, attention_of
+from hkv.spec.attention import AttentionSpec, KernelPages, attention_of, bounded_bytes, is_latent
 from hkv.spec.chunked_local import ChunkedLocal
 from hkv.spec.cross_attention import CrossAttention
 from hkv.spec.full_attention import FullAttention
 from hkv.spec.hidden_state import HiddenState
-from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError
+from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, Written
 from hkv.spec.limits import RequestLimits
 from hkv.spec.mamba import Mamba
 from hkv.spec.mla import MLAAttention
 from hkv.spec.opaque import OpaqueState
 from hkv.spec.sliding_window import SlidingWindow
 from hkv.spec.sliding_window_mla import SlidingWindowMLA
-from hkv.spec.written import log_variants, spec_from_log, spec_from_text, text_forms
+from hkv.spec.written import log_variants, spec_from_log, spec_from_text, spec_to_log, spec_to_text, text_forms
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -41,9 +41,14 @@ __all__ = [
     "RequestLimits",
     "SlidingWindow",
     "SlidingWindowMLA",
+    "Written",
     "attention_of",
+    "bounded_bytes",
+    "is_latent",
     "log_variants",
     "spec_from_log",
     "spec_from_text",
+    "spec_to_log",
+    "spec_to_text",
     "text_forms",
 ]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, MAX_TOKENS, check_positive
 from hkv.spec.dtypes import item_bytes
 from hkv.spec.layer import LayerSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +51,8 @@ class AttentionSpec(LayerSpec):
         None: unknown, counted as not replicated.
     """
 
-    attends: ClassVar[bool] = True
-    layout_options: ClassVar[tuple[str, ...]] = (
-        "kv_heads",
-        "head_size",
-        "head_size_v",
-        "dtype",
-        "quantization",
-        "tokens_per_state",
-        "alignment",
-    )
+    single_vector: ClassVar[bool] = False
+    """True where one latent a token takes the place of a key and a value."""
 
     cp_sharded: bool = False
     num_kv_heads: int = 1
@@ -160,9 +149,6 @@ class AttentionSpec(LayerSpec):
             return self.page_size_padded
         return self.num_heads * self.states_in(tokens) * self.content_bytes
 
-    def bounded_bytes(self, tokens: int) -> int:
-        return self.bytes_of(min(self.most_read, tokens))
-
     def bytes_of(self, tokens: int) -> int:
         """Bytes of so many tokens, wherever blocks end."""
         return int(Fraction(tokens * self.num_heads * self.content_bytes) / self.tokens_per_state)
@@ -191,3 +177,21 @@ class AttentionSpec(LayerSpec):
 def attention_of(spec: LayerSpec) -> AttentionSpec | None:
     """The layer with the geometry that all attention has, where it has that; else None."""
     return spec if isinstance(spec, AttentionSpec) else None
+
+
+def is_latent(spec: LayerSpec) -> bool:
+    """True if every query reads all earlier tokens' latents."""
+    attention = attention_of(spec)
+    return attention is not None and attention.single_vector and attention.reads_all
+
+
+def bounded_bytes(spec: LayerSpec, tokens: int) -> int:
+    """Bytes that a sequence of so many tokens holds besides those that each token adds for good.
+
+    Blocks are not counted whole: a window has its own tokens, and no more than the sequence; a chunk its longest; cross
+    attention those of the encoder, however long the request is.
+    """
+    attention = attention_of(spec)
+    if attention is None:
+        return spec.unpadded_page_size_bytes
+    return attention.bytes_of(spec.encoder_tokens or min(spec.most_read, tokens))

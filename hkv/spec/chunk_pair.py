@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hkv.errors import SpecError
 from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,9 +20,7 @@ class ChunkPair(AttentionSpec):
     """
 
     kind: ClassVar[str] = "chunk_pair"
-    short_name: ClassVar[str] = "chunk_pair"
-    parameters: ClassVar[tuple[str, ...]] = ("chunk",)
-    log_fields: ClassVar[tuple[str, ...]] = ("chunk",)
+    written: ClassVar[Written] = Written("chunk_pair", ("chunk",))
     chunk: int
 
     def __post_init__(self) -> None:

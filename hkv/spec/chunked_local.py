@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,9 +19,7 @@ class ChunkedLocal(AttentionSpec):
     """
 
     kind: ClassVar[str] = "chunked_local"
-    short_name: ClassVar[str] = "chunked"
-    parameters: ClassVar[tuple[str, ...]] = ("chunk",)
-    log_fields: ClassVar[tuple[str, ...]] = ("chunk",)
+    written: ClassVar[Written] = Written("chunked", ("chunk",))
     chunk: int
 
     def __post_init__(self) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,10 +23,7 @@ class CrossAttention(AttentionSpec):
     """
 
     kind: ClassVar[str] = "cross_attention"
-    short_name: ClassVar[str] = "cross"
-    parameters: ClassVar[tuple[str, ...]] = ("encoder_len",)
-    reads_encoder: ClassVar[bool] = True
-    log_fields: ClassVar[tuple[str, ...]] = ("encoder_len",)
+    written: ClassVar[Written] = Written("cross", ("encoder_len",))
     encoder_len: int
 
     def __post_init__(self) -> None:
@@ -44,8 +39,3 @@ class CrossAttention(AttentionSpec):
     def encoder_tokens(self) -> int:
         """`encoder_len`."""
         return self.encoder_len
-
-    def bounded_bytes(self, tokens: int) -> int:
-        """Those of the encoder's tokens, whatever the length of the request."""
-        del tokens
-        return self.bytes_of(self.encoder_len)

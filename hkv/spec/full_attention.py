@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hkv.spec.attention import AttentionSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,8 +20,7 @@ class FullAttention(AttentionSpec):
     """
 
     kind: ClassVar[str] = "full_attention"
-    short_name: ClassVar[str] = "full"
-    log_fields: ClassVar[tuple[str, ...]] = ("cp_sharded",)
+    written: ClassVar[Written] = Written("full", (), ("cp_sharded",))
     reads_all: ClassVar[bool] = True
     sliding_window: int | None = None
     attention_chunk_size: int | None = None

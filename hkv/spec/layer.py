@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from hkv.errors import SpecError
 from hkv.limits import check_positive
-
-if TYPE_CHECKING:
-    pass
 
 KINDS: dict[str, type[LayerSpec]] = {}
 """Every kind of layer, by its name in logs. A class enters when its module is imported."""
@@ -20,6 +17,35 @@ CLASSES: dict[str, type[LayerSpec]] = {}
 
 class MergeError(SpecError):
     """Layers cannot share one group because a property that a group has once differs between them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A kind as it is written, on the command line and in a log's header (`hkv.spec.written`).
+
+    Attributes:
+      short_name: its name on the command line, e.g. `swa`; "" where it has none.
+      parameters: the fields that follow the block size there, e.g. `window` in `swa:block_size:window`; logs have them.
+      log_fields: further fields of logs.
+      seldom: those of them that logs have only where they are not at their default.
+      variant: field of logs, of version 3, that tells this class from another of its `kind`, which is managed alike.
+    """
+
+    short_name: str
+    parameters: tuple[str, ...] = ()
+    log_fields: tuple[str, ...] = ()
+    seldom: tuple[str, ...] = ()
+    variant: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields, besides `kind` and `block_size`, that a log's header may give."""
+        return self.parameters + self.log_fields
+
+    @property
+    def text(self) -> str:
+        """Form on the command line, e.g. `swa:block_size:window`."""
+        return ":".join((self.short_name, "block_size", *self.parameters))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,14 +60,8 @@ class LayerSpec:
     kind: ClassVar[str] = ""
     """The kind's name in logs, e.g. `sliding_window`."""
 
-    short_name: ClassVar[str] = ""
-    """The kind's name on the command line, e.g. `swa`."""
-
-    parameters: ClassVar[tuple[str, ...]] = ()
-    """The fields that follow the block size on the command line, in order, e.g. `window` in `swa:block_size:window`."""
-
-    log_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields, besides `block_size`, that a log's header gives for this kind."""
+    written: ClassVar[Written] = Written("")
+    """Names in logs and on the command line."""
 
     snapshot: ClassVar[bool] = False
     """True when a block holds one state after a number of tokens, rather than a value for each token."""
@@ -55,32 +75,8 @@ class LayerSpec:
     one_block: ClassVar[bool] = False
     """True when a request has one block for its whole life, written over as a ring."""
 
-    reads_encoder: ClassVar[bool] = False
-    """True when queries read an encoder's output, and no token of the request itself."""
-
-    replays: ClassVar[bool] = False
-    """True when it is never cached, and what it reads of a hit is computed again instead."""
-
-    retained_sparsely: ClassVar[bool] = False
-    """True when a retention interval decides which of its blocks are registered."""
-
     slides: ClassVar[bool] = False
     """True when a query reads the last `most_read` tokens, wherever it stands, and nothing else."""
-
-    attends: ClassVar[bool] = False
-    """True for attention: a key and a value, or a latent in their place, is cached for each token."""
-
-    single_vector: ClassVar[bool] = False
-    """True where one latent a token takes the place of a key and a value."""
-
-    log_variant: ClassVar[str] = ""
-    """Field of logs, of version 3, that tells this class from another of its `kind`, which is managed alike."""
-
-    layout_options: ClassVar[tuple[str, ...]] = ()
-    """Options of `hkv layout` that describe layers of this kind and not of every one."""
-
-    uses_slot_mapping: ClassVar[bool] = True
-    """False when tokens are not written to slots that the engine maps, but by the layer itself."""
 
     block_size: int
     is_draft: bool = dataclasses.field(default=False, compare=False)
@@ -114,45 +110,14 @@ class LayerSpec:
         return 0
 
     @property
-    def kept_beyond(self) -> int:
-        """Tokens before the first one read of the last range that stay in the cache nevertheless."""
-        return 0
-
-    def retired(self, n: int, block_size: int) -> range:
-        """Columns of a row whose blocks are given back, as no query from `n` on reads them: those before the last range
-        that `reads` says, but for the sinks'.
-
-        Args:
-          n: position of the query, in tokens from 0.
-          block_size: tokens in one block of the row.
-        """
-        if self.one_block:
-            return range(0)
-        kept = -(-self.sinks // block_size)
-        return range(kept, max(kept, (self.readable(n).start - self.kept_beyond) // block_size))
-
-    @property
     def most_read(self) -> int:
         """Most tokens that a query reads, itself included, where that is bounded; else 0."""
         return 0
-
-    def bounded_bytes(self, tokens: int) -> int:
-        """Bytes that a sequence of so many tokens holds besides those that each token adds for good.
-
-        Blocks are not counted whole: a window has its own tokens, and no more than the sequence; a chunk its longest.
-        """
-        del tokens
-        return self.unpadded_page_size_bytes
 
     @property
     def keeps_states(self) -> bool:
         """True if a row's columns are snapshots by position, some of which other requests can resume from."""
         return False
-
-    @property
-    def latent(self) -> bool:
-        """True if every query reads all earlier tokens' latents."""
-        return self.reads_all and self.single_vector
 
     @property
     def state_tensors(self) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -162,11 +127,6 @@ class LayerSpec:
     @property
     def scratch_blocks(self) -> int:
         """Blocks at a row's end that hold states of drafts."""
-        return 0
-
-    @property
-    def checkpoint_blocks(self) -> int:
-        """Blocks of states that a chunk of a prompt leaves behind inside it."""
         return 0
 
     @property
@@ -222,22 +182,3 @@ class LayerSpec:
     def with_block_size(self, block_size: int) -> Self:
         """The same layer with another number of tokens per block."""
         return dataclasses.replace(self, block_size=block_size)
-
-    def sized(self, *, page_size: int | None, **options: Any) -> Self:
-        """This layer with its bytes as `hkv layout` was told them: `layout_options` by name, and the padded page."""
-        raise NotImplementedError
-
-    def to_text(self) -> str:
-        """This layer as the command line writes it, e.g. `swa:16:1024`; geometry is left out."""
-        numbers = (getattr(self, name) for name in ("block_size", *self.parameters))
-        return ":".join(map(str, (self.short_name, *numbers)))
-
-    @classmethod
-    def text_form(cls) -> str:
-        """Form of such a layer on the command line, e.g. `swa:block_size:window`."""
-        return ":".join((cls.short_name, "block_size", *cls.parameters))
-
-    def to_log(self) -> dict[str, Any]:
-        """This layer as a log's header writes it."""
-        fields = {name: getattr(self, name) for name in self.log_fields}
-        return {"kind": self.kind, "block_size": self.block_size, **fields}

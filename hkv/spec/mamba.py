@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import ClassVar
 
 from hkv.errors import SpecError
 from hkv.limits import MAX_BYTES, check_not_negative, check_positive
 from hkv.spec.dtypes import item_bytes
-from hkv.spec.layer import LayerSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import LayerSpec, Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,16 +34,13 @@ class Mamba(LayerSpec):
     """
 
     kind: ClassVar[str] = "mamba"
-    short_name: ClassVar[str] = "mamba"
-    snapshot: ClassVar[bool] = True
-    retained_sparsely: ClassVar[bool] = True
-    layout_options: ClassVar[tuple[str, ...]] = ("states",)
-    log_fields: ClassVar[tuple[str, ...]] = (
-        "num_speculative_blocks",
-        "num_prefill_checkpoint_blocks",
-        "prefill_checkpoint_alignment",
-        "cache_mode",
+    written: ClassVar[Written] = Written(
+        "mamba",
+        (),
+        ("num_speculative_blocks", "num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment", "cache_mode"),
+        seldom=("cache_mode",),
     )
+    snapshot: ClassVar[bool] = True
 
     shapes: tuple[tuple[int, ...], ...] = ((1,),)
     dtypes: tuple[str, ...] = ("float32",)
@@ -77,13 +71,6 @@ class Mamba(LayerSpec):
     def readable(self, n: int) -> range:
         return range(max(0, n - 1), n)
 
-    def to_log(self) -> dict[str, Any]:
-        """Fields as of every kind; `cache_mode` only where it is not `align`, which is all that version 1 knows."""
-        fields = super().to_log()
-        if self.cache_mode == "align":
-            del fields["cache_mode"]
-        return fields
-
     @property
     def keeps_states(self) -> bool:
         """True if the mode is `align`."""
@@ -94,20 +81,10 @@ class Mamba(LayerSpec):
         """`shapes` and `dtypes`, pair by pair."""
         return tuple(zip(self.shapes, self.dtypes, strict=True))
 
-    def sized(self, *, page_size: int | None, **options: Any) -> Self:
-        """Copy of the layer with the states `(shape, dtype)` in `states`, if any."""
-        shapes, dtypes = zip(*(options["states"] or self.state_tensors), strict=True)
-        return dataclasses.replace(self, shapes=shapes, dtypes=dtypes, page_size_padded=page_size)
-
     @property
     def scratch_blocks(self) -> int:
         """`num_speculative_blocks`."""
         return self.num_speculative_blocks
-
-    @property
-    def checkpoint_blocks(self) -> int:
-        """`num_prefill_checkpoint_blocks`."""
-        return self.num_prefill_checkpoint_blocks
 
     @property
     def state_bytes(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar, Self
 
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import LayerSpec
+from hkv.spec.layer import LayerSpec, Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class MLAAttention(FullAttention):
     """
 
     kind: ClassVar[str] = "mla"
-    short_name: ClassVar[str] = "mla"
+    written: ClassVar[Written] = Written("mla", (), ("cp_sharded",))
     single_vector: ClassVar[bool] = True
     head_size_v: int | None = 0
     cache_dtype: str | None = None

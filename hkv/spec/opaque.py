@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import ClassVar
 
 from hkv.limits import MAX_BYTES, check_positive
-from hkv.spec.layer import LayerSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import LayerSpec, Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +21,9 @@ class OpaqueState(LayerSpec):
     """
 
     kind: ClassVar[str] = "opaque"
-    short_name: ClassVar[str] = "opaque"
+    written: ClassVar[Written] = Written("opaque")
     one_block: ClassVar[bool] = True
-    layout_options: ClassVar[tuple[str, ...]] = ("entry_bytes",)
     prefix_cacheable: ClassVar[bool] = False
-    uses_slot_mapping: ClassVar[bool] = False
     entry_bytes: int = 1
     page_size_padded: int | None = None
 
@@ -40,10 +35,6 @@ class OpaqueState(LayerSpec):
 
     def readable(self, n: int) -> range:
         return range(max(0, n - self.block_size), n)
-
-    def sized(self, *, page_size: int | None, **options: Any) -> Self:
-        """Copy of the layer with `entry_bytes` bytes a token."""
-        return dataclasses.replace(self, entry_bytes=options["entry_bytes"], page_size_padded=page_size)
 
     def states_in(self, tokens: int) -> int:
         """States that a ring of `tokens` tokens holds: one entry each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from hkv.spec.layer import Written
 from hkv.spec.sliding_window_mla import SlidingWindowMLA
 
 
@@ -17,7 +18,8 @@ class ReplayedWindow(SlidingWindowMLA):
     """
 
     kind: ClassVar[str] = "replayed_window"
-    short_name: ClassVar[str] = "replayed"
-    log_variant: ClassVar[str] = ""
+    written: ClassVar[Written] = Written(
+        "replayed", ("window",), ("extra_retained_tokens",), seldom=("extra_retained_tokens",)
+    )
     prefix_cacheable: ClassVar[bool] = False
     replays: ClassVar[bool] = True

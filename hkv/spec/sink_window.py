@@ -7,13 +7,11 @@ its sinks are learned, and belong to no request.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hkv.limits import check_positive
 from hkv.spec.attention import AttentionSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +24,7 @@ class SinkWindow(AttentionSpec):
     """
 
     kind: ClassVar[str] = "sink_window"
-    short_name: ClassVar[str] = "sink_window"
-    parameters: ClassVar[tuple[str, ...]] = ("sink_len", "window")
-    log_fields: ClassVar[tuple[str, ...]] = ("sink_len", "window")
+    written: ClassVar[Written] = Written("sink_window", ("sink_len", "window"))
     sink_len: int
     window: int
 

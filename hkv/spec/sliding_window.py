@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from hkv.limits import check_not_negative, check_positive
 from hkv.spec.attention import AttentionSpec
-
-if TYPE_CHECKING:
-    pass
+from hkv.spec.layer import Written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,11 +21,10 @@ class SlidingWindow(AttentionSpec):
     """
 
     kind: ClassVar[str] = "sliding_window"
-    short_name: ClassVar[str] = "swa"
-    parameters: ClassVar[tuple[str, ...]] = ("window",)
-    log_fields: ClassVar[tuple[str, ...]] = ("window", "extra_retained_tokens")
+    written: ClassVar[Written] = Written(
+        "swa", ("window",), ("extra_retained_tokens",), seldom=("extra_retained_tokens",)
+    )
     slides: ClassVar[bool] = True
-    retained_sparsely: ClassVar[bool] = True
     window: int
     extra_retained_tokens: int = 0
 
@@ -36,20 +33,8 @@ class SlidingWindow(AttentionSpec):
         check_positive(self, "window")
         check_not_negative(self, "extra_retained_tokens")
 
-    def to_log(self) -> dict[str, Any]:
-        """Without `extra_retained_tokens` where there are none, as logs of every version write it."""
-        entry = super().to_log()
-        if not self.extra_retained_tokens:
-            del entry["extra_retained_tokens"]
-        return entry
-
     def readable(self, n: int) -> range:
         return range(max(0, n - self.window + 1), n)
-
-    @property
-    def kept_beyond(self) -> int:
-        """`extra_retained_tokens`."""
-        return self.extra_retained_tokens
 
     @property
     def most_read(self) -> int:

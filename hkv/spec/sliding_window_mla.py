@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Self
 
+from hkv.spec.layer import Written
 from hkv.spec.mla import aligned_page
 from hkv.spec.sliding_window import SlidingWindow
 
@@ -22,7 +23,7 @@ class SlidingWindowMLA(SlidingWindow):
     """
 
     single_vector: ClassVar[bool] = True
-    log_variant: ClassVar[str] = "latent"
+    written: ClassVar[Written] = dataclasses.replace(SlidingWindow.written, variant="latent")
     head_size_v: int | None = 0
     cache_dtype: str | None = None
     alignment: int | None = None

@@ -1,4 +1,4 @@
-"""Layers as they are written: in a log's header, and on the command line."""
+"""Layers as they are written, in a log's header and on the command line, by what their class says (`Written`)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
         raise SpecError("kind", kind, f"one of {', '.join(sorted(KINDS))}")
     rest = {name: value for name, value in fields.items() if name != "kind"}
     for variant in log_variants(cls):
-        marked = rest.pop(variant.log_variant, False)
+        marked = rest.pop(variant.written.variant, False)
         if type(marked) is not bool:
-            raise SpecError(variant.log_variant, marked, "true or false")
+            raise SpecError(variant.written.variant, marked, "true or false")
         cls = variant if marked else cls
-    allowed = {"block_size", *cls.log_fields}
+    allowed = {"block_size", *cls.written.fields}
     if unknown := sorted(set(rest) - allowed):
         raise SpecError(unknown[0], rest[unknown[0]], f"a field of {kind}: {', '.join(sorted(allowed))}")
     required = {f.name for f in dataclasses.fields(cls) if f.name in allowed and f.default is dataclasses.MISSING}
@@ -39,30 +39,45 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
     return cls(**rest)
 
 
+def spec_to_log(spec: LayerSpec) -> dict[str, Any]:
+    """A layer as a log's header writes it."""
+    fields = {name: getattr(spec, name) for name in spec.written.fields}
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}
+    left_out = {name for name in spec.written.seldom if fields[name] == defaults[name]}
+    given = {name: value for name, value in fields.items() if name not in left_out}
+    return {"kind": spec.kind, "block_size": spec.block_size, **given}
+
+
+def spec_to_text(spec: LayerSpec) -> str:
+    """A layer as the command line writes it, e.g. `swa:16:1024`; geometry is left out."""
+    numbers = (getattr(spec, name) for name in ("block_size", *spec.written.parameters))
+    return ":".join(map(str, (spec.written.short_name, *numbers)))
+
+
 def log_variants(cls: type[LayerSpec]) -> tuple[type[LayerSpec], ...]:
     """Classes that logs tell from a kind's own by a field of theirs."""
-    return tuple(other for other in CLASSES.values() if other.log_variant and other.kind == cls.kind)
+    return tuple(other for other in CLASSES.values() if other.written.variant and other.kind == cls.kind)
 
 
 def text_forms() -> tuple[str, ...]:
     """Forms of a layer of each kind on the command line, in the order of their names."""
-    return tuple(sorted(cls.text_form() for cls in KINDS.values() if cls.short_name))
+    return tuple(sorted(cls.written.text for cls in KINDS.values() if cls.written.short_name))
 
 
 def spec_from_text(text: str) -> LayerSpec:
-    """The layer that a text describes as the command line writes it (`LayerSpec.text_form`), e.g. `swa:16:1024`.
+    """The layer that a text describes as the command line writes it (`Written.text`), e.g. `swa:16:1024`.
 
     Raises:
       SpecError: unknown kind, a part that is not a positive integer, a missing or superfluous part.
     """
-    names = {cls.short_name: cls for cls in KINDS.values() if cls.short_name}
+    names = {cls.written.short_name: cls for cls in KINDS.values() if cls.written.short_name}
     kind, *numbers = text.split(":")
     cls = names.get(kind)
     if cls is None:
         raise SpecError("group", text, f"one of {', '.join(text_forms())}")
-    wanted = ("block_size", *cls.parameters)
+    wanted = ("block_size", *cls.written.parameters)
     found = [whole_number(part) for part in numbers]
     if len(found) != len(wanted) or not all(found):
-        raise SpecError("group", text, f"{cls.text_form()}, each number a positive integer")
+        raise SpecError("group", text, f"{cls.written.text}, each number a positive integer")
     values: dict[str, Any] = dict(zip(wanted, found, strict=True))
     return cls(**values)

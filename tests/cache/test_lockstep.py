@@ -22,7 +22,7 @@ from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
-from hkv.spec import FullAttention, Mamba, spec_from_text
+from hkv.spec import FullAttention, Mamba, spec_from_text, spec_to_log
 from hkv.testing.strategies import HypothesisChoices
 from tests.cache.build import config
 from tests.cache.tails import drive_tails
@@ -108,7 +108,7 @@ class FailedError(Exception):
 
 
 def headers_beyond_the_keys(groups: str, lookahead: int, bugs: list[str], seed: int) -> Header:
-    entries = [spec_from_text(text).to_log() for text in groups.split(",")]
+    entries = [spec_to_log(spec_from_text(text)) for text in groups.split(",")]
     header = draw_header(RandomChoices(seed), "lookahead_hash", 2)
     sizes = {"hash_block_size": 4, "scheduler_block_size": 4, "max_model_len": 64}
     return msgspec.structs.replace(header, groups=entries, hash_lookahead=lookahead, bugs=bugs, num_blocks=30, **sizes)

@@ -32,7 +32,7 @@ from hkv.model.topology import Topology
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.record import Only, differ, draw
-from hkv.spec import CrossAttention, FullAttention, LayerSpec, RequestLimits
+from hkv.spec import CrossAttention, FullAttention, LayerSpec, RequestLimits, bounded_bytes
 from tests.cache.pair import Pair as CachePair
 from tests.oracle import sample
 from tests.oracle.test_live_logs import BOTH, VLLM, allocate, perform
@@ -54,7 +54,7 @@ def test_an_encoders_tokens_are_reserved_for_a_whole_step_and_held_for_one_reque
     few = dataclasses.replace(limits, max_num_encoder_input_tokens=40)
     assert (layer(CROSS).max_request_blocks(few), layer(CROSS).held_blocks(0, 1, few)) == (3, 3)
     assert (layer(CROSS).row_blocks(limits), layer(CROSS).row_blocks(few)) == (512, 28)
-    assert CROSS.bounded_bytes(1) == CROSS.bounded_bytes(448) == 100 * 2 * 2 * 64 * 2
+    assert bounded_bytes(CROSS, 1) == bounded_bytes(CROSS, 448) == 100 * 2 * 2 * 64 * 2
     assert [CROSS.reads(n) for n in (0, 1, 447)] == [(), (), ()], "no token of the request itself"
     with pytest.raises(SpecError, match="encoder_len"):
         dataclasses.replace(CROSS, encoder_len=0)

@@ -8,13 +8,14 @@ import pytest
 
 from hkv.cache.state import require_expressible
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache
 from hkv.errors import ConfigError
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, differ, draw
-from hkv.spec import spec_from_log, spec_from_text
+from hkv.spec import spec_from_log, spec_from_text, spec_to_log
 from hkv.spec.replayed_window import ReplayedWindow
 from tests.oracle import sample
 from tests.oracle.test_live_logs import BOTH, VLLM, allocate, perform
@@ -25,8 +26,8 @@ ASKED = frozenset({"replayed_window", "full_attention", "sliding_window"})
 
 def test_it_reads_a_window_and_is_never_cached() -> None:
     spec = spec_from_text("replayed:2:4")
-    assert spec == ReplayedWindow(block_size=2, window=4) == spec_from_log(spec.to_log())
-    assert (spec.reads(9), spec.retired(9, 2), spec.prefix_cacheable) == ((range(6, 9),), range(3), False)
+    assert spec == ReplayedWindow(block_size=2, window=4) == spec_from_log(spec_to_log(spec))
+    assert (spec.reads(9), layer(spec).retired(9, 2), spec.prefix_cacheable) == ((range(6, 9),), range(3), False)
 
 
 @BOTH

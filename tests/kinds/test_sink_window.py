@@ -20,7 +20,16 @@ from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
 from hkv.errors import SpecError
 from hkv.oracle.record import Only, draw
-from hkv.spec import FullAttention, LayerSpec, RequestLimits, SlidingWindow, spec_from_log, spec_from_text
+from hkv.spec import (
+    FullAttention,
+    LayerSpec,
+    RequestLimits,
+    SlidingWindow,
+    spec_from_log,
+    spec_from_text,
+    spec_to_log,
+    spec_to_text,
+)
 from hkv.spec.sink_window import SinkWindow
 from tests.cache.test_fork import forked, grow
 from tests.cache.test_lockstep import lockstep
@@ -35,12 +44,12 @@ from tests.step.test_step import NO_ROOM, OK, Pair, T, drawn_tokens
 
 def test_a_query_reads_the_sinks_and_its_window():
     spec = spec_from_text("sink_window:2:3:4")
-    assert spec == SinkWindow(block_size=2, sink_len=3, window=4) == spec_from_log(spec.to_log())
-    assert spec.to_text() == "sink_window:2:3:4"
+    assert spec == SinkWindow(block_size=2, sink_len=3, window=4) == spec_from_log(spec_to_log(spec))
+    assert spec_to_text(spec) == "sink_window:2:3:4"
     assert [spec.reads(n) for n in (0, 1, 6)] == [(), (range(1),), (range(6),)]
     assert spec.reads(7) == (range(3), range(4, 7))
     assert SinkWindow(block_size=2, sink_len=3, window=1).reads(7) == (range(3),)
-    assert [spec.retired(n, 2) for n in (6, 8, 9, 13)] == [range(2, 2), range(2, 2), range(2, 3), range(2, 5)]
+    assert [layer(spec).retired(n, 2) for n in (6, 8, 9, 13)] == [range(2, 2), range(2, 2), range(2, 3), range(2, 5)]
     with pytest.raises(SpecError, match="sink_len"):
         SinkWindow(block_size=4, sink_len=0, window=4)
     with pytest.raises(SpecError, match="sink_window:block_size:sink_len:window"):

@@ -112,8 +112,8 @@ def test_kinds_and_schema_agree() -> None:
     for reference in DEFINITIONS["group"]["oneOf"]:
         kind = reference["$ref"].rpartition("/")[2]
         definition = DEFINITIONS[kind]
-        variants = {cls.log_variant for cls in log_variants(KINDS[kind])}
-        assert set(definition["properties"]) == {"kind", "block_size", *KINDS[kind].log_fields} | variants
+        variants = {cls.written.variant for cls in log_variants(KINDS[kind])}
+        assert set(definition["properties"]) == {"kind", "block_size", *KINDS[kind].written.fields} | variants
 
 
 @pytest.mark.parametrize(("changes", "field", "value", "expected"), HEADERS)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import hkv
 from benchmarks.startup_records import difference, records_by_model
 from hkv.cli import cli
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.plan_command import size_of_weights
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
@@ -155,14 +156,14 @@ def test_kernels_for_prompts_decide_states_inside_chunks(
 ) -> None:
     """FlashInfer's and FlashKDA's leave one, on the GPUs that they run on; so does no kernel for unbounded gates."""
     model = plan_config(name, dataclasses.replace(OPTIONS, max_model_len=4096, **changed)).model
-    assert {spec.checkpoint_blocks for spec in model.specs.values()} == checkpoints
+    assert {kinds.layer(spec).checkpoint_blocks for spec in model.specs.values()} == checkpoints
 
 
 def test_delta_nets_of_other_keys_have_no_kernel_on_blackwell() -> None:
     wide = config("qwen3_next") | {"linear_key_head_dim": 64}
     for device, checkpoints in (("h100", {0, 1}), ("b200", {0})):
         plan = plan_config(wide, dataclasses.replace(OPTIONS, device=device))
-        assert {spec.checkpoint_blocks for spec in plan.model.specs.values()} == checkpoints
+        assert {kinds.layer(spec).checkpoint_blocks for spec in plan.model.specs.values()} == checkpoints
 
 
 def test_experts_are_dealt_out_where_there_are_some() -> None:

@@ -19,7 +19,7 @@ from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import FINISHED, Schedule
 from hkv.replay.summary import groups, totals
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate, trace_lines
-from hkv.spec import spec_from_text
+from hkv.spec import spec_from_text, spec_to_text
 
 TIGHT = {
     "full:4": 60,
@@ -183,7 +183,7 @@ def test_configurations_follow_the_dialect():
     assert not cache("full:8,swa:2:20,mamba:16,chunked:4:8", 100).config.partial_hits
     off = cache("full:8,mamba:16", 100, caching=False).config
     assert off.block_sizes == (8, 240)
-    assert [spec.to_text() for spec in config.topology.specs] == ["full:8", "swa:4:20", "mamba:16"]
+    assert [spec_to_text(spec) for spec in config.topology.specs] == ["full:8", "swa:4:20", "mamba:16"]
     with pytest.raises(ConfigError, match="at least one group"):
         cache_config([], 100, SCHEDULE)
 

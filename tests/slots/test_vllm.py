@@ -69,7 +69,7 @@ def test_table_widths():
         )
         limits = RequestLimits(max_model_len=length, context_parallel=ranks, mamba_mode=mode)
         assert layer(ours).table_width(limits) == wanted, (ours, limits)
-        assert ours.uses_slot_mapping == theirs.uses_slot_mapping
+        assert ours.one_block != theirs.uses_slot_mapping
 
 
 def test_tokens_held_by_a_rank():

@@ -151,7 +151,7 @@ def test_kinds_have_no_numbers_to_compare(files):
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_kind_says_everything(kind):
     cls = KINDS[kind]
-    assert cls.short_name
+    assert cls.written.short_name
     assert cls.readable is not LayerSpec.readable
     assert set(layer_class(cls).vllm_fields.values()) <= set(dir(cls)) | set(cls.__dataclass_fields__)
     assert (layer_class(cls).vllm_name is None) <= (not layer_class(cls).vllm_fields)

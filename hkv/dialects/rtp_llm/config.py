@@ -10,6 +10,7 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.group_policy import CpMapping, CpSlice, EvictPolicy, GroupPolicy, GroupType
 from hkv.model.topology import Topology
+from hkv.spec import attention_of
 
 SINGLE, HYBRID, HYBRID_POOL = NAMES = ("rtp-llm/single", "rtp-llm/hybrid", "rtp-llm/hybrid-pool")
 """The three allocators: one group; several groups over one pool; several groups with a pool each."""
@@ -77,7 +78,9 @@ class RtpConfig:
 
     def _check_groups(self) -> None:
         attention = [
-            group for group in self.topology.groups if group.policy.group_type is GroupType.FULL and group.spec.attends
+            group
+            for group in self.topology.groups
+            if group.policy.group_type is GroupType.FULL and attention_of(group.spec)
         ]
         if self.topology.pools == "shared" and not attention:
             raise ConfigError("groups", self.topology.tags, "a full-attention group, or independent pools")

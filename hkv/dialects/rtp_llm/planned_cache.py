@@ -17,6 +17,7 @@ from hkv.dialects.rtp_llm.planning import (
     plan_described,
     plan_rtp_llm,
 )
+from hkv.dialects.rtp_llm.planning.opaque import region_of
 from hkv.errors import LayoutError
 from hkv.layout.layer_cache import LayerCache, mha_layer, mla_layer, opaque_layer, state_layer
 from hkv.model.group_policy import GroupType
@@ -163,5 +164,5 @@ def config_of_plan(plan: PoolPlan, **fields: Any) -> RtpConfig:
 
 def _spec(group: PoolGroup) -> LayerSpec:
     """The group's layer, with the bytes of a whole block where its size is that of a kernel block."""
-    spec = group.block.spec
-    return spec.sized(page_size=group.stride) if group.block.entries else spec
+    spec, region = group.block.spec, region_of(group.block.spec)
+    return spec if region is None or not group.block.entries else dataclasses.replace(region, page_bytes=group.stride)

@@ -123,7 +123,7 @@ class VllmConfig:
                 f"None, 0 or a multiple of scheduler_block_size {self.scheduler_block_size}, at most {MAX_TOKENS}"
             )
             raise ConfigError("retention_interval", interval, expected)
-        sparse = any(spec.retained_sparsely for spec in self.topology.specs)
+        sparse = any(spec.slides or spec.snapshot for spec in self.topology.specs)
         if interval and not sparse:
             raise ConfigError("retention_interval", interval, "0 or None without sliding-window or Mamba groups")
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from hkv.errors import PlanError
 from hkv.limits import MAX_TOKENS
-from hkv.spec import AttentionSpec, LayerSpec, attention_of
+from hkv.spec import AttentionSpec, LayerSpec, attention_of, bounded_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CacheLayer:
 
         A window counts its tokens, without rounding to blocks; a chunk its longest.
         """
-        return 0 if self.spec is None else self.spec.bounded_bytes(MAX_TOKENS)
+        return 0 if self.spec is None else bounded_bytes(self.spec, MAX_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def fork(manager: Manager, parent: str, child: str) -> list[list[tuple[int, int]
 
 def _spans(kind: Kind, parent: str, computed: int) -> tuple[int, int]:
     """Numbers of columns of a row that are shared, and that are copied after them: none or one."""
-    if kind.spec.reads_encoder:
+    if kind.spec.encoder_tokens:
         return len(kind.row(parent).blocks), 0
     if kind.spec.one_block:
         return 0, 1

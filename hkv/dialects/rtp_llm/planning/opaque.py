@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import SpecError
@@ -72,10 +72,6 @@ class OpaqueRegion(LayerSpec):
     def readable(self, n: int) -> range:
         """A ring's last block of tokens; of compressed keys and values, every token."""
         return range(max(0, n - self.block_size) if self.state else 0, n)
-
-    def sized(self, *, page_size: int | None, **options: Any) -> Self:
-        """Copy of the layer with a page of that size."""
-        return dataclasses.replace(self, page_bytes=page_size or 0)
 
     @property
     def page_size_bytes(self) -> int:

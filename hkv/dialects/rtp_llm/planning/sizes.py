@@ -7,7 +7,7 @@ import math
 
 from hkv.errors import ConfigError, PlanError, SpecError
 from hkv.layout.content import packing
-from hkv.spec import AttentionSpec, FullAttention, LayerSpec, Mamba, MLAAttention
+from hkv.spec import AttentionSpec, FullAttention, LayerSpec, Mamba, MLAAttention, is_latent
 from hkv.spec.dtypes import item_bytes
 
 SCALED = ("int8", "float8_e4m3fn")
@@ -143,7 +143,7 @@ LATENT_FLOAT8 = "fp8_ds_mla"
 def element_of(spec: AttentionSpec) -> str:
     """The element type that RTP-LLM caches a layer with; scales follow from it, see `sizes`."""
     name = packing(spec)
-    if spec.latent and name == LATENT_FLOAT8:
+    if is_latent(spec) and name == LATENT_FLOAT8:
         return "float8_e4m3fn"
     if spec.state_content_bytes is not None or spec.dtype not in ELEMENTS:
         raise PlanError("kv_dtype", name, f"one of RTP-LLM's: {', '.join(KV_DTYPES)}")

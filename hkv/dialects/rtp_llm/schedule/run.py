@@ -35,7 +35,7 @@ from hkv.replay.optimal import Pool
 from hkv.replay.plain import compare
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, attention_of, spec_to_text
 
 if TYPE_CHECKING:
     from hkv.dialects.rtp_llm.schedule.compiled import RtpCompiledReplay
@@ -60,7 +60,7 @@ def rtp_cache(
     (`CacheConfig::finalizeBlockNums`).
     """
     groups = tuple(
-        Group(tag=f"{spec.short_name}{index}", spec=spec, policy=_policy(index, spec, caching))
+        Group(tag=f"{spec.written.short_name}{index}", spec=spec, policy=_policy(index, spec, caching))
         for index, spec in enumerate(specs)
     )
     pools = "independent" if dialect == HYBRID_POOL else "shared"
@@ -105,7 +105,7 @@ def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
     if spec.slides:
         tail = 2 if caching else tail_blocks(spec)
         return GroupPolicy(group_type=GroupType.SWA, evict_policy=EvictPolicy.INDEPENDENT, active_tail_blocks=tail)
-    if spec.attends and spec.readable(1 << 40).start == 0:
+    if attention_of(spec) and spec.readable(1 << 40).start == 0:
         return default_policy(GroupType.FULL)
     raise ConfigError(f"groups[{index}]", spec.kind, "full, mla, swa or mamba under RTP-LLM")
 
@@ -135,7 +135,7 @@ class RtpReplayedCache(ReplayedCache):
     def group_names(self) -> Sequence[str]:
         """Layers as the command line calls them; those of a plan, whose kinds are RTP-LLM's, by their tags."""
         named = ((group.tag if group.layers else "", group.spec) for group in self.groups)
-        return [f"{tag}:{spec.block_size}" if tag else spec.to_text() for tag, spec in named]
+        return [f"{tag}:{spec.block_size}" if tag else spec_to_text(spec) for tag, spec in named]
 
     @property
     def blocks(self) -> int:

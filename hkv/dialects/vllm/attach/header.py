@@ -91,7 +91,7 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
     cls, layer = KINDS[kind], kinds.of_kind(kind)
     entry: dict[str, Any] = {"kind": kind, "block_size": spec.block_size}
     names = {ours: theirs for theirs, ours in layer.vllm_fields.items()}
-    for field in cls.log_fields:
+    for field in cls.written.fields:
         if field == "cp_sharded":
             entry[field] = bool(spec.dcp_sharded)
         elif field == "encoder_len":
@@ -100,7 +100,7 @@ def _entry(index: int, group: Any, single: Any) -> dict[str, Any]:
             entry |= _mode(name, spec.mamba_cache_mode)
         elif (value := getattr(spec, names.get(field, field))) or field not in layer.later_log_fields:
             entry[field] = value
-    named = {other.log_variant: kinds.layer_class(other).vllm_name for other in log_variants(cls)}
+    named = {other.written.variant: kinds.layer_class(other).vllm_name for other in log_variants(cls)}
     entry |= {variant: True for variant, theirs in named.items() if theirs == type(spec).__name__}
     if not cls.prefix_cacheable and single.kv_cache_spec.prefix_cacheable:
         raise UnsupportedConfigError(name, type(spec).__name__, "a group that is never cached, as its kind is")

@@ -19,14 +19,14 @@ from hkv.keys.chained import GIVEN, SEED, no_digest
 KINDS_BY_CLASS = {
     layer.vllm_name: layer.of.kind
     for layer in kinds.layer_classes().values()
-    if layer.vllm_name is not None and not layer.of.replays and layer.of.kind in kinds.names()
+    if layer.vllm_name is not None and not layer.replays and layer.of.kind in kinds.names()
 }
 """Kind of group in logs, by the class of vLLM's specs; of those with bounded replay, see `REPLAYED`."""
 
 REPLAYED = {
     layer.vllm_name: layer.of.kind
     for layer in kinds.layer_classes().values()
-    if layer.of.replays and layer.vllm_name is not None
+    if layer.replays and layer.vllm_name is not None
 }
 """Kind of group in logs where vLLM's spec has `prefix_replay_tokens`, by its class."""
 

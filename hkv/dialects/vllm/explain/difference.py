@@ -156,7 +156,7 @@ def _cached(case: Case) -> str:
     config = to_config(header)
     spec, size = config.topology.groups[group].spec, config.block_size(group)
     kept = ""
-    if texts and spec.retained_sparsely and header.retention_interval is not None:
+    if texts and (spec.slides or spec.snapshot) and header.retention_interval is not None:
         resumed = (len(texts[0][1]) - 1) // hit_alignment(config) * hit_alignment(config)
         read = any(tokens - size <= position < tokens for positions in spec.reads(resumed) for position in positions)
         kept = ", which sparse retention keeps for its prompt's end" if read else ""

@@ -67,7 +67,7 @@ class Space:
             if getattr(config, name) != plain:
                 raise ConfigError(name, getattr(config, name), f"{plain}: the explorer judges nothing else yet")
         for index, spec in enumerate(config.topology.specs):
-            scratch = spec.scratch_blocks or spec.checkpoint_blocks
+            scratch = spec.scratch_blocks or kinds.layer(spec).checkpoint_blocks
             if scratch:
                 raise ConfigError(f"groups[{index}]", spec, "no speculative and no checkpoint blocks")
             if spec.snapshot and spec.block_size != config.hash_block_size:
@@ -163,10 +163,10 @@ def definitions(space: Space) -> Definitions:
     whole = np.zeros((len(specs), width), bool)
     off_grid = np.array([kinds.layer(spec).off_grid for spec in specs])
     for group, spec in enumerate(specs):
-        never = spec.retired(FAR, int(sizes[group]))
+        never = kinds.layer(spec).retired(FAR, int(sizes[group]))
         whole[group] = [spec.prefix_cacheable and column not in never for column in range(width)]
         for n in lengths:
-            columns = spec.retired(n, int(sizes[group]))
+            columns = kinds.layer(spec).retired(n, int(sizes[group]))
             outgrown[group, n, columns.start : columns.stop] = True
             if spec.prefix_cacheable and not off_grid[group]:
                 for column in {position // sizes[group] for positions in spec.reads(n) for position in positions}:

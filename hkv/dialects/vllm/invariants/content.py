@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log import structs as oplog
@@ -52,7 +53,7 @@ def index(moment: Moment) -> Iterator[str]:
 def _holds_checkpoints(config: VllmConfig, group: int) -> bool:
     """True if chunks export states on their way, each in a column that says nothing of its length."""
     spec = config.topology.groups[group].spec
-    return spec.checkpoint_blocks > 0
+    return kinds.layer(spec).checkpoint_blocks > 0
 
 
 @invariant("key life", "B-I5")
@@ -125,7 +126,7 @@ def registration(moment: Moment) -> Iterator[str]:
             yield f"block {block} of group {group} is cached as {whose}, beyond the {reach} that a hit may end in"
     granted = isinstance(moment.answer, oplog.Allocation) and moment.answer.blocks is not None
     dense = config.caching and config.retention_interval is None and not config.partial_hits
-    dense = dense and not any(spec.replays for spec in config.topology.specs)
+    dense = dense and not any(kinds.layer(spec).replays for spec in config.topology.specs)
     if not (allocating and granted and dense) or operation.delay:
         return
     rows = moment.after.rows.get(operation.id, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Iterator
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, invariant
 from hkv.dialects.vllm.log import structs as oplog
@@ -122,7 +123,7 @@ def _stands_apart(config: VllmConfig, group: int) -> bool:
     """True if a group's states may be of other lengths than their columns' ends: exported, or kept inside blocks."""
     spec = config.topology.groups[group].spec
     inside = config.block_size(group) > config.hash_block_size
-    return spec.snapshot and (inside or spec.checkpoint_blocks > 0)
+    return spec.snapshot and (inside or kinds.layer(spec).checkpoint_blocks > 0)
 
 
 def _adopted_inside(moment: Moment) -> Iterator[str]:
@@ -159,7 +160,7 @@ def null_block(moment: Moment) -> Iterator[str]:
     for id, groups in rows.items():
         for group, row in enumerate(groups):
             spec = moment.config.topology.groups[group].spec
-            never = spec.retired(FAR, moment.config.block_size(group))
+            never = kinds.layer(spec).retired(FAR, moment.config.block_size(group))
             if wrong := [column for column, block in enumerate(row) if block == 0 and column not in never]:
                 yield f"row {group} of {id} has block 0 at {wrong[0]}, whose tokens are always read"
 

@@ -16,7 +16,7 @@ def retirement(moment: Moment) -> Iterator[str]:
     """A block has left the row if and only if no token still to be processed can read it.
 
     Holds after `allocate`, for the request it names: columns of which the query at its processed tokens reads
-    nothing any more (`LayerSpec.retired`) are null, all others are not. Exceptions: a refused `allocate` may not
+    nothing any more (`VllmLayer.retired`) are null, all others are not. Exceptions: a refused `allocate` may not
     have come to retiring yet, so columns may still be there; what is kept without being read a hit does not bring;
     Mamba rows have null columns between states too; chunks that do not start at blocks may begin with a hit that
     nobody looked at (`CHUNK_OFF_GRID`). 20 tokens of which 3 are in flight count as 17: a window of 8 in blocks of
@@ -30,11 +30,12 @@ def retirement(moment: Moment) -> Iterator[str]:
     for group, row in enumerate(moment.after.rows.get(operation.id, [])):
         spec = moment.config.topology.groups[group].spec
         size = moment.config.block_size(group)
-        outgrown = spec.retired(record.processed, size)
+        layer = kinds.layer(spec)
+        outgrown = layer.retired(record.processed, size)
         left, end = row[outgrown.start : outgrown.stop], min(outgrown.stop, len(row)) * size
         if answer.blocks is not None and any(left):
             yield f"group {group}{came} still has {left}, though nothing of it is read before token {end}"
-        unread = kinds.layer(spec).keeping(0).retired(record.processed, size) if spec.kept_beyond else outgrown
+        unread = kinds.layer(layer.keeping(0)).retired(record.processed, size) if layer.kept_beyond else outgrown
         kept = [block for column, block in enumerate(row) if column not in unread]
         if not spec.snapshot and not kinds.layer(spec).off_grid and 0 in kept:
             yield f"group {group}{came} has lost a block of {kept}, though all of its tokens are read"
@@ -254,7 +255,7 @@ class HitAdmission:
         if spec.encoder_tokens:
             return -(-(operation.encoder or 0) // size)
         start = moment.ledger.requests[operation.id].computed + operation.hit + operation.external
-        skipped = spec.retired(start, size)
+        skipped = kinds.layer(spec).retired(start, size)
         columns = range(len(hit), -(-moment.ledger.slots(operation) // size))
         new = sum(column not in skipped for column in columns)
         adopted = sum(_is_free(moment.before, block) for column, block in enumerate(hit) if column not in skipped)

@@ -65,7 +65,7 @@ class Shadow:
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
         self._copying = copies_states(config)
-        self._replayed = max((spec.most_read for spec in config.topology.specs if spec.replays), default=0)
+        self._replayed = max((spec.most_read for spec in config.topology.specs if kinds.layer(spec).replays), default=0)
         self._names: dict[Hashable, int] = {}
         self._prefixes: dict[str, list[int]] = {}
         self._blocks: dict[int, dict[int, int]] = {}
@@ -249,7 +249,7 @@ class Shadow:
         """A state inside the chunk, where the engine planned one: it stands in the column before the last."""
         spec, size = self._config.topology.groups[group].spec, self._config.block_size(group)
         column = -(-work.main // size) - 2
-        if not spec.checkpoint_blocks or not 0 <= column < len(row):
+        if not kinds.layer(spec).checkpoint_blocks or not 0 <= column < len(row):
             return
         holder, tokens, _ = moment.before.cached.get(row[column], (-1, 0, ""))
         if holder == group and work.start < tokens <= min(work.end, len(names)):

@@ -40,6 +40,10 @@ class VllmLayer:
     """True when grouping keeps each such layer in a group of its own, its page cut to the others'."""
     joins_latent: ClassVar[bool] = True
     """False when vLLM's last resort, one group for latent layers beside plain windows, is not for such layers."""
+    replays: ClassVar[bool] = False
+    """True when it is never cached, and what it reads of a hit is computed again instead."""
+    reads_encoder: ClassVar[bool] = False
+    """True when queries read an encoder's output, and no token of the request itself."""
     aligned_blocks: ClassVar[bool] = False
     """True when, beside other groups, its blocks must be as long as the alignment of hits."""
     droppable: ClassVar[bool] = True
@@ -69,6 +73,29 @@ class VllmLayer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _LAYERS[cls.of] = cls
+
+    @property
+    def kept_beyond(self) -> int:
+        """Tokens before the first one read of the last range that stay in the cache nevertheless."""
+        return 0
+
+    def retired(self, n: int, block_size: int) -> range:
+        """Columns of a row whose blocks are given back, as no query from `n` on reads them: those before the last range
+        that `LayerSpec.reads` says, but for the sinks'.
+
+        Args:
+          n: position of the query, in tokens from 0.
+          block_size: tokens in one block of the row.
+        """
+        if self.spec.one_block:
+            return range(0)
+        kept = -(-self.spec.sinks // block_size)
+        return range(kept, max(kept, (self.spec.readable(n).start - self.kept_beyond) // block_size))
+
+    @property
+    def checkpoint_blocks(self) -> int:
+        """Blocks of states that a chunk of a prompt leaves behind inside it."""
+        return 0
 
     @property
     def off_grid(self) -> bool:

@@ -23,6 +23,7 @@ class CrossAttentionLayer(AttentionLayer):
     vllm_name: ClassVar[str | None] = "CrossAttentionSpec"
     event_kind: ClassVar[str | None] = "cross_attention"
     log_version: ClassVar[int] = 3
+    reads_encoder: ClassVar[bool] = True
     joins_latent: ClassVar[bool] = False
     planned_weight: ClassVar[int] = 1
 

@@ -79,6 +79,10 @@ class MambaLayer(VllmLayer):
     planned_weight: ClassVar[int] = 1
     table_alignment_tokens: ClassVar[int | None] = None
 
+    @property
+    def checkpoint_blocks(self) -> int:
+        return self.spec.num_prefill_checkpoint_blocks
+
     @classmethod
     def draw_planned(cls, choices: Draw) -> LayerSpec:
         shapes = tuple((choices.pick((2, 3, 8)), choices.pick((16, 32))) for _ in range(choices.integer(1, 2)))

@@ -17,6 +17,7 @@ class ReplayedWindowLayer(SlidingWindowMlaLayer):
     """`hkv.spec.ReplayedWindow` under vLLM 0.33."""
 
     of: ClassVar[Any] = ReplayedWindow
+    replays: ClassVar[bool] = True
     log_version: ClassVar[int] = 3
     vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType(
         {**SlidingWindowMlaLayer.vllm_fields, "bounded_replay": "replays"}

@@ -45,7 +45,7 @@ class SinkWindowLayer(AttentionLayer):
         )
 
     def held_blocks(self, start: int, end: int, limits: RequestLimits) -> int:
-        return -(-end // self.spec.block_size) - len(self.spec.retired(start, self.spec.block_size))
+        return -(-end // self.spec.block_size) - len(self.retired(start, self.spec.block_size))
 
     def is_uniform_with(self, specs: Sequence[LayerSpec]) -> bool:
         """All of as many sinks and one window."""

@@ -88,6 +88,10 @@ class SlidingWindowLayer(AttentionLayer):
         return tuple(cls.of(block_size=size, window=window) for size in (1, 2) for window in (1, 2, 3, 4))
 
     @property
+    def kept_beyond(self) -> int:
+        return self.spec.extra_retained_tokens
+
+    @property
     def resumes_anywhere(self) -> bool:
         """True if the window is the query's own token."""
         return self.spec.window == 1

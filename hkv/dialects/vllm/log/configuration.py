@@ -10,7 +10,7 @@ from hkv.dialects.vllm.log.structs import Header
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED
 from hkv.model.topology import Topology
-from hkv.spec import KINDS, LayerSpec, log_variants, spec_from_log
+from hkv.spec import KINDS, LayerSpec, log_variants, spec_from_log, spec_to_log
 
 VERSIONS = (1, 2, 3, 4)
 
@@ -85,7 +85,7 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
 
 
 def _entry(spec: LayerSpec, version: int) -> dict[str, Any]:
-    entry = spec.to_log()
+    entry = spec_to_log(spec)
     if version == 1 and entry.get("cache_mode") == "align":
         del entry["cache_mode"]
     return entry
@@ -103,7 +103,7 @@ def _check_before_version_3(header: Header) -> None:
         layer = kinds.of_kind(group["kind"])
         if layer.log_version > max(2, header.oplog):
             raise ConfigError("kind", group["kind"], f"version {layer.log_version} of the log format")
-        later = dict.fromkeys((cls.log_variant for cls in log_variants(layer.of)), 3)
+        later = dict.fromkeys((cls.written.variant for cls in log_variants(layer.of)), 3)
         for name, version in (later | dict(layer.later_log_fields)).items():
             if name in group and header.oplog < version:
                 raise ConfigError(name, group[name], f"version {version} of the log format")

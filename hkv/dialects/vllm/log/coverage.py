@@ -216,7 +216,7 @@ class Observer:
         for group, blocks in zip(self._header.groups, operation.want.blocks, strict=True):
             new = [block for block in blocks if block]
             self._note("allocate/opaque", KINDS[group["kind"]].one_block and bool(new))
-            self._note("allocate/encoder", KINDS[group["kind"]].reads_encoder and bool(new))
+            self._note("allocate/encoder", "encoder_len" in group and bool(new))
             self._note("mamba/draft-states", bool(group.get("num_speculative_blocks")) and len(new) > 1)
             kept = len(blocks) > 1 and blocks[-2] != 0
             self._note("mamba/checkpoint", bool(group.get("num_prefill_checkpoint_blocks")) and kept)
@@ -256,7 +256,7 @@ def _hit_rule(spec: LayerSpec, skips: bool) -> str:
 
 def _retire_rule(spec: LayerSpec) -> str:
     """The rule by which a group's first blocks are given back; empty for none."""
-    if spec.reads_all or spec.one_block or spec.reads_encoder:
+    if spec.reads_all or spec.one_block or spec.encoder_tokens:
         return ""
     return (
         "retire/mamba" if spec.snapshot else "retire/sliding-window" if kinds.layer(spec).seeks_run else "retire/chunk"

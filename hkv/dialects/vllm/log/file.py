@@ -155,7 +155,7 @@ def _encode_event(event: oplog.CacheEvent) -> dict[str, Any]:
     return {**fields, **msgspec.to_builtins(event)}
 
 
-SWITCHES = {"cp_sharded", *(cls.log_variant for cls in CLASSES.values() if cls.log_variant)}
+SWITCHES = {"cp_sharded", *(cls.written.variant for cls in CLASSES.values() if cls.written.variant)}
 """Fields of groups that are true or false."""
 
 
@@ -272,7 +272,7 @@ def complete(definitions: dict[str, Any]) -> dict[str, Any]:
 
 def _later_fields() -> list[str]:
     """Fields of groups that version 3 added."""
-    variants = {variant.log_variant for spec in KINDS.values() for variant in log_variants(spec)}
+    variants = {variant.written.variant for spec in KINDS.values() for variant in log_variants(spec)}
     return sorted(variants.union(*(kinds.of_kind(kind).later_log_fields for kind in KINDS)))
 
 
@@ -296,9 +296,9 @@ def _group(spec: type[LayerSpec]) -> dict[str, Any]:
     """An entry of `groups`: the kind, its block size, and the fields that it says logs have."""
     hints = typing.get_type_hints(spec)
     defaults = {field.name: field.default for field in dataclasses.fields(spec)}
-    names = ("block_size", *spec.log_fields)
+    names = ("block_size", *spec.written.fields)
     fields = {name: _value(hints[name], defaults[name]) for name in names}
-    fields |= {variant.log_variant: {"type": "boolean"} for variant in log_variants(spec)}
+    fields |= {variant.written.variant: {"type": "boolean"} for variant in log_variants(spec)}
     required = [name for name in names if defaults[name] is dataclasses.MISSING]
     return _object({"kind": {"const": spec.kind}, **fields}, ["kind", *required])
 

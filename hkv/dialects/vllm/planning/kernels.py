@@ -25,7 +25,7 @@ from hkv.model.huggingface import Model
 from hkv.model.huggingface.common_fields import LENGTHS, quantization_method, quantized_cache, served_dtype
 from hkv.model.huggingface.family import words
 from hkv.model.huggingface.reading import decoder_fields
-from hkv.spec import AttentionSpec
+from hkv.spec import AttentionSpec, attention_of, is_latent
 
 FLASHINFER_KEYS = 128
 """Elements of a key that FlashInfer's kernels for gated delta nets take on Blackwell."""
@@ -118,7 +118,7 @@ def _types(config: Mapping[str, Any], model: Model, device: Device, asked: str) 
 
 
 def _uneven(spec: AttentionSpec) -> bool:
-    return not spec.latent and spec.value_size != spec.head_size
+    return not is_latent(spec) and spec.value_size != spec.head_size
 
 
 def _layer(config: Mapping[str, Any], model: Model, spec: AttentionSpec, options: EngineOptions) -> AttentionLayer:
@@ -126,7 +126,7 @@ def _layer(config: Mapping[str, Any], model: Model, spec: AttentionSpec, options
     fields = decoder_fields(config)
     queries = _size(fields, "num_attention_heads") // options.tensor_parallel_size
     split = options.decode_context_parallel_size > 1
-    if spec.latent and model.latent_sizes is not None:
+    if is_latent(spec) and model.latent_sizes is not None:
         rank, rope = model.latent_sizes
         sizes = {"rank": rank, "rope": rope, "queries": queries}
         sizes["nope"] = _size(fields, "qk_nope_head_dim") or NOPE_SIZES.get(model.model_type, 128)
@@ -164,7 +164,7 @@ def _window_block(model: Model, chosen: list[Kernel], block_size: int) -> int:
     They take the largest block of their kernels that the asked one holds. Beside full attention such blocks are joined
     to the asked size again.
     """
-    windows = all(spec.attends and kinds.layer(spec).seeks_run for spec in model.specs.values())
+    windows = all(attention_of(spec) and kinds.layer(spec).seeks_run for spec in model.specs.values())
     return chosen[0].largest(block_size) if windows else block_size
 
 

@@ -11,7 +11,7 @@ from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.plan import PlannedGroup, PlanOptions
 from hkv.errors import HKVError, PlanError
 from hkv.layout.orders import Order
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, attention_of, is_latent
 
 
 class PagesDiffer(PlanError):  # noqa: N818
@@ -38,7 +38,7 @@ def _resized(name: str, spec: LayerSpec, page: int, bugs: frozenset[str]) -> Lay
         return dataclasses.replace(spec, page_size_padded=page)  # type: ignore[call-arg]
     if page % own == 0:
         return _scaled(name, spec, page, page // own, bugs)
-    if not spec.latent:
+    if not is_latent(spec):
         _check_alignment(name, spec, page, bugs)
         return dataclasses.replace(spec, page_size_padded=page)
     raise PagesDiffer(name, own, f"a divisor of the largest page of {page} bytes, as latent pages are not padded")
@@ -82,20 +82,20 @@ def align_states(
     `align` there is a state at each block boundary, in mode `none` one a request, for `max_model_len` tokens.
     """
     states = [spec for spec in layers.values() if spec.snapshot]
-    tokens = [spec for spec in layers.values() if spec.attends and not spec.is_draft]
+    tokens = [spec for spec in layers.values() if attention_of(spec) and not spec.is_draft]
     if not states:
         return dict(layers)
     grid = math.lcm(*(kinds.layer(spec).checkpoint_alignment for spec in states)) if mamba_mode == "align" else 1
     if not tokens:
         size = math.lcm(grid, min(spec.block_size for spec in states)) if mamba_mode == "align" else max_model_len
         return {name: kinds.layer(spec).spanning(size, None) for name, spec in layers.items()}
-    if any(spec.latent for spec in tokens):
+    if any(is_latent(spec) for spec in tokens):
         kernel_block_size = max(kernel_block_size, 128)
     unit = math.lcm(max(kernel_block_size, *(spec.block_size for spec in tokens)), grid)
     largest = max(spec.unpadded_page_size_bytes for spec in states)
     multiples = range(1, 1 + -(-largest // unit))
     block = unit * (1 + bisect.bisect_left(multiples, largest, key=lambda count: _smallest_page(tokens, unit * count)))
-    resized = {name: spec.with_block_size(block) if spec.attends else spec for name, spec in layers.items()}
+    resized = {name: spec.with_block_size(block) if attention_of(spec) else spec for name, spec in layers.items()}
     page = max(spec.with_block_size(block).page_size_bytes for spec in tokens)
     span = block if mamba_mode == "align" else max_model_len
     return {

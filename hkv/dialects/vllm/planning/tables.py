@@ -96,8 +96,8 @@ def _startup_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
 def kind_text(group: PlannedGroup) -> str:
     """A group's kind as `hkv replay --groups` names it, with its window or chunk; `+` if it holds several kinds."""
     spec = group.spec
-    numbers = "".join(f" {getattr(spec, name)}" for name in spec.parameters)
-    return f"{spec.short_name}{numbers}{' +' * group.mixed}"
+    numbers = "".join(f" {getattr(spec, name)}" for name in spec.written.parameters)
+    return f"{spec.written.short_name}{numbers}{' +' * group.mixed}"
 
 
 def _groups(report: dict[str, Any], served: ServedPlan) -> Table:

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, of_config
@@ -135,7 +136,7 @@ def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:
     groups = np.array(parameters.groups)
     for group, spec in enumerate(config.topology.specs):
         groups[group, GroupField.EAGLE] = proof(config, group)
-        groups[group, GroupField.REACH] -= spec.kept_beyond
+        groups[group, GroupField.REACH] -= kinds.layer(spec).kept_beyond
     return groups
 
 

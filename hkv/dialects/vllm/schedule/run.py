@@ -93,7 +93,7 @@ class VllmReplayedCache(ReplayedCache):
             if spec.encoder_tokens:
                 expected = "a kind of a request's own tokens: a trace says nothing of encoders"
                 raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
-            if spec.replays:
+            if kinds.layer(spec).replays:
                 expected = "a kind that needs no tokens computed again: a replay computes each once"
                 raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
         self.config: VllmConfig = config
@@ -207,12 +207,13 @@ def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, s
     """
     spec, block = config.topology.specs[group], config.block_size(group)
     everything = tokens // block + requests
-    sparse = kinds.layer(spec).seeks_run and spec.retained_sparsely and config.retention_interval == 0
+    sparse = kinds.layer(spec).seeks_run and (spec.slides or spec.snapshot) and config.retention_interval == 0
     if not sparse or config.hit_alignment % block:
         return everything
     kept = requests * RESUMPTIONS * (spec.most_read // block + 2)
     step = config.in_flight_limit + schedule.lookahead
-    return min(everything, kept + schedule.max_running * ((spec.most_read + spec.kept_beyond + step) // block + 3))
+    reach = spec.most_read + kinds.layer(spec).kept_beyond
+    return min(everything, kept + schedule.max_running * ((reach + step) // block + 3))
 
 
 RESUMPTIONS = 4

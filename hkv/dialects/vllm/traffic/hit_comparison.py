@@ -15,7 +15,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
-from hkv.spec import KINDS, LayerSpec
+from hkv.spec import KINDS, LayerSpec, spec_to_text
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.manager import Manager
@@ -217,7 +217,7 @@ def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
 
 
 def _group_text(spec: LayerSpec, eagle: bool) -> str:
-    return spec.to_text() + (" (sharded)" if spec.shared_by_ranks else "") + (" (EAGLE)" if eagle else "")
+    return spec_to_text(spec) + (" (sharded)" if spec.shared_by_ranks else "") + (" (EAGLE)" if eagle else "")
 
 
 # Causes for which vLLM 0.33's fixed-point iteration may find another hit than the definition, by name.

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 from hkv.contract.traffic import Choices
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
     CacheState,
@@ -60,7 +61,8 @@ class LiveTraffic(Traffic):
         self._diverged = False
         self._chains: dict[str, KeyChain] = {}
         self._encoder = self._config.encoder_tokens
-        self._replayed = max((spec.most_read for spec in self._config.topology.specs if spec.replays), default=0)
+        replayed = (spec for spec in self._config.topology.specs if kinds.layer(spec).replays)
+        self._replayed = max((spec.most_read for spec in replayed), default=0)
         self._loads_whole = all(spec.reads_all for spec in self._config.topology.specs)
         self._sizes = [group["block_size"] for group in header.groups]
         self._later = later_choices(header)
