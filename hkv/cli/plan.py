@@ -30,6 +30,7 @@ from hkv.cli.options import (
 )
 from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.contract import registry
+from hkv.contract.bugs import bugs_of_part
 from hkv.contract.options import (
     COUNT,
     RANKS,
@@ -187,8 +188,10 @@ def command(given: Options) -> None:
     planners = {dialect: PLANNERS[dialect].plan_command() for dialect in chosen}
     for dialect, planner in planners.items():
         refuse_others(planner, COMMANDS, dialect)
-        if not PLANNERS[dialect].bugs:
+        known = PLANNERS[dialect].bugs
+        if not known:
             refuse_given(["bugs"], f"nothing with --dialect {dialect}, of which no upstream defect is known")
+        bugs_of_part(names_of(given.bugs), "planning", PLANNERS[dialect].title, known)
     memory = None if given.memory is None else parse_bytes(given.memory)
     options = _options(given, chosen)
     if given.plot_path is not None:
