@@ -236,9 +236,9 @@ def find(state: StepState, group: jax.Array, keys: jax.Array) -> jax.Array:
 def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
     """Whole blocks of each group that a row's query at `tokens` does not need, int32[Q, G]."""
     n = spread(groups, tokens)
-    reach = jnp.broadcast_to(field(groups, GroupField.REACH), n.shape)
-    unit = jnp.broadcast_to(field(groups, GroupField.UNIT), n.shape)
-    return divide(reads.skipped_tokens(n, unit, reach), block_sizes(groups))
+    fields = (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS)
+    numbers = (jnp.broadcast_to(field(groups, each), n.shape) for each in fields)
+    return divide(reads.skipped_tokens(n, *numbers), block_sizes(groups))
 
 
 def _spread(

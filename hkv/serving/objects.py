@@ -105,7 +105,7 @@ def _info(index: int, size: int, fields: np.ndarray) -> EngineGroupInfo | None:
     if fields[GroupField.RECURRENT]:
         return EngineGroupInfo(index, (), size, window=size, recurrent=True)
     reach = int(fields[GroupField.REACH])
-    if fields[GroupField.UNIT] > 1 or reach >= UNLIMITED or fields[GroupField.SINKS]:
+    if fields[GroupField.UNIT] > 1 or fields[GroupField.HALVINGS] or reach >= UNLIMITED or fields[GroupField.SINKS]:
         return EngineGroupInfo(index, (), size)
     return EngineGroupInfo(index, (), size, window=max(1, -(-reach // size), int(fields[GroupField.NEED])) * size)
 

@@ -59,6 +59,9 @@ def placed(
       groups: group of each layer.
     """
     fields = np.asarray(of_config(config, len(config.topology.specs) + 1).groups)
+    for name, group in groups.items():
+        if fields[group, GroupField.HALVINGS]:
+            raise ConfigError(f"layers[{name!r}]", config.topology.specs[group].kind, "a reach that no length changes")
     return tuple(
         LayerPages(
             name=name,

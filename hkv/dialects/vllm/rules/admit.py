@@ -22,7 +22,8 @@ WRITES = ("requests", "rows", "blocks")
 
 def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
     """Leading tokens of a group that the query at `n` does not need."""
-    return reads.skipped_tokens(n, view.group(group, GroupField.UNIT), view.group(group, GroupField.REACH))
+    numbers = (view.group(group, each) for each in (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS))
+    return reads.skipped_tokens(n, *numbers)
 
 
 def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:

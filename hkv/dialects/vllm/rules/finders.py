@@ -31,6 +31,7 @@ class Query(NamedTuple):
       scale: hash blocks in it.
       unit: tokens, as in `hkv.dialects.vllm.rules.reads`.
       reach: likewise.
+      halvings: likewise.
       need: blocks a window needs.
       steps: manager blocks between two lengths that a hit may have.
       length: tokens to look at.
@@ -46,6 +47,7 @@ class Query(NamedTuple):
     scale: Scalar
     unit: Scalar
     reach: Scalar
+    halvings: Scalar
     need: Scalar
     steps: Scalar
     length: Scalar
@@ -59,10 +61,10 @@ class Search(NamedTuple):
 
     `backward`: from the last block to the left, for a run of `need` blocks; else from `start` on to the right, those
     before it counted as hit without a look. `need` is 0 for a kind that can be resumed anywhere; where the query's
-    `unit` is more than a token, as many more as stand between the last multiple of it and the run's end. There, and
-    where there are sinks, none before the first block: vLLM 0.33 would round a run that begins there down before it
-    drops a block. `drop`: the last block found is given up. `sinks`: blocks at the beginning that every hit needs,
-    looked up first.
+    `unit` is more than a token, as many more as stand between the last multiple of it and the run's end; where it has
+    `halvings`, as many as the run's end asks for. There, and where there are sinks, none before the first block: vLLM
+    0.33 would round a run that begins there down before it drops a block. `drop`: the last block found is given up.
+    `sinks`: blocks at the beginning that every hit needs, looked up first.
     """
 
     backward: Scalar
@@ -127,7 +129,9 @@ def backward(
     the sinks, which are there, and the run they are null.
     """
     anywhere = search.need <= 0
-    own = (query.unit > 1) | (search.sinks > 0)
+    own = (query.unit > 1) | (search.sinks > 0) | (query.halvings > 0)
+    # The least run, which `need` has, or the block to be dropped is among those that a halved length asks for.
+    counted = (query.halvings > 0) & ~search.drop
     units = jnp.maximum(divide(query.unit, query.block), 1)
 
     def body(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -139,7 +143,10 @@ def backward(
         phase = jnp.where(phase == 0, query.steps - 1, phase - 1)
         # A chunk's beginning lies where a multiple of its size is: how many blocks a run must have depends on where
         # it ends.
-        need = jnp.where(own & (run == 1), jnp.minimum(search.need + beyond, i + 1), need)
+        # Where what is read grows with the length, so does the run: by what the length halved leaves, and no more by 0.
+        length = i + 1 - search.drop
+        grown = beyond + length - jnp.right_shift(length, query.halvings) - counted
+        need = jnp.where(own & (run == 1), jnp.minimum(search.need + grown, i + 1), need)
         beyond = jnp.where(beyond == 0, units - 1, beyond - 1)
         return w, (i - 1, run, (run > 0) & (run >= need), phase, need, beyond)
 

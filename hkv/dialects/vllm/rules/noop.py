@@ -47,8 +47,8 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
         )
         # A block is to be copied before the next write: there is something to do.
         filled = jnp.where(partial > 0, 0, filled)
-        unit, reach = view.group(group, GroupField.UNIT), view.group(group, GroupField.REACH)
-        kept = reads.last_query((jnp.maximum(first, view.group(group, GroupField.SINKS)) + 1) * block, unit, reach)
+        numbers = (view.group(group, each) for each in (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS))
+        kept = reads.last_query((jnp.maximum(first, view.group(group, GroupField.SINKS)) + 1) * block, *numbers)
         # An allocation asks for a token more than were computed, unless it is cut off at the longest request.
         kept += kept + 1 < view.whole(CacheField.MAX_MODEL_LEN)
         # The nearest of three: a new block is needed, a block is full and registered, a block leaves the window.

@@ -88,15 +88,16 @@ GroupField = enum.IntEnum(
         "SINKS",
         "STATES",
         "ENCODER",
+        "HALVINGS",
     ),
     start=0,
 )
 """Columns of `Parameters.groups`.
 
-BLOCK: tokens in a manager block. SCALE: hash blocks in it. UNIT and REACH: tokens, which say what a query needs
-(`hkv.dialects.vllm.rules.reads`). NEED: blocks in a run to resume behind, -1 where none is needed anywhere. EAGLE:
-whether a hit drops a block. CAP: most blocks admission counts. COLUMN: the group's column in the key table. CACHEABLE:
-whether it is ever hit. STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail
+BLOCK: tokens in a manager block. SCALE: hash blocks in it. UNIT and REACH, in tokens, and HALVINGS say what a query
+needs (`hkv.dialects.vllm.rules.reads`). NEED: blocks in a run to resume behind, -1 where none is needed anywhere.
+EAGLE: whether a hit drops a block. CAP: most blocks admission counts. COLUMN: the group's column in the key table.
+CACHEABLE: whether it is ever hit. STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail
 is registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
 PERIOD, KEEP and SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With
 sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.rules.retire`). SCRATCH: blocks for

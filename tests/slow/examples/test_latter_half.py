@@ -1,0 +1,35 @@
+"""A kind whose reach depends on the length, by three files: what it reads, the plain rules, the compiled numbers."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+FILES = pathlib.Path(__file__).parent / "latter_half"
+PROGRAM = """
+import importlib, sys
+import hkv.spec, hkv.dialects.vllm.kinds as compiled, reference.dialects.vllm.kinds as plain
+for package, folder in ((hkv.spec, "spec"), (compiled, "compiled"), (plain, "plain")):
+    package.__path__.append(f"{sys.argv.pop(1)}/{folder}")
+importlib.import_module("hkv.spec.latter_half")
+from hkv.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "diff --engines numpy,jax --kinds latter_half --seeds 20 --feature core",
+        "diff --engines numpy,jax --kinds latter_half,full_attention,sliding_window --seeds 6 --version 2",
+        "watch numpy --kinds latter_half,full_attention --seeds 20 --feature core",
+        "watch jax --kinds latter_half --seeds 20 --feature eagle",
+    ],
+)
+def test_both_forms_agree_and_keep_the_invariants(line: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, *[str(FILES)] * 3, *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
