@@ -97,19 +97,19 @@ GroupField = enum.IntEnum(
 BLOCK: tokens in a manager block. SCALE: hash blocks in it. UNIT and REACH, in tokens, and HALVINGS say what a query
 needs (`hkv.dialects.vllm.rules.reads`). NEED: blocks in a run to resume behind, -1 where none is needed anywhere.
 EAGLE: whether a hit drops a block. CAP: most blocks admission counts. COLUMN: the group's column in the key table.
-CACHEABLE: whether it is ever hit. STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the prompt's tail
-is registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end inside a block.
-PERIOD, KEEP and SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered; PERIOD 0: all. With
-sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.rules.retire`). SCRATCH: blocks for
-drafts at a row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a state behind, 0: at
-none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether only a prompt's last
-chunk leaves one. EXPORT_FAILS: defects that such states are to have (`hkv.dialects.vllm.rules.export`). WAITS: whether
-a hit that ends inside a block waits until the block is written so far. ONCE: whether a lookup need not be repeated, as
-a prefix of a hit is a hit too. BACKWARD: whether a lookup goes from the end to the left, for a run. RECURRENT: whether
-columns are states by position. ONE_BLOCK: whether a request has one block for its whole life. SINKS: blocks at a row's
-beginning that every query reads; only where there are some, a row may be null after entries that are not. STATES:
-whether a block holds a state that a step reads and writes as a whole. ENCODER: whether blocks hold an encoder's output,
-and no token of the request.
+CACHEABLE: whether it is ever hit. STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the
+prompt's tail is registered (1: in a block that goes on to be filled, 2: as a snapshot). FINE: whether hits may end
+inside a block. PERIOD, KEEP and SHIFT: of every PERIOD blocks, counted from SHIFT on, the last KEEP are registered;
+PERIOD 0: all. With sparse retention, so are the last KEEP before some lengths (`hkv.dialects.vllm.rules.retire`).
+SCRATCH: blocks for drafts at a row's end. EXPORT_STEP: tokens; at which distances from its start a chunk can leave a
+state behind, 0: at none. EXPORT_UNIT: tokens, to which the lengths of such states are aligned. EXPORT_LAST: whether
+only a prompt's last chunk leaves one. EXPORT_FAILS: defects that such states are to have
+(`hkv.dialects.vllm.rules.export`). WAITS: whether a hit that ends inside a block waits until the block is written so
+far. ONCE: whether a lookup need not be repeated, as a prefix of a hit is a hit too. BACKWARD: whether a lookup goes
+from the end to the left, for a run. RECURRENT: whether columns are states by position. ONE_BLOCK: whether a request has
+one block for its whole life. SINKS: blocks at a row's beginning that every query reads; only where there are some, a
+row may be null after entries that are not. STATES: whether a block holds a state that a step reads and writes as a
+whole. ENCODER: whether blocks hold an encoder's output, and no token of the request.
 
 FINDER_FIRST, FINDER_COUNT and MEMBER do not belong to the group of that row. Row j, FINDER_FIRST and FINDER_COUNT:
 first column and number of the groups that are looked up together, as the j-th. Row c, MEMBER: the group whose column
