@@ -19,11 +19,11 @@ from hkv.contract.events import (
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine, key_text
 from hkv.dialects.vllm.log.structs import Answer, CacheEvent, EventsOp, Header, Operation
-from hkv.dialects.vllm.log.wire_events import wire_events
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import ConfigError
 from hkv.oracle.record import draw
+from tests.events.wire_events import wire_events
 
 
 def stored(
