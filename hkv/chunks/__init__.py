@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from hkv.chunks.detection import Hints, TensorView, discover_per_layer_formats
     from hkv.chunks.formats import EngineKVFormat
     from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, group_layers
-    from hkv.chunks.lookup import Row, longest_prefix
-    from hkv.chunks.objects import object_groups, object_layout
-    from hkv.chunks.plans import null_chunks, plan_transfer, retrieve_range, store_range
-    from hkv.chunks.status import status_report
+    from hkv.chunks.objects import object_groups, object_layout, status_report
+    from hkv.chunks.plans import Row, longest_prefix, null_chunks, plan_transfer, retrieve_range, store_range
     from hkv.chunks.transfer import Transfer, pack, pack_groups, unpack, unpack_groups
 
 __all__ = [
@@ -54,10 +52,8 @@ __getattr__ = loader(
         "hkv.chunks.detection": "Hints TensorView discover_per_layer_formats",
         "hkv.chunks.formats": "EngineKVFormat",
         "hkv.chunks.kernel_groups": "EngineGroupInfo KernelGroup group_layers",
-        "hkv.chunks.lookup": "Row longest_prefix",
-        "hkv.chunks.objects": "object_groups object_layout",
-        "hkv.chunks.plans": "null_chunks plan_transfer retrieve_range store_range",
-        "hkv.chunks.status": "status_report",
+        "hkv.chunks.objects": "object_groups object_layout status_report",
+        "hkv.chunks.plans": "Row longest_prefix null_chunks plan_transfer retrieve_range store_range",
         "hkv.chunks.transfer": "Transfer pack pack_groups unpack unpack_groups",
     },
 )

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, slice_block_ids
-from hkv.chunks.lookup import Row, longest_prefix
-from hkv.chunks.plans import skip_in_window
+from hkv.chunks.plans import Row, longest_prefix, skip_in_window
 from hkv.errors import HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank
 

@@ -24,7 +24,7 @@ from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
 from hkv.layout.strided import StridedView
-from hkv.layout.views.derivatives import without_derivative
+from hkv.layout.views.jax import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.layout.views.runs import Runs, from_words, to_words
 from hkv.paged import plan

@@ -17,7 +17,7 @@ import numpy as np
 
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
-from hkv.layout.views.derivatives import without_derivative
+from hkv.layout.views.jax import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.layout.views.runs import to_words
 from hkv.paged import plan

@@ -21,8 +21,7 @@ from hkv.cache.arrivals import prefix_keys
 from hkv.cache.cache import Cache
 from hkv.cache.insertion import insert
 from hkv.cache.state import PAD
-from hkv.chunks.lookup import Row, longest_prefix
-from hkv.chunks.plans import RETRIEVE_BATCH, batches
+from hkv.chunks.plans import RETRIEVE_BATCH, Row, batches, longest_prefix
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
 from hkv.errors import OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank

@@ -15,8 +15,8 @@ from typing import Any
 from hkv.chunks.detection import Hints, TensorView
 from hkv.chunks.formats import EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
-from hkv.chunks.lookup import LookupResult
 from hkv.chunks.objects import ObjectGroup
+from hkv.chunks.plans import LookupResult
 from hkv.errors import ConfigError
 
 RELEASE = "0.5.6"
@@ -91,7 +91,7 @@ def skip_in_window(per_chunk: int, per_window: int, blocks: int) -> int:
 
 
 def longest_prefix(rows: Sequence[tuple[Collection[int], int]], num_chunks: int) -> LookupResult:
-    """LMCache's form of `hkv.chunks.lookup.longest_prefix`, of rows given as present chunks and windows."""
+    """LMCache's form of `hkv.chunks.plans.longest_prefix`, of rows given as present chunks and windows."""
     bitmap = _module("lmcache_native").Bitmap
     present = []
     for chunks, _ in rows:

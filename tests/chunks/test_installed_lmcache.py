@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hkv.chunks import plans
 from hkv.chunks.detection import VLLM_HINTS, Hints, TensorView, contiguous_strides, discover_per_layer_formats
 from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, group_layers, slice_block_ids
-from hkv.chunks.lookup import Row, longest_prefix
-from hkv.chunks.objects import object_groups, object_layout
-from hkv.chunks.status import hidden_dim_sizes, status_report
+from hkv.chunks.objects import hidden_dim_sizes, object_groups, object_layout, status_report
+from hkv.chunks.plans import Row, longest_prefix
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
 from tests.chunks import installed_lmcache as lmcache

@@ -15,9 +15,8 @@ import pytest
 from hkv.chunks.detection import Hints, Nested, TensorView, discover_per_layer_formats
 from hkv.chunks.formats import TRAITS, num_tensors
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, group_layers
-from hkv.chunks.lookup import Row, longest_prefix
 from hkv.chunks.objects import ObjectGroup, ObjectLayout, object_groups, object_layout
-from hkv.chunks.plans import null_chunks, plan_transfer
+from hkv.chunks.plans import Row, longest_prefix, null_chunks, plan_transfer
 from hkv.chunks.transfer import Transfer, pack, unpack
 from hkv.errors import OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hkv.chunks import plans
-from hkv.chunks.lookup import Row, longest_prefix, recurrent_hit, servable_lengths
 from hkv.chunks.objects import object_groups
+from hkv.chunks.plans import Row, longest_prefix, recurrent_hit, servable_lengths
 from hkv.errors import OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank, none_hash
 from tests.chunks.kernel_group_builders import group, mla

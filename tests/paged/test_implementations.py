@@ -11,7 +11,7 @@ from hkv import paged
 from hkv.errors import ConfigError, HKVError
 from hkv.paged import implementations
 from hkv.paged.implementations import choose, implementation_for
-from hkv.paged.target import Target, traced_for
+from hkv.paged.words import Target, traced_for
 from tests.pallas_kernels import programs
 
 BULK = jax.ShapeDtypeStruct((64, 4096), np.uint8)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hkv import paged
 from hkv.layout.strided import StridedView
 from hkv.layout.views import jax as jax_views
-from hkv.layout.views import xla
-from hkv.layout.views.runs import ROW_LIMIT
+from hkv.layout.views.runs import ROW_LIMIT, distinct_starts
 from tests.pallas_kernels import cases, programs
 
 SCATTER = re.compile(r'"stablehlo.scatter".*unique_indices = (\w+)')
@@ -51,7 +50,7 @@ def test_a_scatter_that_promises_nothing_is_seen():
     assert promises(text) == ["false"]
 
 
-DISTINCT = jax.jit(xla.distinct_starts, static_argnums=1)
+DISTINCT = jax.jit(distinct_starts, static_argnums=1)
 
 
 @given(cases.scatter_starts(1, 3, 2, 2), st.sampled_from([cases.NUM_ROWS, ROW_LIMIT]))

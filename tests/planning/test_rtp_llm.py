@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, dsv4, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.blocks import MIB, runtime_reserve
+from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import (
     budget_shares,
@@ -92,7 +93,7 @@ CONTEXT = OpaqueContext(kernel_tokens=128)
 
 
 def test_k9_deepseek_v4_in_bfloat16() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128)
+    descs = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128)
     sizes = {tag: opaque(desc.spec, CONTEXT).payload for tag, desc in descs.items()}
     assert sizes == {
         "csa_kv": 32768,
@@ -106,7 +107,7 @@ def test_k9_deepseek_v4_in_bfloat16() -> None:
 
 
 def test_k10_deepseek_v4_in_float8() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True, block_size=128)
+    descs = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=True, block_size=128)
     strides = {tag: opaque(descs[tag].spec, CONTEXT).bytes for tag in ("csa_kv", "hca_kv", "indexer_kv", "swa_kv")}
     assert strides == {"csa_kv": 19008, "hca_kv": 1152, "indexer_kv": 4224, "swa_kv": 74880}
 
@@ -130,26 +131,26 @@ def test_k15_order_and_layers_of_deepseek_v4s_groups() -> None:
     pro = [128, 128, *([4, 128] * 29), 4]
     flash = [0, 0, *([4, 128] * 20), 4]
     order = "hca_kv hca_state swa_kv csa_kv indexer_kv indexer_state csa_state"
-    assert " ".join(dsv4.tag_order(pro)) == order
+    assert " ".join(dict.fromkeys(tag for ratio in pro for tag in dsv4_layer_tags(ratio))) == order
     order = "swa_kv csa_kv indexer_kv indexer_state csa_state hca_kv hca_state"
-    assert " ".join(dsv4.tag_order(flash)) == order
-    counts = {tag: sum(tag in dsv4.layer_tags(ratio) for ratio in pro) for tag in ("hca_kv", "csa_kv", "swa_kv")}
+    assert " ".join(dict.fromkeys(tag for ratio in flash for tag in dsv4_layer_tags(ratio))) == order
+    counts = {tag: sum(tag in dsv4_layer_tags(ratio) for ratio in pro) for tag in ("hca_kv", "csa_kv", "swa_kv")}
     assert counts == {"hca_kv": 31, "csa_kv": 30, "swa_kv": 61}
-    counts = {tag: sum(tag in dsv4.layer_tags(ratio) for ratio in flash) for tag in ("hca_kv", "csa_kv", "swa_kv")}
+    counts = {tag: sum(tag in dsv4_layer_tags(ratio) for ratio in flash) for tag in ("hca_kv", "csa_kv", "swa_kv")}
     assert counts == {"hca_kv": 20, "csa_kv": 21, "swa_kv": 43}
 
 
 def test_i15_explicit_pools() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128)
+    descs = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128)
     blocks = {tag: opaque(desc.spec, CONTEXT) for tag, desc in descs.items()}
     policies = {tag: desc.policy for tag, desc in descs.items()}
     policies["hca_state"] = dataclasses.replace(policies["hca_state"], explicit_block_num=50)
-    layers = [dsv4.layer_tags(ratio) for ratio in (128, 128, 4, 128, 4)]
+    layers = [dsv4_layer_tags(ratio) for ratio in (128, 128, 4, 128, 4)]
     groups = independent_pools(layers, blocks, policies, kernel=128)
     sized = {group.tag: group.num_blocks for group in finalize(groups, 200, shared=False)}
     assert sized == {tag: 50 if tag == "hca_state" else 200 for tag in sized}
     assert budget_shares(groups, shared=False)[0] == 50 * 3 * 524288
-    in_host_memory = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128, pinned=True)
+    in_host_memory = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=False, block_size=128, pinned=True)
     pinned = {tag: desc.policy for tag, desc in in_host_memory.items()}
     assert pinned["hca_state"].memory_placement is MemoryPlacement.HOST_PINNED
     assert budget_shares(independent_pools(layers, blocks, pinned, kernel=128), shared=False)[0] == 0
@@ -247,7 +248,7 @@ def test_keys_and_values_are_not_counted_once_for_each_kernel_block() -> None:
             "deepseek_v4",
             "independent",
             256,
-            dict.fromkeys(("hca_kv", "hca_state"), 23) | {"swa_kv": 43} | dict.fromkeys(dsv4.CSA_TAGS[:-1], 20),
+            dict.fromkeys(("hca_kv", "hca_state"), 23) | {"swa_kv": 43} | dict.fromkeys(CSA_TAGS[:-1], 20),
         ),
     ],
 )

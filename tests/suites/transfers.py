@@ -9,14 +9,16 @@ import numpy as np
 
 from hkv.chunks.formats import SCALE_BYTES, TRAITS, EngineKVFormat, num_tensors
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
-from hkv.chunks.lookup import Row, longest_prefix, recurrent_hit
 from hkv.chunks.objects import StagingLayout, object_groups, object_layout
 from hkv.chunks.plans import (
     Launch,
+    Row,
     downsample,
     host_copy_pieces,
+    longest_prefix,
     null_chunks,
     plan_transfer,
+    recurrent_hit,
     retrieve_range,
     store_range,
 )

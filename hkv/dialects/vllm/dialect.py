@@ -235,7 +235,7 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.vectors import hits, keys, plans
 
         return {
-            "keys": ("chained prefix keys of a request's tokens", keys.cases),
-            "hits": ("the longest common prefix hit, by definition and as vLLM 0.33 finds it", hits.cases),
-            "plans": ("groups, block counts and tensors for layers and memory", plans.cases),
+            "keys": ("chained prefix keys of a request's tokens", keys),
+            "hits": ("the longest common prefix hit, by definition and as vLLM 0.33 finds it", hits),
+            "plans": ("groups, block counts and tensors for layers and memory", plans),
         }

@@ -8,17 +8,19 @@ movement is of unsigned words, so that NaN payloads survive.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView
-from hkv.layout.views.derivatives import without_derivative
 from hkv.layout.views.numpy import numpy_dtype
-from hkv.layout.views.runs import Runs, from_words, runs_of, to_words
-from hkv.layout.views.xla import gather_runs, scatter_runs
+from hkv.layout.views.runs import Runs, from_words, gather_runs, runs_of, scatter_runs, to_words
 
 
 def read_blocks(buffer: jax.Array, strided: StridedView, blocks: jax.Array) -> jax.Array:
@@ -94,3 +96,31 @@ def _runs(buffer: jax.Array, strided: StridedView) -> tuple[Runs, tuple[int, ...
     shape = tuple(strided.shape[axis] for axis in (0, *physical))
     strides = tuple(strided.strides[axis] for axis in (0, *physical))
     return runs_of(buffer, StridedView(shape, strides, strided.offset, strided.dtype), 1), physical
+
+
+# Refusing derivatives where values become bits: JAX's own for a bitcast to an integer is 0, without a word.
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def without_derivative(argument: str, values: jax.Array) -> jax.Array:
+    """The values themselves, which nothing may be differentiated through, forward or backward.
+
+    Args:
+      argument: name of the values, as the caller knows it.
+      values: any dtype and shape.
+
+    Raises:
+      LayoutError: a derivative with respect to something that the values depend on was asked for.
+    """
+    del argument
+    return values
+
+
+@functools.partial(without_derivative.defjvp, symbolic_zeros=True)
+def _refuse(argument: str, primals: tuple[jax.Array], tangents: tuple[Any]) -> tuple[jax.Array, Any]:
+    (values,), (tangent,) = primals, tangents
+    if not isinstance(tangent, SymbolicZero):
+        given = f"{values.dtype}{list(values.shape)}, differentiated"
+        expected = "no derivative, for they become bits and it would be 0: jax.lax.stop_gradient makes them constants"
+        raise LayoutError(argument, given, expected)
+    return values, tangent

@@ -19,7 +19,7 @@ from hkv.model.huggingface.common_fields import LENGTHS
 from hkv.model.huggingface.families import known_families
 from hkv.model.huggingface.family import AROUND, BY_TYPE, INERT, ONLY, WRAPPERS, type_of, words
 from hkv.model.huggingface.fields import Fields, show
-from hkv.model.huggingface.options import ReadOptions
+from hkv.model.huggingface.model import ReadOptions
 
 QUANTIZATION = "quantization_config"
 """The one known field that may be ignored: how weights are packed, and the cache where that says so too."""

@@ -8,8 +8,7 @@ from typing import Any
 from hkv.errors import ConfigError
 from hkv.model.huggingface.common_fields import longest_request, quantized_cache, served_dtype
 from hkv.model.huggingface.fields import Field, Fields
-from hkv.model.huggingface.model import CacheLayer, Model
-from hkv.model.huggingface.options import ReadOptions
+from hkv.model.huggingface.model import CacheLayer, Model, ReadOptions
 from hkv.spec import ChunkedLocal, CrossAttention, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
 from hkv.spec.dtypes import ITEM_BYTES, item_bytes
 

@@ -14,8 +14,7 @@ from hkv.model.huggingface.families import known_families
 from hkv.model.huggingface.family import LAYER_LIST, WRAPPERS, Family, layer_template, type_of, words
 from hkv.model.huggingface.fields import Fields
 from hkv.model.huggingface.loading import ConfigFile, naming_file
-from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.options import ReadOptions
+from hkv.model.huggingface.model import Model, ReadOptions
 
 SINCE = {
     "0.9.2": "phi3small",

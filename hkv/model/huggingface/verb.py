@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hkv.model.huggingface.loading import load_config
-from hkv.model.huggingface.model import Model
-from hkv.model.huggingface.options import GDN_PREFILLS, ReadOptions
+from hkv.model.huggingface.model import GDN_PREFILLS, Model, ReadOptions
 from hkv.model.huggingface.reading import read_model as read_config
 
 

@@ -81,7 +81,7 @@ ALL2ALL_BACKENDS = (
 GDN_BACKENDS = ("flashinfer", "triton", "cutedsl")
 KDA_BACKENDS = ("auto", "flashkda", "triton")
 """Kernels for prompts of recurrent layers that vLLM 0.33 has on NVIDIA's GPUs; which of them leave a state behind
-inside a chunk, `hkv.model.huggingface.options` says."""
+inside a chunk, `hkv.model.huggingface.model` says."""
 
 
 def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
