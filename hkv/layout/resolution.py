@@ -1,10 +1,9 @@
-"""Physical orders that a model may use, and the one it gets: legality, precedence, kernel block sizes (vLLM 0.33)."""
+"""Physical orders that a model may use, and the one it gets: legality and precedence (vLLM 0.33)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from hkv.errors import LayoutError
@@ -16,23 +15,6 @@ from hkv.spec.dtypes import item_bytes
 
 DEFAULT_PREFERENCE = (Order.LBNHC, Order.LBHNC, Order.BLNHC, Order.BLHNC, Order.BHLNC, Order.LHBNC)
 """Orders in falling preference when no backend declares any (vLLM 0.33 `get_supported_kv_cache_layouts`)."""
-
-BACKEND_ORDERS = MappingProxyType(
-    {
-        "flash_attn": None,
-        "triton_attn": None,
-        "flashinfer": None,
-        "flashinfer-sm100": (Order.LBHNC, Order.BLHNC),
-        "cpu_attn": (Order.LBHNC,),
-        "flex_attention": (Order.LBNHC,),
-        "turboquant": (Order.LBNHC,),
-        "b12x": (Order.LBHNC, Order.BLHNC),
-        "rocm_attn": (Order.LHBNC, Order.LBHNC),
-        "rocm_aiter_fa": (Order.LBHNC, Order.LHBNC),
-        "mla_indexer": (Order.BLHNC,),
-    }
-)
-"""Orders that some of vLLM 0.33's attention backends declare, most preferred first; None for any."""
 
 ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 """The environment variable in which vLLM is told an order."""
@@ -51,36 +33,6 @@ class Resolution:
     order: Order
     source: str
     note: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class AnyMultiple:
-    """Kernel block sizes that are multiples of `base` tokens (vLLM 0.33 `MultipleOf`)."""
-
-    base: int
-
-    def accepts(self, block_size: int) -> bool:
-        """True if a kernel with this rule takes blocks of `block_size` tokens."""
-        return block_size % self.base == 0
-
-
-def supported_orders(declared: Iterable[Sequence[Order] | None]) -> tuple[Order, ...]:
-    """Orders that every backend of a worker supports, most preferred first.
-
-    Args:
-      declared: each backend's orders, most preferred first, or None for any.
-
-    Raises:
-      LayoutError: no order is in every list.
-    """
-    lists = [tuple(orders) for orders in declared if orders is not None] or [DEFAULT_PREFERENCE]
-    if all(orders == lists[0] for orders in lists):
-        return lists[0]
-    common = [order for order in Order if all(order in orders for orders in lists)]
-    if not common:
-        shown = "; ".join(", ".join(order.value for order in orders) for orders in lists)
-        raise LayoutError("declared", shown, "an order that is in every backend's list")
-    return tuple(sorted(common, key=lambda order: -sum(orders[0] is order for orders in lists)))
 
 
 def legal_orders(specs: Iterable[LayerSpec], candidates: Sequence[Order] = DEFAULT_PREFERENCE) -> tuple[Order, ...]:
@@ -161,30 +113,6 @@ def check_groups(order: Order, groups: Sequence[Sequence[LayerSpec]]) -> None:
     if not order.block_compact or (len(groups) > 1 and order.layer_compact):
         wanted = [o.value for o in Order if o.block_compact and (o.block_outermost or len(groups) == 1)]
         raise LayoutError("layout", order.value, f"one of {', '.join(wanted)}, as pages have {sizes} bytes")
-
-
-def common_kernel_block_size(block_size: int, backends: Sequence[Sequence[int | AnyMultiple]]) -> int:
-    """Tokens in a kernel's block, for all kernels that read one group (vLLM 0.33 `select_common_block_size`).
-
-    The manager's size if every kernel takes it, else the largest size that one kernel names, every kernel takes, and
-    the manager's size is a multiple of.
-
-    Args:
-      block_size: tokens in the manager's block.
-      backends: for each kernel, the sizes it takes.
-
-    Raises:
-      LayoutError: no size suits every kernel.
-    """
-
-    def accepted(size: int) -> bool:
-        return all(any(r.accepts(size) if isinstance(r, AnyMultiple) else r == size for r in b) for b in backends)
-
-    named = {rule for rules in backends for rule in rules if isinstance(rule, int) and block_size % rule == 0}
-    for size in (block_size, *sorted(named, reverse=True)):
-        if accepted(size):
-            return size
-    raise LayoutError("block_size", block_size, f"a size that every kernel can split: {[list(b) for b in backends]}")
 
 
 def _names(orders: Sequence[Order]) -> str:

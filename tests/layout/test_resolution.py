@@ -9,14 +9,10 @@ import pytest
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout, Order
 from hkv.layout.resolution import (
-    BACKEND_ORDERS,
     DEFAULT_PREFERENCE,
-    AnyMultiple,
     check_groups,
-    common_kernel_block_size,
     legal_orders,
     resolve,
-    supported_orders,
 )
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 
@@ -37,17 +33,6 @@ def test_what_each_order_is():
     }
     assert (Order.parse("NHD"), Order.parse("HND")) == (Order.LBNHC, Order.LBHNC)
     assert all(order.axes[-1] == 4 and sorted(order.axes) == [0, 1, 2, 3, 4] for order in Order)
-
-
-def test_backends_agree_or_the_most_wanted_wins():
-    assert supported_orders([]) == DEFAULT_PREFERENCE
-    assert supported_orders([None, None]) == DEFAULT_PREFERENCE
-    one = (Order.LBHNC, Order.BLHNC)
-    assert supported_orders([one, None, one]) == one
-    assert supported_orders([(Order.BLHNC, Order.LBHNC), one, (Order.BLHNC, Order.LBHNC)]) == (Order.BLHNC, Order.LBHNC)
-    assert supported_orders([(Order.BLHNC, Order.LBHNC), one]) == (Order.LBHNC, Order.BLHNC)
-    with pytest.raises(LayoutError, match="in every backend's list"):
-        supported_orders([BACKEND_ORDERS["mla_indexer"], BACKEND_ORDERS["cpu_attn"]])
 
 
 def test_mixed_shapes_need_pages_in_one_run():
@@ -105,18 +90,6 @@ def test_groups_of_mixed_pages():
         else:
             with pytest.raises(LayoutError, match="as pages have"):
                 check_groups(order, groups)
-
-
-def test_kernel_block_sizes():
-    assert common_kernel_block_size(32, [[AnyMultiple(16)], [16, 32]]) == 32
-    assert common_kernel_block_size(528, [[16, 32, 64]]) == 16
-    assert common_kernel_block_size(256, [[AnyMultiple(16)], [64, 32]]) == 64
-    assert common_kernel_block_size(256, [[64, 32], [32]]) == 32
-    assert common_kernel_block_size(48, []) == 48
-    with pytest.raises(LayoutError, match="block_size = 48"):
-        common_kernel_block_size(48, [[32, 64]])
-    with pytest.raises(LayoutError, match="every kernel can split"):
-        common_kernel_block_size(256, [[64], [32]])
 
 
 @pytest.mark.parametrize("order", Order, ids=lambda order: order.value)

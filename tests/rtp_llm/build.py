@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
-from hkv.dialects.rtp_llm.planning import dsv4
+from hkv.dialects.rtp_llm.planning.descriptions import dsv4_descriptions, dsv4_layer_tags
 from hkv.model.group_policy import CpMapping, GroupType, default_policy
 from hkv.model.topology import Group, Topology
 from hkv.spec import FullAttention, Mamba
@@ -71,8 +71,8 @@ def allocator(topology: Topology, num_blocks: tuple[int, ...], **fields: Any) ->
 def dsv4_groups(ratios: Sequence[int], block_size: int, cp_size: int = 1) -> tuple[Group, ...]:
     """DeepSeek-V4's groups in the order in which layers name them; only ids are studied, so all cache keys alike."""
     found = []
-    described = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=False)
-    for tag in dsv4.tag_order(ratios):
+    described = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=False)
+    for tag in dict.fromkeys(tag for ratio in ratios for tag in dsv4_layer_tags(ratio)):
         policy = described[tag].policy
         compact = policy.cp_mapping is CpMapping.COMPACT_LAST_RANK
         found.append(Group(tag=tag, spec=attention(block_size * (cp_size if compact else 1)), policy=policy))

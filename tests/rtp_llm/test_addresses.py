@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses, Span
-from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, dsv4, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
 from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
@@ -122,12 +123,12 @@ def test_shares_of_heads_cover_a_block() -> None:
 
 
 def test_deepseek_v4_addresses_by_tag() -> None:
-    descs = dsv4.descriptions(head_dim=512, indexer_dim=128, float8=True)
+    descs = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=True)
     blocks = {tag: opaque(region_of(desc), OpaqueContext(kernel_tokens=128)) for tag, desc in descs.items()}
-    layers = [dsv4.layer_tags(ratio) for ratio in (0, 4, 128, 4)]
+    layers = [dsv4_layer_tags(ratio) for ratio in (0, 4, 128, 4)]
     groups = independent_pools(layers, blocks, {tag: desc.policy for tag, desc in descs.items()}, kernel=128)
     addresses = plan(groups, 9, False)
-    spans = [addresses.buffers(1, 5, tag) for tag in dsv4.CSA_TAGS]
+    spans = [addresses.buffers(1, 5, tag) for tag in CSA_TAGS]
     assert len({span.pool for (span,) in spans}) == 5
     (compressed,) = addresses.buffers(3, 2, "csa_kv")
     assert compressed == Span(1, (1 * 9 + 2) * 2 * 19008, 2 * 19008)

@@ -13,7 +13,8 @@ import pytest
 
 from hkv.dialects.rtp_llm.disaggregation import Lists, Move, Server, arrived_tokens, carry, plan_moves
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
-from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions, dsv4
+from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
+from hkv.dialects.rtp_llm.planning.descriptions import dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.transfers import tensor_parallel_peers
 from hkv.errors import PlanError
 from hkv.mesh.parallel_shape import ParallelShape
@@ -49,7 +50,7 @@ def latent(sizes: tuple[int, int], dtype: str, indexer: int | None, count: int) 
 FULL12 = attention(12, 4, "float8_e4m3fn")
 SWA = attention(12, 2, "float8_e4m3fn")
 STATE = recurrent("float32", heads=12)
-V4 = dsv4.descriptions(head_dim=8, indexer_dim=4, float8=False)
+V4 = dsv4_descriptions(head_dim=8, indexer_dim=4, float8=False)
 KINDS = {
     "float8": Kind(DescribedModel((one("default", FULL12),) * 2)),
     "kernel blocks and drafts": Kind(
@@ -65,7 +66,7 @@ KINDS = {
     ),
     "deepseek_v4": Kind(
         DescribedModel(
-            tuple(LayerDescription(caches=tuple(V4[tag] for tag in dsv4.layer_tags(ratio))) for ratio in (128, 4, 0, 4))
+            tuple(LayerDescription(caches=tuple(V4[tag] for tag in dsv4_layer_tags(ratio))) for ratio in (128, 4, 0, 4))
         ),
         None,
         {"pools": "independent", "block_size": 256, "kernel_block_size": 128, "explicit_blocks": (("hca_state", 24),)},
