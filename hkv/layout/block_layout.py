@@ -24,15 +24,7 @@ __all__ = ["ElementPlace", "Layout", "Order", "Place", "StridedView", "copy_widt
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One byte of a cache by its logical coordinates.
-
-    Attributes:
-      layer: index among the layout's layers.
-      block: manager block id.
-      head: head slot.
-      state: state in the manager block.
-      byte: byte in the content of that (head, state).
-    """
+    """One byte of a cache by its logical coordinates: head slot and state of a manager block, byte in their content."""
 
     layer: int
     block: int
@@ -43,16 +35,9 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class ElementPlace:
-    """One byte of a cache by what it is part of.
+    """One byte of a cache by what it is part of: byte of an element of a part (`key`, `value_scale`, `state0`, ...).
 
-    Attributes:
-      part: name of the part (`key`, `value_scale`, `state0`, ...).
-      layer: index among the layout's layers.
-      block: manager block id.
-      head: head of the part.
-      state: state in the manager block.
-      index: element of the part, one number for each axis of its shape.
-      byte: byte of that element.
+    `index` has one number for each axis of the part's shape; head and state are those of the manager block.
     """
 
     part: str
@@ -227,11 +212,7 @@ class Layout:
         return (self.strides[L], self.strides[B] * self.kernel_step, self.strides[B], *inner)
 
     def layer_view(self, layer: int) -> StridedView:
-        """One layer as the engine sees it: `[B, H, N, elements]` of `dtype`; K before V along the last axis.
-
-        Raises:
-          LayoutError: no such layer, or strides that are no multiple of the element.
-        """
+        """One layer as the engine sees it: `[B, H, N, elements]` of `dtype`; K before V along the last axis."""
         item = item_bytes(self.dtype)
         if self.shape[C] % item:
             raise LayoutError("content_bytes", self.shape[C], f"a multiple of {item}, the bytes of one {self.dtype}")
@@ -240,11 +221,7 @@ class Layout:
         return StridedView(shape, (*self.strides[B:C], item), self.offset + layer * self.strides[L], self.dtype)
 
     def part(self, name: str) -> Part:
-        """The part of that name.
-
-        Raises:
-          LayoutError: there is none.
-        """
+        """The part of that name; LayoutError where there is none."""
         for part in self.content:
             if part.name == name:
                 return part
@@ -253,9 +230,8 @@ class Layout:
     def part_view(self, name: str, layer: int) -> StridedView:
         """One part of one layer: `[B, heads, N, *shape]` of the part's own dtype.
 
-        Raises:
-          LayoutError: no such part or layer; elements are not aligned; a part that lies in planes (such as scales after
-            all keys of a page) in an order that interleaves the heads of a page.
+        LayoutError where elements are not aligned, or a part that lies in planes (such as scales after all keys of a
+        page) is in an order that interleaves the heads of a page.
         """
         _check("layer", layer, self.shape[L])
         cells = self.part_cells(name)
@@ -263,11 +239,7 @@ class Layout:
         return StridedView(shape, cells.strides[2:], cells.offset + layer * self.strides[L], cells.dtype)
 
     def part_cells(self, name: str) -> StridedView:
-        """One part of every layer: `[layers, blocks, kernel blocks of a block, heads, states, *shape]`.
-
-        Raises:
-          LayoutError: as `part_view`.
-        """
+        """One part of every layer: `[layers, blocks, kernel blocks of a block, heads, states, *shape]`."""
         if name not in self._cells_of_parts:
             self._cells_of_parts[name] = self._cells_of(self.part(name))
         return self._cells_of_parts[name]
@@ -296,18 +268,7 @@ class Layout:
             raise LayoutError("layout", self.order.value, expected)
 
     def address(self, layer: int, block: int, head: int, state: int, byte: int = 0) -> int:
-        """The byte at those coordinates.
-
-        Args:
-          layer: index among the layout's layers.
-          block: manager block id; block 0 is addressable.
-          head: head slot.
-          state: state in the manager block.
-          byte: byte in the content of that (head, state).
-
-        Raises:
-          LayoutError: a coordinate is out of range; nothing wraps.
-        """
+        """The byte at those coordinates, as `Place` has them; block 0 is addressable, nothing wraps: LayoutError."""
         _check("head", head, self.shape[H])
         _check("byte", byte, self.shape[C])
         return self.cells().address(*self._grouped(layer, block, head, state), byte)
@@ -320,11 +281,7 @@ class Layout:
         return Place(layer, block, head, piece * self.shape[N] + state, byte)
 
     def element_address(self, part: str, layer: int, block: int, head: int, state: int, *index: int) -> int:
-        """First byte of an element of a part; `head` counts the part's own heads.
-
-        Raises:
-          LayoutError: as `address` and `part_view`.
-        """
+        """First byte of an element of a part; `head` counts the part's own heads."""
         return self.part_cells(part).address(*self._grouped(layer, block, head, state), *index)
 
     def locate_element(self, offset: int) -> ElementPlace | None:
@@ -344,20 +301,12 @@ class Layout:
         return layer, block, piece, head, inside
 
     def kernel_rows(self, block: int) -> range:
-        """Kernel-block rows of a manager block.
-
-        Raises:
-          LayoutError: no such block.
-        """
+        """Kernel-block rows of a manager block."""
         _check("block", block, self.num_blocks)
         return range(block * self.kernel_step, block * self.kernel_step + self.split)
 
     def states_of(self, token: int) -> range:
-        """States of a manager block that hold its token `token` (0 is the block's first).
-
-        Raises:
-          LayoutError: the block is a snapshot, or holds fewer tokens.
-        """
+        """States of a manager block that hold its token `token` (0 is the block's first); LayoutError for snapshots."""
         if self.tokens_per_state is None:
             raise LayoutError("token", token, "a state: a snapshot block holds one state, not tokens")
         tokens = Fraction(self.tokens_per_state)
@@ -369,9 +318,6 @@ class Layout:
         """The bytes of one manager block of one layer, padding left out, as (first byte, bytes) in rising order.
 
         One run in block-compact orders; one a head in LHBNC and BHLNC, which is what copies and zeroing must visit.
-
-        Raises:
-          LayoutError: no such layer or block.
         """
         start = self.address(layer, block, 0, 0)
         return tuple(StridedView((self.split, *self.shape[H:]), self.strides[B:], start, "uint8").runs())

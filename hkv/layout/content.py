@@ -81,12 +81,8 @@ _DS_MLA = {
 def quantize(spec: AttentionSpec, name: str) -> AttentionSpec:
     """`spec` with the head slots and content bytes of a packing (vLLM 0.33 `customize_spec` of its backends).
 
-    Args:
-      spec: the layer with its logical head sizes; unchanged if it already states its content bytes.
-      name: one of `QUANTIZATIONS`.
-
-    Raises:
-      LayoutError: unknown name, or head sizes the packing does not take.
+    A layer that already states its content bytes is unchanged. LayoutError for an unknown name of a packing, or head
+    sizes that it does not take.
     """
     if name not in QUANTIZATIONS:
         raise LayoutError("quantization", name, f"one of {', '.join(QUANTIZATIONS)}")
@@ -126,13 +122,9 @@ def quantize(spec: AttentionSpec, name: str) -> AttentionSpec:
 
 
 def content_parts(spec: LayerSpec, states: int) -> tuple[Part, ...]:
-    """The parts of a page of `states` states.
+    """The parts of a page of `states` states, which a kernel sees: a piece of the manager's block when that is split.
 
     A packing of which only the size is known, or whose size is not what its name says, is one part named `packed`.
-
-    Args:
-      spec: cache description of the layer.
-      states: states in the page a kernel sees, which is a piece of the manager's block when that is split.
     """
     if (attention := attention_of(spec)) is None:
         return _other_parts(spec)

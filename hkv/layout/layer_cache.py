@@ -42,19 +42,11 @@ class Region:
         return self.scale_offset + self.num_layers * self.num_blocks * self.scale_stride
 
     def kv_address(self, layer: int, block: int) -> int:
-        """First byte of a block of a layer.
-
-        Raises:
-          LayoutError: no such layer or block; block 0 is addressable.
-        """
+        """First byte of a block of a layer; block 0 is addressable."""
         return self.kv_offset + self._index(layer, block) * self.kv_stride
 
     def scale_address(self, layer: int, block: int) -> int | None:
-        """First byte of a block's scales, None where there are none.
-
-        Raises:
-          LayoutError: no such layer or block.
-        """
+        """First byte of a block's scales, None where there are none."""
         index = self._index(layer, block)
         return self.scale_offset + index * self.scale_stride if self.scale_stride else None
 
@@ -66,14 +58,9 @@ class Region:
 
 
 def stack_regions(num_blocks: int, strides: Sequence[tuple[int, int, int]]) -> tuple[Region, ...]:
-    """The regions of one pool, back to back.
+    """The regions of one pool, back to back, of as many blocks each.
 
-    Args:
-      num_blocks: blocks of the pool; every region has as many.
-      strides: for each model, the main one first: (layers, bytes of a block, bytes of its scales or 0).
-
-    Raises:
-      LayoutError: a count or stride that is not positive.
+    `strides` are, for each model, the main one first, (layers, bytes of a block, bytes of its scales or 0).
     """
     regions: list[Region] = []
     offset = 0
@@ -125,20 +112,8 @@ def mha_layer(
 ) -> LayerCache:
     """Multi-head attention: `[rows, 2, heads, kernel_tokens, head_size]`, K before V in each kernel block.
 
-    With several kernel blocks a block, K and V alternate: the halves of a physical block are not K and V.
-
-    Args:
-      region: region in which the layer lies.
-      layer: its slot.
-      tag: the group's tag.
-      dtype: element type.
-      heads: key/value heads on this rank.
-      head_size: elements of one head.
-      tokens: tokens in a physical block.
-      kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
-
-    Raises:
-      LayoutError: a block is not exactly as large, kernel blocks do not divide it, or scales do not.
+    With several kernel blocks a block, K and V alternate: the halves of a physical block, which has `tokens` tokens,
+    are not K and V. Heads are those of this rank; `layer` is a slot of the region.
     """
     pieces = _pieces(tokens, kernel_tokens)
     shape = (region.num_blocks * pieces, 2, heads, kernel_tokens, head_size)
@@ -153,19 +128,7 @@ def mha_layer(
 
 
 def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int) -> LayerCache:
-    """Latent attention: `[rows, kernel_tokens, elements]`; scales or indexer keys `[rows, kernel_tokens, bytes]`.
-
-    Args:
-      region: region in which the layer lies.
-      layer: its slot.
-      tag: the group's tag.
-      dtype: element type.
-      tokens: tokens in a physical block.
-      kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
-
-    Raises:
-      LayoutError: tokens do not divide a block or its scales.
-    """
+    """Latent attention: `[rows, kernel_tokens, elements]`; scales or indexer keys `[rows, kernel_tokens, bytes]`."""
     pieces = _pieces(tokens, kernel_tokens)
     elements = _divide("kv_stride", region.kv_stride, tokens * item_bytes(dtype))
     kv = _dense((region.num_blocks * pieces, kernel_tokens, elements), region.kv_address(layer, 0), dtype)
@@ -176,20 +139,7 @@ def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, 
 def opaque_layer(
     region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int, scale_dtype: str = "uint8"
 ) -> LayerCache:
-    """Compressed keys and values of which only the size is known: `[rows, elements]`.
-
-    Args:
-      region: region in which the layer lies.
-      layer: its slot.
-      tag: the group's tag.
-      dtype: element type.
-      tokens: tokens in a physical block.
-      kernel_tokens: tokens in a kernel's block, a divisor of `tokens`.
-      scale_dtype: element type of the scales, if there are any.
-
-    Raises:
-      LayoutError: kernel blocks do not divide a block.
-    """
+    """Compressed keys and values of which only the size is known: `[rows, elements]`."""
     pieces = _pieces(tokens, kernel_tokens)
     elements = _divide("kv_stride", region.kv_stride, pieces * item_bytes(dtype))
     kv = _dense((region.num_blocks * pieces, elements), region.kv_address(layer, 0), dtype)
@@ -203,17 +153,6 @@ def state_layer(
     """Linear attention, sliding windows and opaque states: `[blocks, elements]`, never split.
 
     In a shared hybrid pool a block is as large as the full-attention group's, so a state fills only its beginning.
-
-    Args:
-      region: region in which the layer lies.
-      layer: its slot.
-      tag: the group's tag.
-      dtype: element type of the pool.
-      tokens: tokens in a physical block.
-      scale_dtype: element type of the scales, if there are any.
-
-    Raises:
-      LayoutError: elements do not divide a block.
     """
     return opaque_layer(
         region, layer, tag=tag, dtype=dtype, tokens=tokens, kernel_tokens=tokens, scale_dtype=scale_dtype
@@ -223,21 +162,8 @@ def state_layer(
 def partition_bytes(full: int, key: int, value: int, heads: int, count: int, index: int) -> tuple[int, int, int, int]:
     """Byte ranges of one of `count` equal shares of a block's heads (RTP-LLM `splitKVPartitionBytes`).
 
-    Only true for blocks that are `[K of all heads][V of all heads]`, that is, with one kernel block a block.
-
-    Args:
-      full: bytes of the block.
-      key: bytes of its K; `value`: of its V.
-      value: see `key`.
-      heads: heads in the block.
-      count: shares.
-      index: index of the share.
-
-    Returns:
-      (offset of K, bytes of K, offset of V, bytes of V), from the block's start.
-
-    Raises:
-      LayoutError: the numbers do not divide each other, or there is no such share.
+    Only true for blocks that are `[K of all heads][V of all heads]`, that is, with one kernel block a block: `full`
+    bytes, of which `key` and `value`. Gives (offset of K, bytes of K, offset of V, bytes of V), from the block's start.
     """
     if count < 1 or not 0 <= index < count:
         raise LayoutError("index", index, f"a share from 0 to {count - 1}")

@@ -26,11 +26,7 @@ class Order(enum.Enum):
 
     @classmethod
     def parse(cls, name: str | Order) -> Order:
-        """The order of that name; `NHD` and `HND` are the old names of LBNHC and LBHNC.
-
-        Raises:
-          LayoutError: there is none.
-        """
+        """The order of that name; `NHD` and `HND` are the old names of LBNHC and LBHNC."""
         if isinstance(name, Order):
             return name
         try:
@@ -82,17 +78,9 @@ def order_strides(
 ) -> Axes:
     """Bytes between neighbours along each logical axis (vLLM 0.33 `compute_layout_strides`).
 
-    Strides grow from the innermost axis outwards. A padded page widens the inner one of L and B; a fixed stride
-    replaces the derived one and pushes everything outside of it outwards.
-
-    Args:
-      shape: extents in logical order; C in bytes.
-      order: the physical order.
-      page_size_padded: bytes one layer's block takes up, or None for none to spare.
-      fixed: strides that are given, None where they follow from the others.
-
-    Raises:
-      LayoutError: a page would be padded in an order that scatters it; a fixed stride that pages do not divide.
+    Strides grow from the innermost axis outwards; of `shape`, C is in bytes. A padded page widens the inner one of L
+    and B; a fixed stride replaces the derived one (None) and pushes everything outside of it outwards. LayoutError
+    where a page would be padded in an order that scatters it, or where pages do not divide a fixed stride.
     """
     for axis, stride in zip(AXES, fixed, strict=True):
         if stride is not None and (type(stride) is not int or stride < 1):

@@ -17,14 +17,9 @@ from hkv.layout.content import Part
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A stretch of memory in a level.
+    """A stretch of memory in a level, `label` its content; a chosen one's inside is shown by the next level.
 
-    Attributes:
-      label: its content.
-      start: its first byte in the buffer.
-      length: its bytes.
-      kind: `layer`, `block`, `kernel`, `head`, `state`, `plane`, `padding`, `other`, or the name of a part.
-      chosen: whether the next level shows its inside.
+    `kind` is `layer`, `block`, `kernel`, `head`, `state`, `plane`, `padding`, `other`, or the name of a part.
     """
 
     label: str
@@ -35,13 +30,7 @@ class Piece:
 
 
 class Pieces(Sequence[Piece]):
-    """Pieces that are made when they are looked at: a pool may have millions of blocks, and a picture shows a dozen.
-
-    Args:
-      count: number of them.
-      make: makes one by its index.
-      chosen: index of the one whose inside the next level shows, or None.
-    """
+    """Pieces that are made when they are looked at: a pool may have millions of blocks, and a picture shows a dozen."""
 
     def __init__(self, count: int, make: Callable[[int], Piece], chosen: int | None) -> None:
         self._indices, self._make, self.chosen = range(count), make, chosen
@@ -66,13 +55,9 @@ class Pieces(Sequence[Piece]):
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One stretch of memory and its pieces in rising order.
+    """One stretch of memory and its pieces in rising order; gaps between them are of kind `padding` or `other`.
 
-    Attributes:
-      title: name of the pieces, and the distance between them.
-      start: first byte.
-      length: bytes from the first piece to the end of the last.
-      pieces: the pieces; gaps between them are pieces of kind `padding` or `other`.
+    `title` names the pieces and the distance between them; `length` goes from the first to the end of the last.
     """
 
     title: str
@@ -86,12 +71,7 @@ AXIS_NAMES = ("layer", "block", "kernel", "head", "state")
 
 
 def levels(layout: Layout, place: Place) -> tuple[Level, ...]:
-    """The zoom from the whole buffer into the cell at `place`, and into its parts.
-
-    Args:
-      layout: layout of the cache.
-      place: place of the cell; its `byte` does not matter.
-    """
+    """The zoom from the whole buffer into the cell at `place`, whose `byte` does not matter, and into its parts."""
     planes = any(part.strides is not None for part in layout.content)
     piece, state = divmod(place.state, layout.shape[3])
     at = (place.layer, place.block, piece, place.head, state)
@@ -222,12 +202,7 @@ def _part_level(name: str, parts: Sequence[Part], start: int, length: int, head:
 
 
 def shown(level: Level, limit: int) -> tuple[Piece | None, ...]:
-    """The pieces of a level that fit in a picture, None for each run left out.
-
-    Args:
-      level: the level.
-      limit: pieces, at least 5; first, last and chosen ones are kept.
-    """
+    """At least five pieces of a level, first, last and chosen ones kept, and None for each run left out."""
     pieces = level.pieces
     if len(pieces) <= limit:
         return tuple(pieces)

@@ -22,12 +22,9 @@ ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """The order a model gets.
+    """The order a model gets; origin is `explicit`, `environment`, `connector` or `backends`.
 
-    Attributes:
-      order: the order.
-      source: origin of the decision: `explicit`, `environment`, `connector` or `backends`.
-      note: note for the user (a connector's wish that was not granted), or "".
+    `note` tells the user of a connector's wish that was not granted.
     """
 
     order: Order
@@ -36,17 +33,10 @@ class Resolution:
 
 
 def legal_orders(specs: Iterable[LayerSpec], candidates: Sequence[Order] = DEFAULT_PREFERENCE) -> tuple[Order, ...]:
-    """Candidates that can hold these layers together, before any grouping.
+    """Candidates, most preferred first, that can hold these layers together, before any grouping; LayoutError for none.
 
     Pages of different shapes can share a block only where a page is one run; layers that context parallelism splits and
     layers that it does not, with pages of different sizes, need blocks outermost.
-
-    Args:
-      specs: one for each layer with a view of its own.
-      candidates: orders to choose from, most preferred first.
-
-    Raises:
-      LayoutError: none remains.
     """
     layers = tuple(specs)
     remaining = tuple(candidates)
@@ -101,12 +91,7 @@ def resolve(
 
 
 def check_groups(order: Order, groups: Sequence[Sequence[LayerSpec]]) -> None:
-    """Raise LayoutError unless `order` can hold groups of mixed page sizes (vLLM 0.33 `validate_kv_cache_layout`).
-
-    Args:
-      order: the resolved order.
-      groups: for each group, the spec of each of its layers.
-    """
+    """Raise LayoutError unless `order` can hold groups of mixed page sizes (vLLM 0.33 `validate_kv_cache_layout`)."""
     sizes = sorted({spec.page_size_bytes for group in groups for spec in group})
     if len(sizes) <= 1:
         return
@@ -132,11 +117,8 @@ VECTOR_BYTES = 16
 class RocmPages(NamedTuple):
     """One layer's keys and values, as the kernels see them and token by token. The same bytes twice.
 
-    Attributes:
-      key: `[blocks, heads, head_size / x, tokens, x]`.
-      value: `[blocks, heads, head_size, tokens]`.
-      key_of_token: the keys as `[blocks, heads, tokens, head_size / x, x]`.
-      value_of_token: the values as `[blocks, heads, tokens, head_size]`.
+    `key` is `[blocks, heads, head_size / x, tokens, x]`, `value` `[blocks, heads, head_size, tokens]`; `key_of_token`
+    `[blocks, heads, tokens, head_size / x, x]` and `value_of_token` `[blocks, heads, tokens, head_size]`.
     """
 
     key: StridedView
@@ -148,19 +130,7 @@ class RocmPages(NamedTuple):
 def rocm_pages(
     *, num_blocks: int, heads: int, tokens: int, head_size: int, dtype: str = "bfloat16", offset: int = 0
 ) -> RocmPages:
-    """Views of one layer.
-
-    Args:
-      num_blocks: blocks of the pool.
-      heads: key/value heads on this rank.
-      tokens: tokens in a block.
-      head_size: elements of a key, and of a value.
-      dtype: element type.
-      offset: byte of the layer's first key.
-
-    Raises:
-      LayoutError: vectors of 16 bytes that do not divide a key.
-    """
+    """Views of one layer from byte `offset` on; LayoutError where vectors of 16 bytes do not divide a key."""
     check_whole("num_blocks", num_blocks, 1, MAX_BLOCKS, LayoutError)
     for name, value in (("heads", heads), ("tokens", tokens), ("head_size", head_size)):
         check_whole(name, value, 1, MAX_TOKENS, LayoutError)

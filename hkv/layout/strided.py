@@ -79,11 +79,7 @@ class StridedView:
         return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.itemsize
 
     def address(self, *index: int) -> int:
-        """First byte of the element at `index`.
-
-        Raises:
-          LayoutError: the index has the wrong length or leaves the shape; negative indices do not wrap.
-        """
+        """First byte of the element at `index`; negative indices do not wrap."""
         if len(index) != len(self.shape):
             raise LayoutError("index", index, f"{len(self.shape)} numbers, one for each axis of {self.shape}")
         if any(type(i) is not int or not 0 <= i < n for i, n in zip(index, self.shape, strict=True)):
@@ -121,11 +117,7 @@ class StridedView:
         return tuple(axes), run
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Every maximal stretch of bytes without a gap between axes, as (first byte, bytes), in rising order.
-
-        Raises:
-          LayoutError: they are more than `MAX_RUNS`.
-        """
+        """Every maximal stretch of bytes without a gap between axes, as (first byte, bytes), in rising order."""
         inside, length = self.run_axes()
         outer = [(s, n) for a, (s, n) in enumerate(zip(self.strides, self.shape, strict=True)) if a not in inside]
         count = math.prod(n for _, n in outer)

@@ -37,11 +37,7 @@ from pallas_kernels.triton_tiles import addressable
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """One way to move runs between arrays of words.
-
-    Attributes:
-      move_runs: as `pallas_kernels.move.pallas_triton.move_runs`: sources, targets and moves to targets.
-    """
+    """One way to move runs between arrays of words, as `pallas_kernels.move.pallas_triton.move_runs` does."""
 
     move_runs: Callable[[Sequence[jax.Array], Sequence[Any], Sequence[Move]], tuple[jax.Array, ...]]
 
@@ -139,19 +135,10 @@ def implementation_of_moves(
     """Name of the implementation that moves runs between arrays, on the device that the program is traced for.
 
     `auto` is `mosaic` on Hopper and later for runs that bulk copies can move in tiles of `WORTHWHILE_BYTES` and more,
-    `pallas_triton` for other runs and GPUs, and `xla` where there is no GPU, where runs are found by page, or where an
-    array is one that `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for by name is
-    never replaced.
-
-    Args:
-      name: as in `choose`.
-      arrays: words, or their shapes and dtype; one dtype, but for numbers that are quantised, which come last.
-      units: words that starts count, for each kind of runs.
-      lengths: words of a run, for each kind.
-      paged: runs are found by page, as those of pools of more than 2**31 - 1 rows.
-
-    Raises:
-      ConfigError: there is no such implementation, or it cannot run on the device or move the runs.
+    `pallas_triton` for other runs and GPUs, and `xla` where there is no GPU, where runs are found by page (`paged`), or
+    where an array is one that `pallas_triton` cannot address. Every other name is itself: a kernel that was asked for
+    by name is never replaced. Arrays are of one dtype, but for numbers that are quantised, which come last; `units` are
+    the words that starts count and `lengths` the words of a run, for each kind of runs.
     """
     if name is None:
         return "xla"

@@ -76,12 +76,7 @@ def parts_of_cell(layout: Layout) -> list[Part]:
 
 
 def joined(parts: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
-    """Parts `[..., heads, *shape]` of a cell, one after the other for each head, in words of at most `dtype`'s width.
-
-    Args:
-      parts: arrays that agree in `[n, heads]`.
-      dtype: words of the pool.
-    """
+    """Parts `[n, heads, *shape]` of a cell, one after the other for each head, in words of at most `dtype`'s width."""
     widths = [array.nbytes // (array.shape[0] * array.shape[1]) if array.size else 0 for array in parts]
     word = next(w for w in (4, 2, 1) if w <= dtype.itemsize and all(width % w == 0 for width in widths))
     return jnp.concatenate([_flat_words(array, np.dtype(f"uint{8 * word}")) for array in parts], axis=-1)

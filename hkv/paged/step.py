@@ -132,15 +132,9 @@ def _check(name: str, given: tuple[int, ...], dtype: str, layout: Layout, tokens
 
 
 def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
-    """`values` times the reciprocal of `scale`, rounded to nearest even and saturated.
+    """`values` times the reciprocal of `scale`, a float32 scalar, rounded to nearest even and saturated.
 
-    Args:
-      values: any float dtype, any shape.
-      scale: float32 scalar; the cache does not hold it.
-      dtype: one of `LARGEST`.
-
-    Raises:
-      LayoutError: values are not quantised to that dtype, or are differentiated and become integers.
+    The cache does not hold the scale. LayoutError for a dtype that is none of `LARGEST`, and for integers' derivatives.
     """
     return saturated(check_quantised(values, dtype).astype(jnp.float32) * (np.float32(1) / scale), dtype)
 
@@ -148,16 +142,9 @@ def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.
 def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     """Values scaled so that the largest magnitude of each (token, head) is the largest the dtype holds.
 
-    Args:
-      values: any float dtype, `[tokens, heads, elements]`.
-      dtype: one of `LARGEST`.
-
-    Returns:
-      The quantised values, and float32 `[tokens, heads]` such that `quantised * scale` is about `values`: the largest
-      magnitude times the float32 reciprocal of the dtype's largest. A row of zeros has scale 1.
-
-    Raises:
-      LayoutError: as `quantize_per_tensor`.
+    Of values `[tokens, heads, elements]` it gives the quantised ones, and float32 `[tokens, heads]` such that
+    `quantised * scale` is about `values`: the largest magnitude times the float32 reciprocal of the dtype's largest. A
+    row of zeros has scale 1.
     """
     wide = check_quantised(values, dtype).astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=-1)
@@ -167,11 +154,7 @@ def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, j
 
 
 def check_quantised(values: jax.Array, dtype: str) -> jax.Array:
-    """Values that may become elements of `dtype`.
-
-    Raises:
-      LayoutError: values are not quantised to that dtype, or are differentiated and become integers.
-    """
+    """Values that may become elements of `dtype`; LayoutError where they are differentiated and become integers."""
     if dtype not in LARGEST:
         raise LayoutError("dtype", dtype, f"one of {', '.join(LARGEST)}")
     return without_derivative("values", values) if dtype == "int8" else values

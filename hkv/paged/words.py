@@ -32,11 +32,7 @@ def is_words(buffer: jax.Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def check_buffer(buffer: jax.Array | jax.ShapeDtypeStruct) -> None:
-    """Refuses what has no words.
-
-    Raises:
-      LayoutError: elements of no whole number of bytes, of more than 4, or booleans.
-    """
+    """Refuses what has no words: elements of no whole number of bytes, of more than 4, or booleans."""
     dtype = np.dtype(buffer.dtype)
     if dtype.itemsize not in WORDS or dtype == np.bool_ or dtype.name.endswith(("int4", "int2", "e2m1fn")):
         given = f"{dtype}{list(buffer.shape)}"
@@ -48,15 +44,7 @@ Views = Sequence[tuple[StridedView, int]]
 
 
 def runs_of_pool(buffer: jax.Array | jax.ShapeDtypeStruct, views: Views) -> tuple[np.dtype, list[Runs]]:
-    """The words that a pool is moved in, and the runs of several views of it in those words.
-
-    Args:
-      buffer: the pool, of any dtype and rank, or its shape and dtype.
-      views: what is moved.
-
-    Raises:
-      LayoutError: a buffer of no words or too short, or strides that its words do not divide.
-    """
+    """The words that a pool is moved in, and the runs of several views of it in those words."""
     dtypes, runs = runs_of_pools([buffer], [0], [views])
     return dtypes[0], runs[0]
 
@@ -67,18 +55,9 @@ def runs_of_pools(
     views: Sequence[Views],
     widest: int = WIDEST,
 ) -> tuple[list[np.dtype], list[list[Runs]]]:
-    """The words that each pool is moved in, and the runs of views of several groups.
+    """The words that each pool is moved in, and the runs of views of several groups, each of the pool at its place.
 
-    On a GPU the words of all pools are of one width, so that a launch can move all of them.
-
-    Args:
-      buffers: the pools.
-      places: for each group, the number of its pool.
-      views: for each group, what is moved.
-      widest: bytes of the widest word to take on a GPU.
-
-    Raises:
-      LayoutError: as `runs_of_pool`.
+    On a GPU the words of all pools are of one width, at most `widest` bytes, so that a launch can move all of them.
     """
     for buffer in buffers:
         check_buffer(buffer)
@@ -96,9 +75,7 @@ def runs_of_pools(
 def widest_word(row_bytes: int, own: int) -> np.dtype:
     """The widest word that divides rows and costs nothing, on the device that the program is traced for.
 
-    Args:
-      row_bytes: bytes that divide every address.
-      own: bytes of the array's elements, which stay where a bitcast would copy.
+    `row_bytes` divide every address; `own` bytes of an array's element stay where a bitcast would copy.
     """
     if traced_for().platform != "gpu":
         return np.dtype(f"uint{8 * own}")
@@ -130,13 +107,9 @@ def like(words: jax.Array, array: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A device, as far as the choice of kernels depends on it.
+    """A device, as far as the choice of kernels depends on it: a platform (`cpu`, `gpu`, `tpu`) and the device's name.
 
-    Attributes:
-      platform: `cpu`, `gpu` or `tpu`.
-      kind: the device's name.
-      capability: compute capability of an NVIDIA GPU, `(0, 0)` for other devices; None for a GPU that is described and
-        not there.
+    `capability` is an NVIDIA GPU's, `(0, 0)` for other devices, and None for a GPU that is described and not there.
     """
 
     platform: str

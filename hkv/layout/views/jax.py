@@ -103,15 +103,7 @@ def _runs(buffer: jax.Array, strided: StridedView) -> tuple[Runs, tuple[int, ...
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def without_derivative(argument: str, values: jax.Array) -> jax.Array:
-    """The values themselves, which nothing may be differentiated through, forward or backward.
-
-    Args:
-      argument: name of the values, as the caller knows it.
-      values: any dtype and shape.
-
-    Raises:
-      LayoutError: a derivative with respect to something that the values depend on was asked for.
-    """
+    """The values themselves, named `argument` by the caller, which nothing may be differentiated through."""
     del argument
     return values
 

@@ -90,15 +90,10 @@ class Runs:
 
 
 def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coordinates: int) -> Runs:
-    """The runs of the units that the first axes of a view count.
+    """The runs of the units that the first `num_coordinates` axes of a view count.
 
-    Args:
-      buffer: unsigned words `[size]`: the whole pool, or its shape and dtype.
-      view: a strided view of the pool; its last axes are the unit.
-      num_coordinates: leading axes that say which unit.
-
-    Raises:
-      LayoutError: the buffer is not flat, of words that do not divide every stride, or of too many rows.
+    `buffer` is the whole pool, unsigned words `[size]`, or its shape and dtype. LayoutError for words that do not
+    divide every stride, and for too many rows.
     """
     if buffer.ndim != 1 or not jnp.issubdtype(buffer.dtype, jnp.unsignedinteger):
         raise LayoutError("buffer", f"{buffer.dtype}{list(buffer.shape)}", "one axis of unsigned words")
@@ -129,11 +124,7 @@ def runs_of(buffer: jax.Array | jax.ShapeDtypeStruct, view: StridedView, num_coo
 
 
 def _page(buffer: jax.Array | jax.ShapeDtypeStruct, runs: Runs) -> int:
-    """Rows of the smallest page that runs can be found by: a step that divides the larger ones and the buffer.
-
-    Raises:
-      LayoutError: there is none of at most `ROW_LIMIT` rows, and as many pages.
-    """
+    """Rows of the smallest page that runs can be found by: a step that divides the larger ones and the buffer."""
     steps = [(step, extent) for step, extent in zip(runs.steps, runs.extents, strict=True) if step]
     for page in sorted({step for step, _ in steps}):
         within = [(step, extent) for step, extent in steps if step % page]
@@ -251,11 +242,9 @@ def _distinct(numbers: jax.Array, pages: int, last: int) -> jax.Array:
 
 
 def distinct_starts(starts: jax.Array, last: int) -> jax.Array:
-    """Starts such that no two are equal: those of runs that are dropped become distinct negative numbers.
+    """Starts, of any shape, no two equal: those of runs that are dropped become distinct negative numbers.
 
-    Args:
-      starts: int32 of any shape, first rows of runs; no two inside are equal.
-      last: last row that a run can start at.
+    `last` is the last row that a run can start at; no two starts inside are equal.
     """
     # Negative, because numbers past the end of a pool of nearly 2**31 rows would wrap around into it.
     outside = -1 - jnp.arange(starts.size, dtype=jnp.int32).reshape(starts.shape)

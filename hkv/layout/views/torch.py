@@ -20,12 +20,7 @@ def _torch() -> Any:
 
 
 def torch_dtype(name: str) -> Any:
-    """PyTorch's dtype of that name.
-
-    Raises:
-      LayoutError: this PyTorch has no such dtype.
-      MissingExtraError: PyTorch is not installed.
-    """
+    """PyTorch's dtype of that name."""
     found = getattr(_torch(), name, None)
     if found is None:
         raise LayoutError("dtype", name, "a dtype that the installed PyTorch has")
