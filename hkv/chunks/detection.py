@@ -31,12 +31,9 @@ VLLM_LAYOUT_HINTS = MappingProxyType(
 class Hints:
     """Facts that an engine reports about its tensors besides the tensors; None where it says nothing.
 
-    Attributes:
-      kv_layout: vLLM's layout hint, one of `VLLM_HINTS`.
-      on_cpu: the engine runs on a CPU, which changes what None means.
-      kv_list_layout: SGLang's `unified` or `k_v`.
-      tokens_per_block: where tensors do not show it.
-      num_kv_heads, head_dim: of a flat TensorRT-LLM pool.
+    `kv_layout` is one of `VLLM_HINTS`, whose None means another on a CPU; `kv_list_layout` is SGLang's, `unified` or
+    `k_v`. `tokens_per_block` is given where tensors do not show it, `num_kv_heads` and `head_dim` for a flat TensorRT-
+    LLM pool.
     """
 
     kv_layout: str | None = None
@@ -97,20 +94,11 @@ def discover_per_layer_formats(
     layers_of_engine_groups: Sequence[Sequence[int]] | None = None,
     bugs: frozenset[str] = frozenset(),
 ) -> tuple[list[EngineKVFormat], Nested]:
-    """A format for each layer, and the tensors as those formats see them.
+    """A format for each layer, and the tensors as those formats see them; arguments and errors as of `detect`.
 
     Layers of one engine group, one shape and one dtype are detected together, by their first; layers of no group keep
-    their tensor and the first format found, as a placeholder.
-
-    Args:
-      tensors: one entry a layer, or a cross-layer or K-and-V structure.
-      engine: as in `detect`.
-      hints: as in `detect`.
-      layers_of_engine_groups: layer indices of each engine group, or None for one group of all.
-      bugs: as in `detect`.
-
-    Raises:
-      LayoutError: as `detect`, or groups without a layer, or with one that does not exist.
+    their tensor and the first format found, as a placeholder. `tensors` has one entry a layer, or is a cross-layer or
+    K-and-V structure; without engine groups all layers are of one.
     """
     if _same_shapes(tensors):
         found, seen = detect(tensors, engine, hints, bugs)
@@ -340,10 +328,7 @@ def recover_contiguous_view(view: TensorView) -> TensorView:
     """The physical allocation behind a logically permuted view (LMCache 0.5.6, contiguous-view recovery).
 
     Axes are put in order of descending stride; among equal strides an axis of extent 1 goes innermost. Blocks may lie
-    further apart than a block is long; no other gap is accepted.
-
-    Raises:
-      LayoutError: the view has gaps elsewhere, or overlapping blocks.
+    further apart than a block is long; LayoutError for every other gap, and for overlapping blocks.
     """
     order = sorted(range(view.rank), key=lambda axis: (-view.element_strides[axis], view.shape[axis] == 1))
     shape = tuple(view.shape[axis] for axis in order)

@@ -19,13 +19,8 @@ EXCLUDED = -1
 class EngineGroupInfo:
     """Facts that an engine reports about one kernel group (LMCache 0.5.6 `EngineGroupInfo`).
 
-    Attributes:
-      engine_group_id: the group whose block ids address its pages.
-      layer_indices: its layers, ascending.
-      tokens_per_block: logical tokens that one block id stands for; 0 for as many as a page has slots.
-      window: sliding window in tokens, or -1 for everything.
-      extra_tag: 0, or the tag of an auxiliary pool.
-      recurrent: the group holds recurrent states.
+    Layers are ascending; one block id stands for `tokens_per_block` logical tokens, 0 for as many as a page has slots;
+    `window` is in tokens, -1 for everything; `extra_tag` is that of an auxiliary pool, or 0.
     """
 
     engine_group_id: int
@@ -40,16 +35,9 @@ class EngineGroupInfo:
 class PageGeometry:
     """The pages of one kernel group (LMCache 0.5.6 `PageBufferShapeDesc`). Counts are elements unless they say bytes.
 
-    Attributes:
-      format: the engine format.
-      kv_size: planes.
-      num_layers: layers in the group.
-      num_blocks: blocks of one layer's tensor.
-      slots: slots per page.
-      num_heads: heads per slot, 1 for latent formats.
-      head_size: elements per head (K and V together where the format fuses them).
-      dtype: element type by name.
-      block_stride: elements between two pages of a tensor, or 0 when pages are tight.
+    `num_blocks` are those of one layer's tensor, `slots` and `num_heads` (1 for latent formats) those of a page. A head
+    has K and V together where the format fuses them. `block_stride` is from one page of a tensor to the next, 0 when
+    pages are tight.
     """
 
     format: EngineKVFormat
@@ -149,8 +137,7 @@ class KernelGroup:
 def page_geometry(found: EngineKVFormat, tensors: Nested, num_layers: int) -> PageGeometry:
     """The pages of a kernel group from its first layer's tensor (a layer list), or its whole tensor.
 
-    Raises:
-      LayoutError: the format has no axis of blocks, or pads blocks where transfers expect them tight.
+    LayoutError for a format that has no axis of blocks, or pads them where transfers expect them tight.
     """
     traits = TRAITS[found]
     probe = _probe(found, tensors)
@@ -208,16 +195,9 @@ def group_layers(
     """Kernel groups of an engine's layers, ordered by first layer; block ids are listed in that order.
 
     Layers share a group when planes, heads, head size, slots, engine group, dtype and format agree, and so do their
-    number of blocks and block stride, which LMCache 0.5.6 leaves out of its key (bug `lmcache-group-key`).
-
-    Args:
-      formats: one a layer.
-      tensors: as `detection.discover_per_layer_formats` returns them.
-      infos: one per kernel group in the resulting order, or none for an engine without groups.
-      bugs: names of defects to reproduce.
-
-    Raises:
-      LayoutError: infos that do not describe the groups that result.
+    number of blocks and block stride, which LMCache 0.5.6 leaves out of its key (bug `lmcache-group-key`). There is one
+    of `infos` per kernel group in the resulting order, or none for an engine without groups; LayoutError if they do not
+    describe what results.
     """
     members: dict[Any, list[int]] = {}
     geometries: dict[Any, PageGeometry] = {}
@@ -256,11 +236,7 @@ def _with_infos(
 
 
 def engine_group_indices(infos: Sequence[EngineGroupInfo], num_layers: int) -> list[int] | None:
-    """Engine group of each layer, `EXCLUDED` for layers of none; None without infos.
-
-    Raises:
-      LayoutError: a layer index that does not exist.
-    """
+    """Engine group of each layer, `EXCLUDED` for layers of none; None without infos."""
     if not infos or not num_layers:
         return None
     indices = [EXCLUDED] * num_layers
@@ -283,11 +259,7 @@ def expand_block_ids(infos: Sequence[EngineGroupInfo], ids: Sequence[Any]) -> li
 def slice_block_ids(
     ids: Mapping[int, Sequence[int]], tokens_per_block: Sequence[int], start: int, end: int
 ) -> list[list[int]]:
-    """Block ids of the tokens `[start, end)`, per engine group; empty for groups that have none.
-
-    Raises:
-      LayoutError: a bound that is not on a group's block grid.
-    """
+    """Block ids of the tokens `[start, end)`, on block grids, per engine group; empty for groups that have none."""
     sliced: list[list[int]] = []
     for group, per_block in enumerate(tokens_per_block):
         if per_block and (start % per_block or end % per_block):

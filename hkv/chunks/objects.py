@@ -15,12 +15,10 @@ FULL_WINDOW = -1
 
 @dataclasses.dataclass(frozen=True)
 class ObjectGroup:
-    """Kernel groups whose data lie in one object.
+    """Kernel groups, by index in the order of their regions, whose data lie in one object.
 
-    Attributes:
-      members: indices of its kernel groups, in the order in which their regions lie.
-      window: chunks at the end of a prefix that must be present, or -1 for all.
-      kind: `attention`, `recurrent` or `aux`.
+    `window` is the number of chunks at the end of a prefix that must be present, or -1 for all; `kind` is `attention`,
+    `recurrent` or `aux`.
     """
 
     members: tuple[int, ...]
@@ -31,14 +29,11 @@ class ObjectGroup:
 def object_groups(
     groups: Sequence[KernelGroup], chunk: int, separate: bool = False, full_window: bool = False
 ) -> tuple[ObjectGroup, ...]:
-    """The object groups of a cache.
+    """The object groups of a cache whose chunks have `chunk` tokens.
 
-    Args:
-      groups: all kernel groups.
-      chunk: tokens per chunk.
-      separate: False puts everything into one object, which counts as attention whatever is in it; True one object per
-        window, recurrent flag and auxiliary tag.
-      full_window: keep whole chunks of windowed groups; recurrent groups keep their window.
+    Together, everything is in one object, which counts as attention whatever is in it; `separate` makes one object per
+    window, recurrent flag and auxiliary tag. `full_window` keeps whole chunks of windowed groups; recurrent ones keep
+    their window.
     """
     if not groups:
         return ()
@@ -66,13 +61,7 @@ def _kind(groups: Sequence[KernelGroup]) -> str:
 class Region:
     """A kernel group's part of an object: row-major `[planes, layers, slots, row]`, tokens before heads.
 
-    Attributes:
-      group: index of the kernel group.
-      offset: bytes from the object's start; no alignment is promised.
-      slots: rows of each (plane, layer).
-      shape: `(planes, layers, slots, heads * head size)` in elements of `dtype`.
-      dtype: element type by name.
-      nbytes: bytes of the region.
+    `offset` is in bytes, of no promised alignment; `shape` is `(planes, layers, slots, heads * head size)` in elements.
     """
 
     group: int

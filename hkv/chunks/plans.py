@@ -185,14 +185,9 @@ def host_copy_pieces(offset: int, nbytes: int, alignment: int) -> list[int]:
 def retrieve_range(
     engine_hit: int, stored_hit: int, prompt: int, chunk: int, block_multiple: int
 ) -> tuple[int, int, int]:
-    """`(start, end, skip_tokens)` of a retrieve for a vLLM request.
+    """`(start, end, skip_tokens)` of a retrieve for a vLLM request; one token of the prompt is always left to compute.
 
-    Args:
-      engine_hit: tokens the engine has itself; floored to `block_multiple`.
-      stored_hit: tokens that stored chunks cover.
-      prompt: tokens of the prompt; one token is always left to compute.
-      chunk: tokens per chunk.
-      block_multiple: least common multiple of the groups' tokens per block.
+    The engine's own hit is floored to `block_multiple`, the least common multiple of the groups' tokens per block.
     """
     have = engine_hit // block_multiple * block_multiple
     end = stored_hit - 1 if stored_hit == prompt else stored_hit
@@ -205,13 +200,9 @@ def store_range(
 ) -> tuple[int, int]:
     """`(start, end)` of the tokens that can be stored now, in whole chunks.
 
-    Args:
-      num_tokens: tokens the request has.
-      covered: per kernel group, tokens that its block ids cover.
-      computed: tokens whose values are in the pages: scheduled ones and those of a hit.
-      stored: tokens stored already.
-      chunk: tokens per chunk.
-      limit: most tokens to store of this request (its prompt, where decode tokens are not kept), or None.
+    A token is stored once it is `covered` by the block ids of every kernel group and `computed`: its values are in the
+    pages, scheduled or from a hit. `limit` is the most tokens to store of this request (its prompt, where decode tokens
+    are not kept).
     """
     end = min([num_tokens, computed, *covered] + ([] if limit is None else [limit])) // chunk * chunk
     return stored, max(stored, end)
@@ -222,11 +213,9 @@ def store_range(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Chunks of one (object group, rank) that are stored.
+    """Indices of the chunks of one (object group, rank) that are stored.
 
-    Attributes:
-      present: indices of stored chunks.
-      window: chunks at the end of a prefix that must be there; -1 (or 0) for all of them.
+    `window` is the number of chunks at the end of a prefix that must be there; -1 (or 0) for all of them.
     """
 
     present: frozenset[int]

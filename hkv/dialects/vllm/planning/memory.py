@@ -69,15 +69,9 @@ class CacheMemory:
 def cache_memory(options: EngineOptions, config: Mapping[str, Any] | None, tokens: int, requests: int) -> CacheMemory:
     """Bytes for the cache (vLLM 0.33 `request_memory`, `Worker.determine_available_memory`).
 
-    Args:
-      options: the engine's.
-      config: the content of the model's `config.json`, or None where it is not known.
-      tokens: of one step.
-      requests: of one step.
-
-    Raises:
-      ConfigError: weights that are wanted and not known.
-      PlanError: the memory is neither given nor can be computed, or weights and all else leave nothing.
+    `config` is the content of the model's `config.json`, None where it is not known; tokens and requests are of one
+    step. ConfigError for weights that are wanted and not known, PlanError where the memory is neither given nor can be
+    computed, or nothing is left of it.
     """
     stages = options.pipeline_parallel_size
     if options.kv_cache_memory_bytes is not None:
