@@ -23,7 +23,7 @@ from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
 from hkv.errors import HKVError
 from hkv.layout.orders import Order
 from hkv.model.huggingface import ReadOptions, load_config, read_model
-from hkv.spec.records import spec_record
+from hkv.spec.written import spec_record
 
 DEFECTS = frozenset(
     {

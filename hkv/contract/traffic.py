@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hkv.spec.draw import Draw, T
+from hkv.spec.layer import Draw, T
 
 Choices = Draw
 """A source of decisions."""

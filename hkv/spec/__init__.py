@@ -1,4 +1,4 @@
-"""Cache descriptions of one layer, one kind a file: bytes, merge rule, positions a query can still read, names.
+"""Cache descriptions of one layer, kinds that are alike in one file: bytes, positions that a query reads, names.
 
 Free of JAX and NumPy. A module in this package that defines a `LayerSpec` with a `kind` is found by itself: adding a
 kind of layer needs no line here.
@@ -11,14 +11,11 @@ from hkv.spec.attention import AttentionSpec, KernelPages, attention_of, bounded
 from hkv.spec.chunked_local import ChunkedLocal
 from hkv.spec.cross_attention import CrossAttention
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.hidden_state import HiddenState
-from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, Written
-from hkv.spec.limits import RequestLimits
+from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, RequestLimits, Written
 from hkv.spec.mamba import Mamba
-from hkv.spec.mla import MLAAttention
+from hkv.spec.mla import HiddenState, MLAAttention
 from hkv.spec.opaque import OpaqueState
-from hkv.spec.sliding_window import SlidingWindow
-from hkv.spec.sliding_window_mla import SlidingWindowMLA
+from hkv.spec.sliding_window import SlidingWindow, SlidingWindowMLA
 from hkv.spec.written import log_variants, spec_from_log, spec_from_text, spec_to_log, spec_to_text, text_forms
 
 for _module in pkgutil.iter_modules(__path__):

@@ -62,3 +62,14 @@ def aligned_page(spec: LayerSpec, alignment: int | None, padded: int | None) -> 
     page = spec.unpadded_page_size_bytes
     rounded = -(-page // alignment) * alignment
     return max(rounded, padded or 0) if rounded != page else padded
+
+
+# Hidden states kept beside the cache, so that a connector can hand them out.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenState(MLAAttention):
+    """A layer that stores one hidden state a token (vLLM 0.33 `HiddenStateCacheSpec`).
+
+    Managed like a latent layer, hence of the same `kind`; grouping keeps it in a group of its own.
+    """

@@ -17,7 +17,7 @@ from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.errors import PlanError, SpecError
 from hkv.oracle.record import Only, draw
 from hkv.spec import FullAttention, LayerSpec, RequestLimits, SlidingWindow, spec_from_log, spec_from_text, spec_to_log
-from hkv.spec.chunk_pair import ChunkPair
+from hkv.spec.chunked_local import ChunkPair
 from tests.kinds.drawn_hits import assert_hits_are_defined
 
 

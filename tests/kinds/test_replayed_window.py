@@ -16,7 +16,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, differ, draw
 from hkv.spec import spec_from_log, spec_from_text, spec_to_log
-from hkv.spec.replayed_window import ReplayedWindow
+from hkv.spec.sliding_window import ReplayedWindow
 from tests.oracle import sample
 from tests.oracle.test_live_logs import BOTH, VLLM, allocate, perform
 

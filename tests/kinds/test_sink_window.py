@@ -30,7 +30,7 @@ from hkv.spec import (
     spec_to_log,
     spec_to_text,
 )
-from hkv.spec.sink_window import SinkWindow
+from hkv.spec.sliding_window import SinkWindow
 from tests.cache.test_fork import forked, grow
 from tests.cache.test_lockstep import lockstep
 from tests.kinds.drawn_hits import assert_hits_are_defined

@@ -19,7 +19,7 @@ from hkv.cli.vectors import command
 from hkv.keys.chained import KeyChain, event_hash, sha256_cbor
 from hkv.layout.block_layout import Layout
 from hkv.oracle.vectors import FAMILIES, VERSION, schema
-from hkv.spec.records import spec_of
+from hkv.spec.written import spec_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 

@@ -22,7 +22,7 @@ from hkv.layout.block_layout import Layout
 from hkv.layout.orders import Order
 from hkv.model.huggingface.family import words
 from hkv.spec import FullAttention, HiddenState, LayerSpec, Mamba, MLAAttention, RequestLimits, SlidingWindow
-from hkv.spec.records import spec_of, spec_record
+from hkv.spec.written import spec_of, spec_record
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "planning"
 DEFECTS = words(

@@ -9,7 +9,7 @@ import pytest
 
 from hkv.dialects.vllm.kinds import layer
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
-from hkv.spec.limits import RequestLimits
+from hkv.spec.layer import RequestLimits
 from reference import slots
 from reference.state.rows import BlockRows
 

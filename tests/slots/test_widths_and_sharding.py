@@ -11,7 +11,7 @@ from hkv.block_tables import slots
 from hkv.block_tables.slots import geometry_of_spec, retained_tokens, slot_geometry
 from hkv.dialects.vllm.kinds import layer
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
-from hkv.spec.limits import RequestLimits
+from hkv.spec.layer import RequestLimits
 
 
 def limits(length, **fields):

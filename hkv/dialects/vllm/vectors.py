@@ -21,7 +21,7 @@ from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import HKVError
 from hkv.keys.chained import KeyChain, digest_by_name, event_hash, group_key, root_key
-from hkv.spec.records import spec_record
+from hkv.spec.written import spec_record
 from reference.hits import hit_alignment, longest_hit_by_definition
 
 HASH = "sha256_cbor"

@@ -10,7 +10,7 @@ from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.orders import Order
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
-from hkv.spec.records import spec_record
+from hkv.spec.written import spec_record
 from reference.layout import cell_addresses, element_addresses
 
 SPECS: dict[str, LayerSpec] = {

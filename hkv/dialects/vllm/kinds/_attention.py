@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.dialects.vllm.kinds._layer import VllmLayer
 from hkv.spec import AttentionSpec, KernelPages, LayerSpec, MergeError
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 if TYPE_CHECKING:
     from hkv.spec import RequestLimits

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hkv.spec import CLASSES, LayerSpec, MergeError
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 if TYPE_CHECKING:
     from hkv.spec import RequestLimits

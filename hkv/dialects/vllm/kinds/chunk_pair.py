@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.kinds._attention import AttentionLayer
 from hkv.spec import LayerSpec, RequestLimits
-from hkv.spec.chunk_pair import ChunkPair
-from hkv.spec.draw import Draw
+from hkv.spec.chunked_local import ChunkPair
+from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: ChunkPair, eagle: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.kinds._attention import AttentionLayer
 from hkv.errors import ConfigError
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, RequestLimits
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: ChunkedLocal, eagle: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.kinds._attention import AttentionLayer
 from hkv.spec import CrossAttention, LayerSpec, RequestLimits
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: CrossAttention, eagle: bool) -> dict[str, Any]:

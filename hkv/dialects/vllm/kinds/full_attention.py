@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.kinds._attention import AttentionLayer, all_of, same_attention
 from hkv.spec import FullAttention, LayerSpec, MergeError, RequestLimits
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: LayerSpec, eagle: bool) -> dict[str, Any]:

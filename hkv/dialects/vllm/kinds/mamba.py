@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.config import UNLIMITED, VllmConfig
 from hkv.dialects.vllm.kinds._layer import VllmLayer
 from hkv.spec import LayerSpec, Mamba, RequestLimits
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 BEYOND_KEYS, STAYS_PLANNED, LOOKED_AT, BEGUN_LOOKED_AT = 1, 2, 4, 8
 """Bits of `GroupField.EXPORT_FAILS`: defects of vLLM 0.33 that are asked for. A state beyond the keys is a

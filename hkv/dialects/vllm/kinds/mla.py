@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.kinds._attention import all_of, same_attention, unique
 from hkv.dialects.vllm.kinds.full_attention import FullAttentionLayer, parameters
 from hkv.spec import HiddenState, KernelPages, LayerSpec, MLAAttention
-from hkv.spec.draw import Draw
 from hkv.spec.dtypes import item_bytes
+from hkv.spec.layer import Draw
 
 __all__ = ["parameters"]
 

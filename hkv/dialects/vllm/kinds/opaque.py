@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.kinds._layer import VllmLayer
 from hkv.spec import LayerSpec, OpaqueState, RequestLimits
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: LayerSpec, eagle: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hkv.dialects.vllm.kinds.sliding_window import SlidingWindowMlaLayer, parameters
 from hkv.spec import LayerSpec
-from hkv.spec.replayed_window import ReplayedWindow
+from hkv.spec.sliding_window import ReplayedWindow
 
 __all__ = ["parameters"]
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.kinds._attention import AttentionLayer
 from hkv.spec import LayerSpec, RequestLimits
-from hkv.spec.draw import Draw
-from hkv.spec.sink_window import SinkWindow
+from hkv.spec.layer import Draw
+from hkv.spec.sliding_window import SinkWindow
 
 
 def parameters(config: VllmConfig, group: int, spec: SinkWindow, eagle: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hkv.dialects.vllm.kinds._attention import AttentionLayer, all_of, same_atte
 from hkv.dialects.vllm.kinds.mla import draw_latent
 from hkv.errors import SpecError
 from hkv.spec import FullAttention, LayerSpec, MLAAttention, RequestLimits, SlidingWindow, SlidingWindowMLA
-from hkv.spec.draw import Draw
+from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: SlidingWindow, eagle: bool) -> dict[str, Any]:

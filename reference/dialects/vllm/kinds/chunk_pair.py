@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.spec.chunk_pair import ChunkPair
+from hkv.spec.chunked_local import ChunkPair
 from reference.dialects.vllm.kinds.kind import Kind, ceil_div
 from reference.keys.views import Chain, block_keys
 from reference.state.pool import NULL

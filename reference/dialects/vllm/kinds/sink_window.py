@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.spec.sink_window import SinkWindow
+from hkv.spec.sliding_window import SinkWindow
 from reference.dialects.vllm.kinds.kind import Kind, ceil_div
 from reference.keys.views import Chain, block_keys
 from reference.state.pool import NULL
