@@ -21,11 +21,6 @@ F = EngineKVFormat
 VLLM_HINTS = MappingProxyType({"NHD": False, "HND": True, "BLHNC": True, "BLNHC": False})
 """Layout hints and whether they put heads before tokens."""
 
-VLLM_LAYOUT_HINTS = MappingProxyType(
-    {"LBNHC": "NHD", "LBHNC": "HND", "BLNHC": "BLNHC", "BLHNC": "BLHNC", "NHD": "NHD", "HND": "HND"}
-)
-"""vLLM's layout names that transfers can address, as hints. In the others a (layer, block) is in pieces."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
@@ -50,15 +45,6 @@ class Hints:
         if name not in VLLM_HINTS:
             raise LayoutError("kv_layout", name, f"one of {', '.join(VLLM_HINTS)}")
         return VLLM_HINTS[name]
-
-
-def hint_of_vllm_layout(name: str) -> str:
-    """The hint for a vLLM layout name; LayoutError where a block of it is not one contiguous run."""
-    try:
-        return VLLM_LAYOUT_HINTS[name]
-    except KeyError:
-        expected = f"a layout whose blocks are contiguous per layer: {', '.join(VLLM_LAYOUT_HINTS)}"
-        raise LayoutError("layout", name, expected) from None
 
 
 def recovered(tensors: Nested) -> Nested:

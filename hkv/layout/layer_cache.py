@@ -139,24 +139,16 @@ def mla_layer(region: Region, layer: int, *, tag: str, dtype: str, tokens: int, 
 def opaque_layer(
     region: Region, layer: int, *, tag: str, dtype: str, tokens: int, kernel_tokens: int, scale_dtype: str = "uint8"
 ) -> LayerCache:
-    """Compressed keys and values of which only the size is known: `[rows, elements]`."""
+    """Keys and values, or states, of which only the size is known: `[rows, elements]`.
+
+    States of linear attention, of sliding windows and opaque ones are never split: in a shared hybrid pool a
+    block is as large as the full-attention group's, so a state fills only its beginning.
+    """
     pieces = _pieces(tokens, kernel_tokens)
     elements = _divide("kv_stride", region.kv_stride, pieces * item_bytes(dtype))
     kv = _dense((region.num_blocks * pieces, elements), region.kv_address(layer, 0), dtype)
     scale = _scales(region, layer, scale_dtype, ())
     return LayerCache(tag=tag, layer=layer, kv=kv, scale=scale, tokens_per_block=kernel_tokens, kernel_blocks=pieces)
-
-
-def state_layer(
-    region: Region, layer: int, *, tag: str, dtype: str, tokens: int, scale_dtype: str = "uint8"
-) -> LayerCache:
-    """Linear attention, sliding windows and opaque states: `[blocks, elements]`, never split.
-
-    In a shared hybrid pool a block is as large as the full-attention group's, so a state fills only its beginning.
-    """
-    return opaque_layer(
-        region, layer, tag=tag, dtype=dtype, tokens=tokens, kernel_tokens=tokens, scale_dtype=scale_dtype
-    )
 
 
 def partition_bytes(full: int, key: int, value: int, heads: int, count: int, index: int) -> tuple[int, int, int, int]:

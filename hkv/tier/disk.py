@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hkv.errors import FileError, MissingExtraError, OperationError
-from hkv.tier.tier import Tier
+from hkv.tier.tier import Tier, check_flat
 
 FORMAT = "hkv-chunk-1"
 MAX_KEY_BYTES = 100
@@ -90,16 +90,10 @@ class DiskTier(Tier):
         nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
         """
         _check_key(key)
-        if data.ndim != 1 or data.dtype != np.uint8:
-            raise OperationError("data", f"{data.dtype}{list(data.shape)}", "a flat uint8 array")
+        check_flat(data)
         content = _encode(key, data, metadata)
-        if self._order.pinned(key):
+        if not self._make_room(key, len(content)):
             return False
-        victims = self._order.victims(len(content), replacing=key)
-        if victims is None:
-            return False
-        for victim in victims:
-            self.evict(victim)
         self._write(self._path(key), content)
         self._order.add(key, len(content))
         self._trim_quarantine()

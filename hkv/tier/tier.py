@@ -53,9 +53,22 @@ class Tier:
         self._discard(key)
         return True
 
+    def _make_room(self, key: bytes, size: int) -> bool:
+        """Evicts others for an object of so many bytes; False, with nothing changed, where that is no help."""
+        victims = None if self._order.pinned(key) else self._order.victims(size, replacing=key)
+        for victim in victims or ():
+            self.evict(victim)
+        return victims is not None
+
     def _discard(self, key: bytes) -> None:
         """Lets go of the bytes of an object that is no longer in the order."""
         raise NotImplementedError
+
+
+def check_flat(data: np.ndarray | jax.Array) -> None:
+    """Refuses objects that are no uint8 `[bytes]`."""
+    if data.ndim != 1 or data.dtype != np.uint8:
+        raise OperationError("data", f"{data.dtype}{list(data.shape)}", "a flat uint8 array")
 
 
 # Least recently used order over objects of different sizes, with pins: what both tiers evict by.
@@ -170,15 +183,9 @@ class MemoryTier(Tier):
 
         False, with nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
         """
-        if data.ndim != 1 or data.dtype != np.uint8:
-            raise OperationError("data", f"{data.dtype}{list(data.shape)}", "a flat uint8 array")
-        if self._order.pinned(key):
+        check_flat(data)
+        if not self._make_room(key, data.nbytes):
             return False
-        victims = self._order.victims(data.nbytes, replacing=key)
-        if victims is None:
-            return False
-        for victim in victims:
-            self.evict(victim)
         self._objects[key] = self._to_host(data)
         self._order.add(key, data.nbytes)
         return True

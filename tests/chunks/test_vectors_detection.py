@@ -9,7 +9,6 @@ from hkv.chunks.detection import (
     TensorView,
     detect,
     discover_per_layer_formats,
-    hint_of_vllm_layout,
     plane_row_elements,
     recover_contiguous_view,
 )
@@ -81,8 +80,6 @@ def test_indexer_rows(shape, layout, expected, seen):
 
 
 def test_fragmented_layouts_are_refused():
-    with pytest.raises(LayoutError, match="LHBNC"):
-        hint_of_vllm_layout("LHBNC")
     with pytest.raises(LayoutError, match="kv_layout"):
         detect([TensorView((7, 3, 4, 16))], "vllm", Hints("LHBNC"))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.errors import LayoutError
-from hkv.layout.layer_cache import mha_layer, mla_layer, opaque_layer, partition_bytes, stack_regions, state_layer
+from hkv.layout.layer_cache import mha_layer, mla_layer, opaque_layer, partition_bytes, stack_regions
 from hkv.layout.views import numpy as numpy_views
 from reference.layout import layer_cache_addresses
 
@@ -97,7 +97,7 @@ def test_k23_opaque_and_state_layers():
     (region,) = stack_regions(3, [(1, 64, 0)])
     opaque = opaque_layer(region, 0, tag="csa_kv", dtype="uint8", tokens=512, kernel_tokens=128)
     assert (opaque.kv.shape, opaque.tokens_per_block, opaque.scale) == ((12, 16), 128, None)
-    state = state_layer(region, 0, tag="linear", dtype="uint8", tokens=8)
+    state = opaque_layer(region, 0, tag="linear", dtype="uint8", tokens=8, kernel_tokens=8)
     assert (state.kv.shape, state.tokens_per_block, state.kernel_blocks) == ((3, 64), 8, 1)
 
 

@@ -19,7 +19,7 @@ from hkv.dialects.rtp_llm.planning import (
 )
 from hkv.dialects.rtp_llm.planning.opaque import region_of
 from hkv.errors import LayoutError
-from hkv.layout.layer_cache import LayerCache, mha_layer, mla_layer, opaque_layer, state_layer
+from hkv.layout.layer_cache import LayerCache, mha_layer, mla_layer, opaque_layer
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model
 from hkv.model.topology import Group, Topology
@@ -131,7 +131,7 @@ def _view(home: Home) -> LayerCache:
     kernel_tokens = block.seq_size // group.kernel_blocks
     if group.policy.group_type is not GroupType.FULL or block.kind in ("linear", "opaque_state"):
         scale_dtype = "float32" if block.kind == "mha" else "uint8"
-        return state_layer(home.region, home.slot, **common, scale_dtype=scale_dtype)
+        return opaque_layer(home.region, home.slot, **common, kernel_tokens=block.seq_size, scale_dtype=scale_dtype)
     if block.kind == "mla":
         return mla_layer(home.region, home.slot, **common, kernel_tokens=kernel_tokens)
     if block.kind == "opaque_kv":

@@ -77,19 +77,12 @@ def serve(
 ) -> ServedPlan:
     """The plan of vLLM 0.33 for a model on one tensor-parallel rank, and how many of its longest requests fit at once.
 
-    Args:
-      model: the model.
-      memory: bytes for the cache on each GPU, or one number for the GPUs of each stage.
-      draft: a draft module's own model, read as a draft; its layers join the last stage.
-      pipeline_parallel: stages.
-      context_parallel: ranks that split the tokens of full-attention layers.
-      kernel_block_size: tokens of which attention blocks are multiples next to recurrent states, 0 for 16.
-      max_model_len: tokens of the longest request; None for the model's, 0 for the longest that fits.
-      max_in_flight_tokens: tokens scheduled and not yet settled, over all requests and steps.
-      max_num_encoder_input_tokens: tokens of encoders' inputs in one step.
-      concurrent_batches: steps that run at the same time, with an equal share of the tokens in flight each.
-      caching: prefix caching is on; recurrent states are then kept at block boundaries.
-      options: further fields of `PlanOptions`.
+    `memory` is in bytes for each GPU, or one number for the GPUs of each stage. The layers of `draft`, a draft module's
+    own model, read as a draft, join the last stage. Attention blocks are multiples of `kernel_block_size` tokens beside
+    recurrent states, 0 for 16; `max_model_len` is None for the model's, 0 for the longest that fits. Tokens in flight
+    are those scheduled and not yet settled, over all requests and steps, of which `concurrent_batches` run at the same
+    time, with an equal share each. `caching` of prefixes keeps recurrent states at block boundaries. `options` are
+    further fields of `PlanOptions`.
     """
     limits = RequestLimits(
         max_model_len=max_model_len or model.max_model_len,
