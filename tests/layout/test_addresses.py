@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout, Order, Place, StridedView, copy_width
-from hkv.layout.content import Part, quantize
+from hkv.layout.content import QUANTIZATIONS, Part, quantize
 from hkv.layout.views import numpy as numpy_views
 from hkv.spec import FullAttention, MLAAttention
 from hkv.spec.dtypes import item_bytes
@@ -291,3 +294,84 @@ def test_misaligned_scales_are_refused_by_name():
     spec = quantize(FullAttention(block_size=4, num_kv_heads=1, head_size=6, dtype="bfloat16"), "int8_per_token_head")
     with pytest.raises(LayoutError, match="a multiple of 4, the bytes of one float32"):
         Layout.of_spec(spec, "LBNHC", num_blocks=2).part_view("key_scale", 0)
+
+
+# The examples of docs/layouts.md.
+
+
+TEXT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "layouts.md").read_text()
+
+
+@pytest.fixture
+def names() -> dict:
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    return names
+
+
+def test_the_example(names):
+    layout = names["layout"]
+    assert isinstance(layout, Layout)
+    assert layout.strides == (96, 288, 48, 12, 1)
+    assert layout.address(2, 4, 1, 3, byte=11) == 1439
+    assert layout.locate(1439) == Place(2, 4, 1, 3, 11)
+    assert layout.element_address("value", 2, 4, 1, 3, 2) == 1438
+
+
+def test_the_table_of_strides():
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16")
+    rows = dict(re.findall(r"^\| ([LBHNC]{5}) \| \w* ?\| ([\d |]+?) \| one run", TEXT, re.MULTILINE))
+    assert {name: tuple(map(int, row.split(" | "))) for name, row in rows.items()} == {
+        order.value: Layout.of_spec(spec, order, num_blocks=5, num_layers=3).strides for order in Order
+    }
+
+
+def test_every_packing_is_in_the_table():
+    for name in QUANTIZATIONS:
+        assert f"`{name}`" in TEXT or name in ("int8_per_token_head", "fp8_per_token_head", "fp8_per_tensor")
+
+
+# The query whether tokens flatten without a copy, against NumPy, which copies only where it must.
+
+
+def flattens(layout: Layout) -> bool:
+    """True if NumPy makes one axis of blocks, kernel blocks and states without a copy."""
+    bytes_of = layout.cells()
+    pool = np.zeros(bytes_of.end, np.uint8)
+    layer = numpy_views.view(pool, bytes_of)[0]
+    tokens = layer.transpose(0, 1, 3, 2, 4)
+    flat = tokens.reshape(layout.num_blocks * layout.split * layout.shape[3], *tokens.shape[3:])
+    return np.shares_memory(flat, pool)
+
+
+SPEC = FullAttention(block_size=8, num_kv_heads=2, head_size=4)
+
+
+@pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
+@pytest.mark.parametrize("kernel", [None, 4])
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize(
+    "spec", [SPEC, dataclasses.replace(SPEC, num_kv_heads=1), MLAAttention(block_size=8, head_size=6)]
+)
+def test_orders(order: Order, kernel: int | None, blocks: int, spec: FullAttention) -> None:
+    for layers in (1, 2):
+        try:
+            layout = Layout.of_spec(spec, order, num_blocks=blocks, num_layers=layers, kernel_block_size=kernel)
+        except ValueError:
+            continue
+        assert layout.tokens_flatten == flattens(layout)
+
+
+def test_padding_keeps_blocks_apart() -> None:
+    padded = dataclasses.replace(SPEC, page_size_padded=512)
+    layout = Layout.of_spec(padded, "LBNHC", num_blocks=3)
+    assert not layout.tokens_flatten
+    assert not flattens(layout)
+    assert Layout.of_spec(SPEC, "LBNHC", num_blocks=3).tokens_flatten
+
+
+@given(cases())
+def test_drawn_layouts(case: Case) -> None:
+    layout = case.layout()
+    assert layout.tokens_flatten == flattens(layout)

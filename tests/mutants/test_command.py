@@ -120,7 +120,7 @@ process_judge.prepare()
 convert = "pallas_kernels.move.moves:saturated"
 clipped = "jnp.minimum(jnp.maximum(scaled, -most), most)"
 def row(name, text, defect):
-    return Planted(name, "x", (Patch(convert, text, defect),), "tests.paged.test_quantization:test_per_tensor")
+    return Planted(name, "x", (Patch(convert, text, defect),), "tests.paged.test_step:test_per_tensor")
 rows = [
     row("harmless", clipped, f"1 * {clipped}"),
     row("no-python-there", "(rounded(", "(jnp.no_such_function("),

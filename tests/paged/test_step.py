@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
+import hkv
 import reference.paged.operations as reference
 from hkv import paged
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
+from hkv.paged.step import write_step
 from hkv.spec import FullAttention, MLAAttention
-from reference.paged.quantization import quantize_per_tensor
+from reference.paged.quantization import quantize_per_tensor, quantize_per_token_head
 from tests.pallas_kernels import cases, programs
 
 pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
@@ -174,3 +179,69 @@ def test_groups_that_do_not_agree_are_refused():
         paged.write_step((pool,), (WINDOW,), (ids,), (ids,), ())
     with pytest.raises(LayoutError, match=r"values\['latent'\]"):
         paged.write_step((pool,), (WINDOW,), (ids,), (ids,), ({"latent": np.zeros((1, 1, 1, 20), np.float32)},))
+
+
+# Values that an explicit mesh axis splits are refused, with a word on what to do; whole ones are written.
+
+
+SPEC = hkv.FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype="float32")
+LAYOUT = hkv.Layout.of_spec(SPEC, "LBHNC", num_blocks=8)
+
+
+def test_values_that_are_split_by_heads_are_refused():
+    mesh = jax.make_mesh((1,), ("heads",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(jnp.ones((3, 2, 8)), jax.NamedSharding(mesh, P(None, "heads")))
+        ids, pool = jnp.arange(3), jnp.zeros(LAYOUT.end // 4, jnp.uint32)
+        with pytest.raises(LayoutError, match=r"values\['key'\] = .*split as.*jax.reshard.*hkv.mesh"):
+            hkv.write(pool, LAYOUT, 0, ids, ids, {"key": split, "value": split})
+        with pytest.raises(LayoutError, match=r"values\['key'\] = .*split as"):
+            write_step((pool,), (LAYOUT,), (ids,), (ids,), ({"key": split[None], "value": split[None]},))
+        whole = jax.reshard(split, P())
+        _, missed = hkv.write(pool, LAYOUT, 0, ids, ids, {"key": whole, "value": whole})
+        assert missed == 0
+
+
+# Quantisation on the way into pages.
+
+
+DTYPES = [np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
+SCALES = [0.25, 1.0, 3.0, 1e-3]
+
+
+def drawn(seed, spread):
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(4, 3, 8)) * 10.0 ** generator.uniform(-spread, spread, (4, 3, 1))
+    values[generator.random((4, 3)) < 0.2] = 0
+    return values.astype(ml_dtypes.bfloat16)
+
+
+@given(st.sampled_from(DTYPES), st.sampled_from(SCALES), st.integers(0, 2**32 - 1))
+def test_per_tensor(dtype, scale, seed):
+    values = drawn(seed, 3)
+    got = np.asarray(paged.quantize_per_tensor(values, np.float32(scale), dtype.name))
+    assert got.dtype == dtype
+    assert got.tobytes() == quantize_per_tensor(values, scale, dtype).tobytes()
+
+
+@given(st.sampled_from(DTYPES), st.integers(0, 2**32 - 1))
+def test_per_token_and_head(dtype, seed):
+    values = drawn(seed, 3)
+    got, scales = paged.quantize_per_token_head(values, dtype.name)
+    expected, wanted = quantize_per_token_head(values, dtype)
+    assert np.asarray(scales).tobytes() == wanted.tobytes()
+    assert np.asarray(got).tobytes() == expected.tobytes()
+
+
+@given(st.sampled_from(DTYPES), st.integers(0, 2**32 - 1))
+def test_what_comes_back_is_close(dtype, seed):
+    values = drawn(seed, 3).astype(np.float32)
+    got, scales = paged.quantize_per_token_head(values, dtype.name)
+    back = np.asarray(got).astype(np.float32) * np.asarray(scales)[..., None]
+    step = {"int8": 1 / 254, "float8_e4m3fn": 1 / 16, "float8_e5m2": 1 / 8}[dtype.name]
+    assert np.all(np.abs(back - values) <= step * np.max(np.abs(values), axis=-1, keepdims=True) * 1.001)
+
+
+def test_a_dtype_that_is_not_quantised_to_is_named():
+    with pytest.raises(LayoutError, match="dtype = 'int4'"):
+        paged.quantize_per_tensor(np.ones(3, np.float32), np.float32(1), "int4")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import pytest
 
-from hkv.dialects.rtp_llm.planned_cache import config_of_plan
+from hkv.dialects.rtp_llm.planned_cache import PlannedCache, config_of_plan
 from hkv.dialects.rtp_llm.planning import (
     DescribedModel,
     PoolPlan,
@@ -16,10 +17,12 @@ from hkv.dialects.rtp_llm.planning import (
     describe_model,
     plan_described,
     plan_rtp_llm,
+    served_options,
 )
 from hkv.errors import PlanError, SpecError
 from hkv.model.group_policy import CacheDescription, LayerDescription, MemoryPlacement
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+from hkv.model.released import released_models
 from hkv.spec import FullAttention, Mamba, MLAAttention
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
@@ -177,3 +180,35 @@ def test_the_layer_of_a_plan_is_the_layer_of_its_cache(name: str) -> None:
         )
         assert group.spec.block_size == planned.block.seq_size
         assert getattr(group.spec, "head_size", None) == getattr(planned.block.spec, "head_size", None)
+
+
+# Every released model with nothing but a size: planned, or refused for what RTP-LLM has no size for.
+
+
+UNSIZED = (
+    "states = .* RTP-LLM sizes no other",
+    "layers.* one cache, and an indexer at most",
+    "indexers = .* one for every layer or none",
+    "head_size_v = .* keys and values of one size",
+)
+
+
+@pytest.mark.parametrize("name", [released.name for released in released_models()])
+def test_a_released_model_is_planned_or_has_no_size(name):
+    """5 of those with gated delta nets were refused for float32 states, and others for blocks of 64 tokens."""
+    model, refused = read_model(load_config(name)), ""
+    try:
+        options, _ = served_options(model, RtpOptions(), ())
+        cache = PlannedCache.of_model(model, options, memory=80 << 30)
+    except PlanError as error:
+        refused = str(error)
+    if refused:
+        assert any(re.search(reason, refused) for reason in UNSIZED)
+        return
+    states = [group for group in cache.plan.groups if group.block.kind == "linear"]
+    assert {group.block.spec.state_tensors[0][1] for group in states} <= {"bfloat16"}
+    if states and cache.plan.shared:
+        fewer = RtpOptions(block_size=max(1, options.block_size - 64))
+        if options.block_size > 64:
+            with pytest.raises(PlanError, match="not padded"):
+                PlannedCache.of_model(model, fewer, memory=80 << 30)

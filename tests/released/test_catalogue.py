@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import hkv
 import hkv.model.released
+from benchmarks.third_calculator import compared, outcome, recorded
 from hkv.cli import cli
 from hkv.errors import ConfigError, FileError, SpecError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
@@ -89,3 +90,28 @@ def test_names_go_wherever_configs_go(tmp_path: pathlib.Path) -> None:
         assert runner.invoke(cli, line).exit_code == 0
     assert len(json.loads(out.read_text())["groups"]) == 2, "windows and full attention"
     assert hkv.read_model("gpt-oss-20b") == read_model(load_config("gpt-oss-20b"), ReadOptions())
+
+
+# Bytes that another calculator gives released models: HKV's, or different for a reason that is counted.
+
+
+COMPARED = compared()
+
+
+def test_most_of_its_models_are_compared() -> None:
+    assert len(COMPARED) >= 45
+    assert sum(reason == "" for reason in COMPARED.values()) >= 35
+
+
+@pytest.mark.parametrize("name", sorted(COMPARED))
+def test_every_difference_has_a_reason(name: str) -> None:
+    assert COMPARED[name] is not None
+
+
+def test_a_difference_of_another_size_has_none() -> None:
+    model = find("deepseek-v3.2")
+    assert model is not None
+    answer, read = recorded()["deepseek-v3.2"], read_model(model.config())
+    assert outcome(answer, read, model)
+    for change in ({"token_bytes": answer["token_bytes"] - 4}, {"formula": "mla"}):
+        assert outcome(answer | change, read, model) is None
