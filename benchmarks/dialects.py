@@ -27,9 +27,8 @@ from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
 from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
 from hkv.dialects.rtp_llm.schedule.agreement import RtpRecorder
-from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine
+from hkv.dialects.rtp_llm.schedule.run import RtpReplay, keyed_rtp_engine
 from hkv.dialects.rtp_llm.schedule.run import rtp_cache as rtp_config
-from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
 from hkv.dialects.vllm.schedule import compiled
 from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay

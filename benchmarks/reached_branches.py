@@ -27,10 +27,9 @@ import coverage
 from hkv.contract import registry
 from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.dialects.vllm.log.coverage import Observer
-from hkv.dialects.vllm.traffic import kept
+from hkv.dialects.vllm.traffic import moves
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.record import ALL, draw, features_of
-from hkv.oracle.steering import choose
+from hkv.oracle.record import ALL, choose, draw, features_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reference" / "dialects" / "vllm"
@@ -167,8 +166,8 @@ def main() -> None:
     if arguments.keep is not None:
         reached = {name: signals(each, frozenset(all_branches)) for name, each in found.items()}
         chosen = choose(reached, arguments.keep, lambda name: name[0])
-        kept.PLACE.write_bytes(kept.written([found[name].kept for name in chosen]))
-        print(f"{len(chosen)} configurations in {kept.PLACE}")
+        moves.PLACE.write_bytes(moves.written([found[name].kept for name in chosen]))
+        print(f"{len(chosen)} configurations in {moves.PLACE}")
     said = table(found, all_branches)
     if arguments.markdown is None:
         print(said)

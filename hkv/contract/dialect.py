@@ -205,7 +205,7 @@ class Dialect(abc.ABC):
         """A random configuration for a feature; `kinds`: those of groups that are asked for by name."""
 
     def kept(self, version: int, name: str) -> Sequence[Kept]:
-        """Configurations of a version under which seeds reached what others seldom do (`hkv.oracle.steering`); none
+        """Configurations of a version under which seeds reached what others seldom do (`hkv.oracle.record`); none
         where no such record was made."""
         del version, name
         return ()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hkv.cli import shrink
 from hkv.dialects.vllm.explorer.defects import planted
+
+from hkv.cli import shrink
 from hkv.oracle.record import differ
 
 CHANGES, REFUSED = "changes", "is refused"

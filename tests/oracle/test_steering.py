@@ -9,11 +9,10 @@ from hkv.contract.traffic import STEERED
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.coverage import Observer
 from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
-from hkv.dialects.vllm.traffic.kept import kept, written
+from hkv.dialects.vllm.traffic.moves import kept, written
 from hkv.errors import ConfigError
 from hkv.oracle.comparison import Comparison
-from hkv.oracle.record import ALL, Only, draw, features_of, record
-from hkv.oracle.steering import EACH, choose
+from hkv.oracle.record import ALL, EACH, Only, choose, draw, features_of, record
 
 VERSIONS = registry.dialect_of(registry.DEFAULT).versions
 

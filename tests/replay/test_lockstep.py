@@ -2,8 +2,7 @@
 
 import pytest
 
-from hkv.dialects.vllm.schedule.lockstep import LockstepEngine
-from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.run import LockstepEngine, cache_config, keyed_engine
 from hkv.oracle.engines import engine_factory
 from hkv.replay.plain import Difference
 from hkv.replay.schedule import Schedule

@@ -13,8 +13,7 @@ import pytest
 from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
 from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.schedule.agreement import RtpDiagnosis, RtpRecorder
-from hkv.dialects.rtp_llm.schedule.run import keyed_rtp_engine, rtp_cache
-from hkv.dialects.rtp_llm.schedule.schedule import RtpReplay
+from hkv.dialects.rtp_llm.schedule.run import RtpReplay, keyed_rtp_engine, rtp_cache
 from hkv.oracle.engines import engine_factory
 from hkv.replay.reasons import COMPLETE
 from hkv.replay.schedule import Arrival, Schedule

@@ -54,7 +54,7 @@ class RtpLlmDialect(Dialect):
 
     @property
     def log(self) -> LogFormat:
-        from hkv.dialects.rtp_llm.log.file import FORMAT
+        from hkv.dialects.rtp_llm.log.configuration import FORMAT
 
         return FORMAT
 

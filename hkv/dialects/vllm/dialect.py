@@ -112,7 +112,7 @@ class VllmDialect(Dialect):
         return (STEERED, *REACHING, *FEATURES)
 
     def kept(self, version: int, name: str) -> Sequence[Kept]:
-        from hkv.dialects.vllm.traffic.kept import kept
+        from hkv.dialects.vllm.traffic.moves import kept
 
         return kept(version)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from hkv.contract.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
+from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Space, explore
-from hkv.dialects.vllm.explorer.defects import DEFECTS, planted
 from hkv.dialects.vllm.explorer.search import CHUNK
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
 from hkv.dialects.vllm.replay_command import EagleGroups, Retention
@@ -19,6 +21,7 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_LANES, MAX_WORKERS
 from hkv.model.topology import Topology
 from hkv.spec import LayerSpec
+from hkv.testing.planting import Patch, applied
 
 
 class VllmExploreCommand(ExploreCommand):
@@ -111,3 +114,61 @@ def _space(options: dict[str, Any]) -> Space:
     )
     prompt = options["max_model_len"] if options["prompt"] is None else options["prompt"]
     return Space(config=config, requests=options["requests"], prompt=prompt, without=frozenset(options["without"]))
+
+
+# Defects to plant in the compiled rules, each a change in one line, to see that exploring finds them.
+
+
+RULES = "hkv.dialects.vllm."
+QUEUE = "hkv.state.free_queue:"
+
+DEFECTS = MappingProxyType(
+    {
+        "window-one-short": Patch(
+            f"{RULES}kinds.sliding_window:parameters",
+            '"REACH": kept,',
+            '"REACH": kept - 1,',
+        ),
+        "window-run-too-long": Patch(
+            f"{RULES}rules.hit:_search",
+            "jnp.maximum(query.need, 0) + drop, 1)",
+            "jnp.maximum(query.need, 0) + 1, 1)",
+        ),
+        "hit-of-everything": Patch(
+            f"{RULES}rules.hit:longest_hit", "jnp.maximum(tokens - 1, 0)", "jnp.maximum(tokens, 0)"
+        ),
+        "room-not-counted": Patch(
+            f"{RULES}rules.admit:fits",
+            "(total.estimate <= limit) & (demand.capped | (total.checked <= w.free))",
+            "total.estimate <= limit + 1",
+        ),
+        "shared-block-freed": Patch(f"{QUEUE}release", "(references == -1)", "(references <= -1)"),
+        "cached-blocks-first": Patch(
+            f"{QUEUE}release", 'w.read("keys", w.key(block)) != 0', 'w.read("keys", w.key(block)) == 0'
+        ),
+        "adopted-block-stays-queued": Patch(
+            f"{QUEUE}adopt", "jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1)", "w.queue.shape[0] - 1"
+        ),
+    }
+)
+"""Every defect, by name."""
+
+
+@contextlib.contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Lets the compiled rules have a defect until the block ends; None for none.
+
+    Programs compiled before are forgotten on both ends.
+
+    Raises:
+      KeyError: there is no such defect.
+    """
+    if name is None:
+        yield
+        return
+    with applied(DEFECTS[name]):
+        cache.forget_programs()
+        try:
+            yield
+        finally:
+            cache.forget_programs()

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from hkv.cli.check import command as check
 from hkv.cli.explore import command
-from hkv.dialects.vllm.explorer.defects import DEFECTS
+from hkv.dialects.vllm.explore_command import DEFECTS
 from hkv.errors import HKVError
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import applied

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hkv.contract.log import Log
+from hkv.contract.log import Log, LogFormat
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, NAMES, RtpConfig
 from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.structs import RtpGroup, RtpHeader
+from hkv.dialects.rtp_llm.log.structs import OPERATIONS, RtpGroup, RtpHeader
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
@@ -194,3 +194,13 @@ def _of_malloc(before: structs.Lists, answer: structs.Malloc) -> list[str]:
 
 def _real(lists: Sequence[Sequence[Sequence[int]]]) -> set[tuple[int, int]]:
     return {(group, block) for row in lists for group, blocks in enumerate(row) for block in blocks if block > 0}
+
+
+# Logs under RTP-LLM's rules: what a line must hold beyond its types.
+
+
+SMALLEST_TOKEN = -(2**31)
+"""Tokens are hashed as int32, so a log may hold negative ones."""
+
+FORMAT = LogFormat(RtpHeader, tuple(OPERATIONS.values()), to_rtp_config, {"tokens": SMALLEST_TOKEN}, "rtp_")
+"""Header and operations, by name."""

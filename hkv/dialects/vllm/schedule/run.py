@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,15 +16,14 @@ from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
-from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Header, Hit
 from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
-from hkv.dialects.vllm.schedule.lockstep import ComparedEngine, LockstepEngine, compare_queues
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology
 from hkv.replay.occupancy import Sampling
-from hkv.replay.plain import compare, compare_records
+from hkv.replay.plain import Compared, Lockstep, Part, compare, compare_records
 from hkv.replay.reasons import HitUnits
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
@@ -253,3 +253,78 @@ def compare_outcomes(mine: Outcome, other: Outcome, names: tuple[str, str]) -> N
         theirs = other.occupancy.columns()
         for name, column in mine.occupancy.columns().items():
             compare(f"{name} over time", column.tolist(), theirs[name].tolist(), names)
+
+
+# Engines under vLLM 0.33's rules held against each other: side by side, or one after a compiled replay.
+
+
+class LockstepEngine(Lockstep):
+    """Two `KeyedEngine`s side by side.
+
+    Compared: hits and their blocks, the blocks of every allocation, refusals, free blocks, copies, resets, state.
+    """
+
+    operations = (
+        *("step", "request", "request_keyed", "lookup", "allocate", "advance", "append", "extend", "commit", "free"),
+        *("drop", "evict", "copies", "reset", "events", "state", "num_free"),
+    )
+
+    def _parts(self, name: str, arguments: tuple[Any, ...], mine: Any, other: Any) -> Iterator[Part]:
+        fields = {"lookup": ("hit", "blocks", "shared_prefix"), "state": ("free", "refs", "rows")}.get(name, ())
+        for field in fields:
+            yield name, arguments[0] if arguments else "", field, getattr(mine, field), getattr(other, field)
+        if name == "allocate":
+            yield name, arguments[0].id, "refused", mine.blocks is None, other.blocks is None
+            yield name, arguments[0].id, "blocks", mine.blocks, other.blocks
+        elif name == "free":
+            yield name, arguments[0], "free blocks", self._engine.num_free(), self._reference.num_free()
+        elif name in WHOLE:
+            yield name, "", WHOLE[name], mine, other
+
+
+WHOLE = {"copies": "copies", "reset": "ok", "num_free": "free blocks"}
+"""Operations whose whole answer is compared, and what it is called."""
+
+
+# Holds a compiled replay against the plain schedule: the same blocks in the same order, and the same records.
+
+
+class ComparedEngine(Compared):
+    """A `KeyedEngine` that compares every block it finds or hands out with those that a compiled replay reported.
+
+    `ids`: for each lookup and allocation, group after group; null blocks before a hit are left out, and before those of
+    an allocation come the copies it asks for: group, block, copy. The engine says which copies are pending.
+    """
+
+    def lookup(self, id: str) -> Hit:
+        """Hit that the engine finds, compared."""
+        hit = self._engine.lookup(id)
+        rows = [row[next((i for i, block in enumerate(row) if block), len(row)) :] for row in hit.blocks]
+        self._compare("lookup", id, rows if hit.hit else [])
+        return hit
+
+    def allocate(self, operation: AllocateOp) -> Allocation:
+        """Allocation that the engine makes, compared."""
+        before = [len(copies) for copies in self._engine.pending_copies()]
+        allocation = self._engine.allocate(operation)
+        after = self._engine.pending_copies()
+        new = [(group, *copy) for group, copies in enumerate(after) for copy in copies[before[group] :]]
+        rows = [list(row) for row in allocation.blocks or []]
+        if operation.hit:
+            for group, _, _ in new:
+                del rows[group][0]
+        self._compare("allocate", operation.id, [*new, *rows])
+        return allocation
+
+    def _compare(self, operation: str, request: str, rows: Sequence[Sequence[int]]) -> None:
+        self._number += 1
+        blocks = [block for row in rows for block in row]
+        theirs = self._read(len(blocks))
+        if theirs != blocks:
+            raise self._differ(operation, request, "blocks", theirs, blocks)
+
+
+def compare_queues(mine: Sequence[int], other: Sequence[int], names: tuple[str, str]) -> None:
+    """Compares two free queues."""
+    for place, blocks in enumerate(itertools.zip_longest(mine, other)):
+        compare(f"place {place} of the free queue at the end", *blocks, names)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule import compiled, lockstep, program, run
+from hkv.dialects.vllm.schedule import compiled, program, run
 from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.dialects.vllm.schedule.schedule import Chunking
 from hkv.errors import ConfigError, EngineFailure
@@ -230,7 +230,7 @@ def test_a_wrong_block_is_named():
     ids = np.concatenate(mine.ids)
     ids[len(ids) // 2] += 1
     reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
-    compared = lockstep.ComparedEngine(reference, ids, NAMES)
+    compared = run.ComparedEngine(reference, ids, NAMES)
     with pytest.raises(Difference, match="blocks differs"):
         run.VllmReplayedCache(config).plain(schedule, arrivals, compared, reference, lambda: None)
 
