@@ -72,7 +72,6 @@ class FormatTraits:
       padded_blocks: a block's stride may exceed its page; elsewhere pages are tight.
       block_axis: the tensor has an axis of blocks (formats 4 and 5 fuse blocks and slots).
       kernel: LMCache's CUDA block kernel moves this format.
-      copy_engine: a page is one contiguous run in token order, so LMCache's copy-engine path moves it.
     """
 
     structure: Structure
@@ -84,7 +83,6 @@ class FormatTraits:
     padded_blocks: bool = False
     block_axis: bool = True
     kernel: bool = True
-    copy_engine: bool = False
 
 
 _LAYER = Structure.LAYER_LIST
@@ -92,20 +90,20 @@ _F = EngineKVFormat
 
 TRAITS = MappingProxyType(
     {
-        _F(0): FormatTraits(Structure.CROSS_LAYER, 2, PageOrder.BLOCK_LAYER_PLANE, copy_engine=True),
-        _F(1): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK, copy_engine=True),
-        _F(2): FormatTraits(_LAYER, 2, PageOrder.BLOCK_PLANE, copy_engine=True),
-        _F(3): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, padded_blocks=True, copy_engine=True),
-        _F(4): FormatTraits(Structure.KV_LIST, 2, PageOrder.BLOCK, block_axis=False, copy_engine=True),
-        _F(5): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, block_axis=False, copy_engine=True),
+        _F(0): FormatTraits(Structure.CROSS_LAYER, 2, PageOrder.BLOCK_LAYER_PLANE),
+        _F(1): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK),
+        _F(2): FormatTraits(_LAYER, 2, PageOrder.BLOCK_PLANE),
+        _F(3): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, padded_blocks=True),
+        _F(4): FormatTraits(Structure.KV_LIST, 2, PageOrder.BLOCK, block_axis=False),
+        _F(5): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, block_axis=False),
         _F(6): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK, heads_first=True),
         _F(7): FormatTraits(_LAYER, 2, PageOrder.BLOCK_PLANE, heads_first=True),
         _F(8): FormatTraits(Structure.CROSS_LAYER, 2, PageOrder.BLOCK_LAYER_PLANE, heads_first=True),
-        _F(9): FormatTraits(Structure.KV_LIST, 2, PageOrder.BLOCK, copy_engine=True),
+        _F(9): FormatTraits(Structure.KV_LIST, 2, PageOrder.BLOCK),
         _F(10): FormatTraits(_LAYER, 1, PageOrder.BLOCK, heads_first=True, fused=True),
-        _F(11): FormatTraits(_LAYER, 1, PageOrder.BLOCK, fused=True, copy_engine=True),
+        _F(11): FormatTraits(_LAYER, 1, PageOrder.BLOCK, fused=True),
         _F(12): FormatTraits(_LAYER, 1, PageOrder.BLOCK, heads_first=True, fused=True, padded_blocks=True),
-        _F(13): FormatTraits(_LAYER, 1, PageOrder.BLOCK, fused=True, padded_blocks=True, copy_engine=True),
+        _F(13): FormatTraits(_LAYER, 1, PageOrder.BLOCK, fused=True, padded_blocks=True),
         _F(14): FormatTraits(_LAYER, 1, PageOrder.BLOCK, mla=True, padded_blocks=True),
         _F(15): FormatTraits(_LAYER, 2, PageOrder.PLANE_BLOCK, heads_first=True, kernel=False),
         _F(16): FormatTraits(_LAYER, 2, PageOrder.BLOCK, kernel=False),

@@ -60,11 +60,6 @@ class Order(enum.Enum):
         """True if one layer of one block is one run of bytes (L and B are the two outermost)."""
         return set(self.value[:2]) == {"L", "B"}
 
-    @property
-    def block_contiguous(self) -> bool:
-        """True if that run is in the order H, N, C."""
-        return self.value.endswith("HNC")
-
 
 ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
 """Names that older engines and connectors use."""

@@ -26,11 +26,6 @@ WIDEST = 4
 WORDS = (1, 2, 4)
 
 
-def is_words(buffer: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """True if a buffer is flat and of unsigned words already."""
-    return len(buffer.shape) == 1 and np.dtype(buffer.dtype).kind == "u"
-
-
 def check_buffer(buffer: jax.Array | jax.ShapeDtypeStruct) -> None:
     """Refuses what has no words: elements of no whole number of bytes, of more than 4, or booleans."""
     dtype = np.dtype(buffer.dtype)

@@ -27,14 +27,14 @@ LARGE = FullAttention(block_size=16, num_kv_heads=8, head_size=64)
 
 
 def test_what_each_order_is():
-    facts = {o.value: (o.layer_compact, o.block_outermost, o.block_compact, o.block_contiguous, o.alias) for o in Order}
+    facts = {o.value: (o.layer_compact, o.block_outermost, o.block_compact, o.alias) for o in Order}
     assert facts == {
-        "LBHNC": (True, False, True, True, "HND"),
-        "LBNHC": (True, False, True, False, "NHD"),
-        "LHBNC": (True, False, False, False, None),
-        "BLHNC": (False, True, True, True, None),
-        "BLNHC": (False, True, True, False, None),
-        "BHLNC": (False, True, False, False, None),
+        "LBHNC": (True, False, True, "HND"),
+        "LBNHC": (True, False, True, "NHD"),
+        "LHBNC": (True, False, False, None),
+        "BLHNC": (False, True, True, None),
+        "BLNHC": (False, True, True, None),
+        "BHLNC": (False, True, False, None),
     }
     assert (Order.parse("NHD"), Order.parse("HND")) == (Order.LBNHC, Order.LBHNC)
     assert all(order.axes[-1] == 4 and sorted(order.axes) == [0, 1, 2, 3, 4] for order in Order)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
 
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import SpecError
@@ -37,8 +36,6 @@ class OpaqueRegion(LayerSpec):
       cp_slice: part that a prefill rank stores: `none`, `payload` (of the entries) or `stride` (of the bytes).
       page_bytes: bytes of a block once a server's settings have sized it, 0 before.
     """
-
-    uses_slot_mapping: ClassVar[bool] = False
 
     state: bool
     entry_elems: int
