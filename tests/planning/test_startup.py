@@ -21,6 +21,7 @@ from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.errors import ConfigError, HKVError, PlanError
+from hkv.model.huggingface import load_config
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 OPTIONS = EngineOptions(kv_cache_memory_bytes=80 << 30)
@@ -271,3 +272,24 @@ def test_starts_as_the_installed_vllm_does() -> None:
     done = subprocess.run(command, cwd=DATA.parent.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "planned by vLLM" in done.stdout
+
+
+RELEASED = records_by_model(DATA / "planning" / "released_startup.jsonl.gz")
+"""Starts of vLLM 0.33.0 that `benchmarks/compare_startup.py --released --record` wrote."""
+
+
+@pytest.mark.parametrize("model", RELEASED)
+def test_a_released_model_starts_as_vllm_starts_it(model: str) -> None:
+    released = load_config(model)
+    for record in RELEASED[model]:
+        found = difference(released, record)
+        assert found is None, f"{found}: {record}"
+
+
+def test_the_records_of_released_models_are_worth_it() -> None:
+    """Most released models are there, one-byte caches and refusals among the answers, and GPUs of each generation."""
+    starts = [record for each in RELEASED.values() for record in each]
+    assert len(RELEASED) > 120
+    assert {"fp8", "fp8_e5m2", "int8_per_token_head"} <= {start["options"].get("kv_cache_dtype") for start in starts}
+    assert {"h100", "a100", "l40s"} <= {start["device"] for start in starts}
+    assert 0 < sum("refused" in start["vllm"] for start in starts) < len(starts) // 2
