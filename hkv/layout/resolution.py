@@ -149,10 +149,4 @@ def rocm_pages(
     value = StridedView(
         (num_blocks, heads, head_size, tokens), (block, head, tokens * item, item), offset + num_blocks * block, dtype
     )
-    return RocmPages(key, value, _moved(key, (0, 1, 3, 2, 4)), _moved(value, (0, 1, 3, 2)))
-
-
-def _moved(view: StridedView, axes: tuple[int, ...]) -> StridedView:
-    """The same elements with their axes in another order."""
-    shape, strides = (tuple(values[axis] for axis in axes) for values in (view.shape, view.strides))
-    return StridedView(shape, strides, view.offset, view.dtype)
+    return RocmPages(key, value, key.reordered((0, 1, 3, 2, 4)), value.reordered((0, 1, 3, 2)))

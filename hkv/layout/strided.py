@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hkv.errors import LayoutError
 from hkv.limits import MAX_BYTES, MAX_RUNS
@@ -77,6 +77,11 @@ class StridedView:
     def end(self) -> int:
         """First byte after the last element."""
         return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.itemsize
+
+    def reordered(self, axes: Sequence[int]) -> StridedView:
+        """The same elements with their axes in another order."""
+        shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
+        return StridedView(shape, strides, self.offset, self.dtype)
 
     def address(self, *index: int) -> int:
         """First byte of the element at `index`; negative indices do not wrap."""

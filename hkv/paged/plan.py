@@ -34,15 +34,9 @@ def move_of(
     return Move(source, target, read, written, count, runs.row, runs.length, zeros, own, runs.page)
 
 
-def reordered(view: StridedView, axes: Sequence[int]) -> StridedView:
-    """The same elements with their axes in another order."""
-    shape, strides = (tuple(values[axis] for axis in axes) for values in (view.shape, view.strides))
-    return StridedView(shape, strides, view.offset, view.dtype)
-
-
 def with_states_third(view: StridedView) -> StridedView:
     """`[layers, blocks, pieces, heads, states, ...]` with states before heads: one token is the last axes."""
-    return reordered(view, (0, 1, 2, 4, 3, *range(5, len(view.shape))))
+    return view.reordered((0, 1, 2, 4, 3, *range(5, len(view.shape))))
 
 
 def part_view(layout: Layout, name: str) -> StridedView:
@@ -64,7 +58,7 @@ def whole_blocks(layout: Layout) -> StridedView:
     inner = sorted((axis for axis in range(len(cells.shape)) if axis != 1), key=lambda axis: -cells.strides[axis])
     # Axes of one element say nothing of where they lie.
     inner.sort(key=lambda axis: cells.shape[axis] > 1)
-    return reordered(cells, (1, *inner))
+    return cells.reordered((1, *inner))
 
 
 def parts_of_cell(layout: Layout) -> list[Part]:

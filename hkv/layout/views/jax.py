@@ -93,9 +93,7 @@ def _runs(buffer: jax.Array, strided: StridedView) -> tuple[Runs, tuple[int, ...
     if strided.dtype == "bool" or strided.itemsize > 4:
         raise LayoutError("dtype", strided.dtype, "a number of at most 32 bits, as JAX holds by default")
     physical = tuple(sorted(range(1, len(strided.shape)), key=lambda axis: strided.strides[axis], reverse=True))
-    shape = tuple(strided.shape[axis] for axis in (0, *physical))
-    strides = tuple(strided.strides[axis] for axis in (0, *physical))
-    return runs_of(buffer, StridedView(shape, strides, strided.offset, strided.dtype), 1), physical
+    return runs_of(buffer, strided.reordered((0, *physical)), 1), physical
 
 
 # Refusing derivatives where values become bits: JAX's own for a bitcast to an integer is 0, without a word.

@@ -104,11 +104,7 @@ class Rank:
         return self.share(padded, "rows of the vocabulary") * (size + bias) * self.width
 
     def experts(self, name: str, count: int, size: int, inner: int, *, gated: bool = True, bias: bool = False) -> int:
-        """Routed experts with their router, and shared ones of `shared` elements inside.
-
-        `correction` and `gate_width` are bytes of an element of the router's correction bias, 0 without one, and of the
-        router; it may be quantized as other layers are, and the shared expert may have a gate.
-        """
+        """Routed experts without their router: whole ones dealt out to ranks, or each rank's part of every one."""
         mine = -(-count // self.ranks) if self.expert_parallel else count
         part = inner if self.expert_parallel else self.share(inner, f"elements inside {name}")
         size, part = self.quantization.padded(size, part)
