@@ -125,17 +125,9 @@ def unpack_groups(
 ) -> tuple[tuple[Tensors, ...], jax.Array]:
     """Copies objects' regions into blocks of several kernel groups; padding and every other block stay.
 
-    Args:
-      transfers: the kernel groups and their regions (static).
-      tensors: per group, uint8 `[pages, page stride]` each, donated.
-      objects: uint8 `[objects, object bytes]`.
-      block_ids: per group, int32 `[objects * blocks_per_object]`. Ids outside the tensor move nothing; the bytes of a
-        block that is named twice are undefined.
-      skips: per group, int32 scalar; leading blocks that are not moved.
-      implementation: as in `pack_groups`.
-
-    Returns:
-      The tensors, and how many block ids, after the skips, were outside their tensor (int32).
+    Arguments are those of `pack_groups`, but that the tensors are donated and the objects are not. The bytes of a block
+    that is named twice are undefined. Gives the tensors, and how many block ids, after the skips, were outside their
+    tensor (int32).
     """
     chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
     flat, dtype = [tensor for group in tensors for tensor in group], _word(transfers, objects)
