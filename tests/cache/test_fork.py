@@ -127,32 +127,6 @@ def test_what_was_forked_goes_on(data: st.DataObject, specs, tokens: int, more: 
             pair.drop(id)
 
 
-@pytest.mark.parametrize("specs", SHAPES)
-def test_a_fork_outlives_what_it_came_from(specs) -> None:
-    pair = forked(specs, 21, 60)
-    pair.free("a")
-    pair.drop("a")
-    for _ in range(6):
-        pair.step()
-        assert grow(pair, "b", 5)
-    pair.request("c", 48, range(100))
-    pair.lookup("c")
-    pair.free("b")
-    pair.step()
-    come_back(pair, "b")
-    pair.free("b")
-    pair.drop("b")
-    assert pair.lookup("c") <= 47
-
-
-def test_a_fork_registers_the_block_that_was_copied_once_it_is_full() -> None:
-    pair = forked(SHAPES[1], 22, 60)
-    grow(pair, "b", 3)
-    cached = pair.reference.state().cached
-    row = pair.reference.manager.rows("b")[0]
-    assert [str(block) in cached for block in row] == [True] * 6 + [False] * (len(row) - 6)
-
-
 def test_a_fork_takes_the_blocks_that_its_parent_has_ahead() -> None:
     """The parent has a block for drafts, which the fork neither shares nor copies: it takes one of its own."""
     pair = forked(SHAPES[1], 8, 60, lookahead=4)

@@ -223,29 +223,6 @@ def many_lives() -> None:
         blocks_live(seed)
 
 
-def test_blocks_with_one_key_keep_their_order() -> None:
-    both = Both()
-    for block in (5, 2, 9, 7):
-        both.add(block, 0, 0)
-        both.check()
-    for block in (2, 7, 5, 9):
-        both.drop(block)
-        both.check()
-
-
-def test_parts_of_a_block() -> None:
-    both = Both()
-    both.add(3, 0, 2)
-    both.add(3, 2, 1)
-    both.add(3, 1, 0)
-    both.add(4, 0, 2)
-    both.check()
-    both.move(3, 8)
-    both.check()
-    both.drop(8)
-    both.check()
-
-
 def test_the_ring_is_squeezed_when_it_is_full() -> None:
     """The same blocks are found and given back, past others that nobody takes: the ring fills with empty places."""
     both = Both()

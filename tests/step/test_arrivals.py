@@ -140,32 +140,6 @@ def test_hits_are_those_of_the_definition_whatever_the_iteration_finds(config, d
         assert defined <= int(result.alone[0, group])
 
 
-def test_a_hit_inside_a_window_and_the_hits_of_each_group():
-    pair = Pair(build("full:2,swa:2:6", num_blocks=60))
-    pair.start(0)
-    pair.step([[1, 2, 3, 4, 5, 6], [], [], [], []])
-    pair.step([[7, 8, 9, 10, 11, 12], [], [], [], []])
-    hits = arrive(pair, {1: [1, 2, 3, 4, 5], 2: [*range(1, 13), 1], 3: [9] * 5})
-    assert hits == [4, 12, 0]
-    assert_same(pair.rows, pair.state)
-    pair.finish(0, 1, 2, 3)
-    assert_same(pair.rows, pair.state)
-
-
-def test_windows_keep_what_prompts_end_with_and_what_others_share():
-    """Interval 0: the second request finds no window where it leaves the first, and keeps one for the third."""
-    pair = Pair(build("full:2,swa:2:4", num_blocks=60, retention_interval=0))
-    pair.start(0, prompt=12)
-    for tokens in ([1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]):
-        pair.step([tokens, [], [], [], []])
-    assert arrive(pair, {1: [*range(1, 9), 90, 91, 92]}) == [0]
-    assert_same(pair.rows, pair.state)
-    for tokens in ([1, 2, 3, 4, 5, 6], [7, 8, 90, 91, 92]):
-        pair.step([[], tokens, [], [], []])
-    assert arrive(pair, {2: [*range(1, 9), 70, 71, 72], 3: [*range(1, 12)]}, output=2) == [8, 10]
-    assert_same(pair.rows, pair.state)
-
-
 def test_other_roots_find_nothing():
     pair = Pair(build("full:2", num_blocks=60))
     pair.start(0)

@@ -222,28 +222,6 @@ def same_names(one, other, names):
     return True
 
 
-def test_rows_are_served_in_order_and_a_small_one_after_a_large_one():
-    pair = Pair(build("full:2,swa:2:4", num_blocks=14))
-    for row in range(4):
-        pair.start(row)
-    status = pair.step([[1] * 4, [2] * 6, [3] * 6, [4] * 2, []])
-    assert status == [OK, OK, NO_ROOM, OK, OK]
-    assert pair.step([[], [], [1], [1, 1], []]) == [OK, OK, NO_ROOM, NO_ROOM, OK]
-
-
-def test_the_watermark_holds_for_rows_that_begin_while_others_run():
-    pair = Pair(build("full:2", num_blocks=11, watermark=0.5))
-    for row in range(4):
-        pair.start(row)
-    assert pair.step([[], [1] * 6, [2] * 6, [3] * 2, []]) == [OK, OK, NO_ROOM, OK, OK]
-    assert pair.step([[1] * 4, [1] * 6, [], [], []]) == [NO_ROOM, OK, OK, OK, OK]
-    pair = Pair(build("full:2", num_blocks=11, watermark=0.5))
-    pair.start(0)
-    assert pair.step([[1] * 6, [], [], [], []])[0] == OK, "nobody else runs"
-    assert pair.step([[1] * 6, [], [], [], []])[0] == OK
-    assert pair.step([[1] * 6, [], [], [], []])[0] == OK
-
-
 @pytest.mark.parametrize("interleave", [1, 2])
 def test_ranks_share_the_tokens_of_a_group_as_slot_mappings_say(interleave):
     specs = [FullAttention(block_size=2, cp_sharded=True), SlidingWindow(block_size=4, window=5)]
@@ -297,16 +275,6 @@ def test_states_that_eagle_registers_inside_blocks_are_refused():
         with pytest.raises(ConfigError, match=r"^hash_block_size = 2: expected the block of every recurrent group"):
             serving.init(build(groups, num_blocks=60, eagle=eagle, hash_block_size=2), rows=R, row=W)
         serving.init(build(groups, num_blocks=60, eagle=other, hash_block_size=2), rows=R, row=W)
-
-
-def test_a_refused_row_has_retired_all_the_same():
-    pair = Pair(build("swa:2:3", num_blocks=6))
-    pair.start(0)
-    pair.start(1)
-    pair.step([[1] * 6, [2] * 4, [], [], []])
-    held = np.count_nonzero(np.asarray(pair.state.rows)[0])
-    assert pair.step([[1] * 6, [], [], [], []])[0] == NO_ROOM
-    assert np.count_nonzero(np.asarray(pair.state.rows)[0]) < held
 
 
 def test_misuse_takes_nothing_and_says_why():
@@ -439,15 +407,6 @@ def test_drafts_beyond_the_longest_request_need_no_blocks(groups):
     pair.finish(0)
     pair.start(0)
     assert pair.step([[1] * 5, [], [], [], []], [L, 0, 0, 0, 0])[0] == OK
-
-
-def test_other_roots_share_nothing():
-    pair = Pair(build("full:2", num_blocks=30))
-    pair.start(0)
-    pair.start(1, (1, 2, 3, 4))
-    pair.step([[1] * 4, [1] * 4, [], [], []])
-    keys = [tuple(key) for key in np.asarray(pair.state.keys)[1:5, :4].tolist()]
-    assert len(set(keys)) == 4
 
 
 def test_room_for_bounds_steady_decoding():
