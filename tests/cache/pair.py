@@ -139,12 +139,7 @@ class Pair:
         self._perform(code, id, **arguments)
 
     def _perform(
-        self,
-        code: Code,
-        id: str | None,
-        payload: Sequence[int] = (),
-        allowed: Sequence[Status] = (),
-        **arguments: int,
+        self, code: Code, id: str | None, payload: Sequence[int] = (), allowed: Sequence[Status] = (), **arguments: int
     ) -> tuple[np.ndarray, np.ndarray]:
         batch = Batch().add(code, 0 if id is None else self.slots[id], payload, **arguments)
         self.state, results = run(self.parameters, self.state, batch)

@@ -47,10 +47,7 @@ LAYOUTS = {
     "132 bytes": latent(quantize(MLAAttention(block_size=64, head_size=128, dtype="uint8"), "fp8_indexer")),
 }
 
-POOLS = {
-    "LBNHC": ("uint8", "uint32", "bfloat16", "float8_e4m3fn"),
-    "656 bytes": ("uint8", "uint32"),
-}
+POOLS = {"LBNHC": ("uint8", "uint32", "bfloat16", "float8_e4m3fn"), "656 bytes": ("uint8", "uint32")}
 """Dtypes of the pool itself; for other layouts, bytes."""
 
 
@@ -177,10 +174,7 @@ def case_of(
     """One program of `hkv.paged`."""
     pool = pool_of(layout, dtype)
     program = programs.Program(
-        functools.partial(function, layout, code),
-        (pool, int32(COUNT), values),
-        (0,),
-        pool.size * pool.dtype.itemsize,
+        functools.partial(function, layout, code), (pool, int32(COUNT), values), (0,), pool.size * pool.dtype.itemsize
     )
     return Case(operation, label, code, ideal, program)
 

@@ -42,12 +42,7 @@ def test_a_request_that_generates_nothing_ends_with_its_prompt():
 
 @pytest.mark.parametrize(
     ("output", "operations"),
-    [
-        (4, "| +0:4 .0"),
-        (5, "| +0:4 | +0:4 .0"),
-        (8, "| +0:4 | +0:4 .0"),
-        (9, "| +0:4 | +0:4 | +0:4 .0"),
-    ],
+    [(4, "| +0:4 .0"), (5, "| +0:4 | +0:4 .0"), (8, "| +0:4 | +0:4 .0"), (9, "| +0:4 | +0:4 | +0:4 .0")],
 )
 def test_several_tokens_a_step_are_computed_in_the_next(output, operations):
     engine = CountingEngine(10)

@@ -80,10 +80,7 @@ def single(draw: st.DrawFn) -> Case:
         )
     model = DescribedModel((one(DEFAULT_TAG, spec),) * count, sizes, indexer)
     options = RtpOptions(
-        block_size=SIZE,
-        kernel_block_size=kernel,
-        tensor_parallel=draw(st.sampled_from([1, 2, 8])),
-        modules=modules,
+        block_size=SIZE, kernel_block_size=kernel, tensor_parallel=draw(st.sampled_from([1, 2, 8])), modules=modules
     )
     draft = DescribedModel((one(DEFAULT_TAG, spec),), sizes, indexer) if draw(st.booleans()) else None
     return Case(model, options, draft, draw(st.integers(2, 4)))

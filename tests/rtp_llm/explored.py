@@ -16,11 +16,7 @@ SPACES: dict[str, tuple[str, list[LayerSpec], int]] = {
     "single": ("rtp-llm/single", [FULL], 3),
     "hybrid": ("rtp-llm/hybrid", [FULL, WINDOW], 5),
     "hybrid with states": ("rtp-llm/hybrid", [FULL, Mamba(block_size=1)], 5),
-    "blocks of two": (
-        "rtp-llm/hybrid",
-        [dataclasses.replace(FULL, block_size=2), Mamba(block_size=2)],
-        5,
-    ),
+    "blocks of two": ("rtp-llm/hybrid", [dataclasses.replace(FULL, block_size=2), Mamba(block_size=2)], 5),
     "hybrid-pool": ("rtp-llm/hybrid-pool", [FULL, WINDOW], 3),
 }
 

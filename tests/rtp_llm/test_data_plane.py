@@ -113,13 +113,7 @@ def test_write(data: st.DataObject, name: str) -> None:
     blocks[2] = data.draw(st.sampled_from([-1, BLOCKS, blocks[2]]))
     pools, values = filled(cache, 0), content(cache, layer, tag, 3, 1)
     got, dropped = data_plane.write(
-        device(pools),
-        cache,
-        layer,
-        tag,
-        np.int32(blocks),
-        np.int32(states),
-        jax.device_put(values),
+        device(pools), cache, layer, tag, np.int32(blocks), np.int32(states), jax.device_put(values)
     )
     assert int(dropped) == reference.write(pools, cache, layer, tag, blocks, states, values)
     assert same(got, pools)

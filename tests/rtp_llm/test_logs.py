@@ -49,20 +49,13 @@ LINES: list[dict[str, Any]] = [
         "op": "fork",
         "id": "a",
         "sources": [0, 0],
-        "want": {
-            "copies": [["linear", 1, 4], ["full1", 3, 5]],
-            "lists": [[[-1, 4], [2, 5]], [[-1, 1], [2, 3]]],
-        },
+        "want": {"copies": [["linear", 1, 4], ["full1", 3, 5]], "lists": [[[-1, 4], [2, 5]], [[-1, 1], [2, 3]]]},
     },
     {"op": "append", "id": "a", "tokens": [[7, 8, 9], [7, 8, 10]]},
     {
         "op": "malloc",
         "id": "a",
-        "want": {
-            "verdict": "granted",
-            "reused": 0,
-            "lists": [[[-1, 4, 6], [2, 5, 7]], [[-1, 1, 8], [2, 3, 9]]],
-        },
+        "want": {"verdict": "granted", "reused": 0, "lists": [[[-1, 4, 6], [2, 5, 7]], [[-1, 1, 8], [2, 3, 9]]]},
     },
     {"op": "evict", "least": 1, "want": {"count": 0}},
 ]

@@ -72,11 +72,7 @@ def read_by_jax(made, asked, layer, query, **settings):
 
 @pytest.mark.parametrize(
     ("layer", "dtype", "order"),
-    [
-        ("near", "float32", "LBNHC"),
-        ("second", "float32", "BLNHC"),
-        ("second", "bfloat16", "LBNHC"),
-    ],
+    [("near", "float32", "LBNHC"), ("second", "float32", "BLNHC"), ("second", "bfloat16", "LBNHC")],
 )
 def test_jaxs_kernel_reads_what_is_attended_to(layer, dtype, order):
     made, asked = served(dtype, order), turn()

@@ -44,10 +44,7 @@ def specs(rng):
                     block_size=size, shapes=((4,),), dtypes=(torch.float32,), num_speculative_blocks=scratch
                 ),
             ),
-            (
-                OpaqueState(block_size=size),
-                vllm.CircularBufferSpec(block_size=size, dcp_sharded=False, **heads),
-            ),
+            (OpaqueState(block_size=size), vllm.CircularBufferSpec(block_size=size, dcp_sharded=False, **heads)),
         ]
     )
 

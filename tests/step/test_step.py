@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 
 from hkv.cache import step as serving
 from hkv.cache.blocks import on_rank, ranks_of
-from hkv.cache.state import (
-    OWN_ERA,
-    SLOTS,
-    StepBatch,
-    StepCounter,
-    StepRequest,
-    StepRow,
-    checkpoint_groups,
-)
+from hkv.cache.state import OWN_ERA, SLOTS, StepBatch, StepCounter, StepRequest, StepRow, checkpoint_groups
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, Mamba, SlidingWindow

@@ -63,7 +63,7 @@ PUBLISHED: MappingProxyType[str, str] = MappingProxyType(
 ELSEWHERE: MappingProxyType[str, str] = MappingProxyType(
     {
         "B-I29": "no operation of the logs reports a load that failed, and no rule of the dialects takes one back; "
-        "a load that lacks an object moves nothing (`launches of a transfer`)",
+        "a load that lacks an object moves nothing (`launches of a transfer`)"
     }
 )
 """Invariants that have no check here, and the reason."""

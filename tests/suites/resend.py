@@ -175,8 +175,5 @@ def _serve(engine: NumpyEngine, id: str, tokens: tuple[int, ...], case: Resend) 
 
 
 SUITE = CaseSuite(
-    "resend",
-    "the reference manager when a prompt is sent again after another one",
-    draw_resend,
-    (retention,),
+    "resend", "the reference manager when a prompt is sent again after another one", draw_resend, (retention,)
 )

@@ -191,11 +191,7 @@ def test_proofs_are_the_definition_of_a_hit(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "argument"),
-    [
-        ({"requests": 5}, "requests"),
-        ({"prompt": 3}, "prompt"),
-        ({"without": frozenset({"nothing"})}, "without"),
-    ],
+    [({"requests": 5}, "requests"), ({"prompt": 3}, "prompt"), ({"without": frozenset({"nothing"})}, "without")],
 )
 def test_refuses_what_it_cannot_explore(changes: dict[str, Any], argument: str) -> None:
     with pytest.raises(ConfigError) as raised:

@@ -107,12 +107,7 @@ def test_the_target_holds_what_a_cold_one_would(name: str, replicas: str) -> Non
 
 def test_one_layer_of_one_replica_in_words() -> None:
     """Replica 1 of the source to replica 0 of the target, layer 1 alone, 32-bit words, meshes that share devices."""
-    chosen = case(
-        dataclasses.replace(HEADS, head_size_v=4),
-        shape(4, 2, 2, 2, data=2),
-        shape(4, 4, data=2),
-        range(14),
-    )
+    chosen = case(dataclasses.replace(HEADS, head_size_v=4), shape(4, 2, 2, 2, data=2), shape(4, 4, data=2), range(14))
     source, target = sharded(chosen.source, jax.devices()), sharded(chosen.target, jax.devices()[::-1])
     have, cold = random_pools(source, 1), random_pools(target, 2)
     layers = range(1, 2)
