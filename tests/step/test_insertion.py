@@ -61,16 +61,6 @@ def test_what_is_inserted_is_found_evicted_and_given_back_like_any_block(config,
         pair.step(drawn_tokens(data, pair))
 
 
-def test_a_whole_prefix_is_found_afterwards():
-    pair = Pair(build("full:2,swa:2:4", num_blocks=9))
-    keys = [tuple(int(w) for w in key) for key in fingerprint.keys(np.arange(8).reshape(4, 2), ROOT)]
-    entries = [(0, key) for key in reversed(keys)] + [(1, key) for key in reversed(keys)]
-    assert both(pair, entries) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert both(pair, entries) == [-1] * 8
-    assert both(pair, [*entries, (0, (1, 2, 3, 4))]) is None
-    assert arrive(pair, {0: [*range(8), 9]}) == [8]
-
-
 @pytest.mark.parametrize("group", [-2, 7])
 def test_a_group_that_does_not_exist_is_refused(group):
     pair = Pair(build("full:2", num_blocks=9))

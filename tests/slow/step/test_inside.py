@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -166,17 +165,3 @@ def test_a_copy_needs_a_block_of_its_own():
     assert pair.step([[], [7], [], [], []])[1] == NO_ROOM
     pair.finish(2)
     assert pair.step([[], [7], [], [], []])[1] == OK
-
-
-def test_the_search_tells_blocks_with_one_entry_from_those_with_several():
-    """Full attention with blocks of one hash block needs no more entries than blocks."""
-    pair = Pair(build("full:2,mamba:8", num_blocks=60, **FIELDS))
-    assert len(pair.state.keys) == len(pair.state.refs)
-    prompt = list(range(1, 12))
-    arrive(pair, {0: prompt})
-    for first, last in ((0, 6), (6, 8), (8, 10), (10, 11)):
-        pair.step([prompt[first:last], [], [], [], []])
-    assert arrive(pair, {1: prompt, 2: prompt[:9]}) == [10, 8]
-    pair.step([[], prompt[10:], [], [], []])
-    assert [copy[:2] for copy in pair.rows.copies] == [(1, 1)]
-    assert np.asarray(pair.state.requests).shape[1] > 4
