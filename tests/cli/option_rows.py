@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hkv.dialects.vllm.explorer.defects import planted
-
 from hkv.cli import shrink
+from hkv.dialects.vllm.explore_command import planted
 from hkv.oracle.record import differ
 
 CHANGES, REFUSED = "changes", "is refused"
