@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from engine_kernels import POISON, LMCacheTransfer, VllmStep, has_lmcache, has_vllm, torch_for
+from engine_kernels import POISON, LMCacheTransfer, VllmStep, has_lmcache, has_vllm, repeated, torch_for
 
 from hkv import paged
 from hkv.chunks.formats import TRAITS, EngineKVFormat
@@ -30,7 +30,7 @@ SAMPLE = 64
 
 
 class Measurable(Protocol):
-    """Something that can be verified once and then run again and again."""
+    """Something that can be verified once and then run again and again; `run` does the operation `repeated()` times."""
 
     def verify(self) -> None: ...
     def run(self) -> Any: ...
@@ -69,26 +69,21 @@ class Case:
         yield from self.makers.items()
 
 
-def all_cases(nbytes: int, quick: bool = False) -> Iterator[Case]:
-    """Every case; bulk ones move about `nbytes` out of a pool of twice as many, decode ones a step's tokens.
-
-    Args:
-      nbytes: bytes that one bulk operation moves out.
-      quick: a third of the layouts, page sizes and steps.
-    """
-    for label, spec, order in LAYOUTS[1::3] if quick else LAYOUTS:
+def all_cases(nbytes: int) -> Iterator[Case]:
+    """Every case; bulk ones move about `nbytes` out of a pool of twice as many, decode ones a step's tokens."""
+    for tokens in DECODE_TOKENS:
+        yield from _step_cases(tokens)
+    for page in (4096, 32768, 262144):
+        yield from _plain_cases(page, max(nbytes // page, 2))
+    for geometry in GEOMETRIES:
+        yield from _chunk_cases(geometry, nbytes)
+    for label, spec, order in LAYOUTS:
         one_page = Layout.of_spec(spec, order, num_blocks=1, num_layers=NUM_LAYERS)
         page = sum(size for _, size in one_page.block_runs(0, 0))
         for operation in OPERATIONS:
             count = max(nbytes // page // layers_moved(operation), 2)
             layout = Layout.of_spec(spec, order, num_blocks=2 * count, num_layers=NUM_LAYERS)
             yield _paged_case(operation, label, order, layout, page, count)
-    for tokens in DECODE_TOKENS[1:2] if quick else DECODE_TOKENS:
-        yield from _step_cases(tokens)
-    for page in (32768,) if quick else (4096, 32768, 262144):
-        yield from _plain_cases(page, max(nbytes // page, 2))
-    for geometry in GEOMETRIES[::2] if quick else GEOMETRIES:
-        yield from _chunk_cases(geometry, nbytes)
 
 
 OPERATIONS = ("gather", "scatter", "write", "copy", "copy, disjoint")
@@ -141,13 +136,37 @@ def implementations() -> tuple[str, ...]:
     return GPU_IMPLEMENTATIONS
 
 
+def in_one_dispatch(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step(carry, shift, *arguments)` done `repeated()` times by one program, the carry in place; shifts end at 0.
+
+    A step that shifts what it reads by `shift` cannot be taken out of the loop as one that is always the same.
+    """
+
+    def steps(carry: Any, *arguments: Any) -> Any:
+        last = repeated() - 1
+        return jax.lax.fori_loop(0, last + 1, lambda i, kept: step(kept, last - i, *arguments), carry)
+
+    return jax.jit(steps, donate_argnums=0)
+
+
+@jax.jit
+def same_bits(found: Any, expected: Any) -> jax.Array:
+    """True if two trees of arrays hold the same bits, compared where they are: bytes do not cross to the host."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return jnp.all(jnp.stack([jnp.all(bits_of(a) == bits_of(b)) for a, b in pairs]))
+
+
+def bits_of(array: jax.Array) -> jax.Array:
+    return array.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[array.dtype.itemsize])
+
+
 def random_words(count: int, seed: int) -> jax.Array:
     return jax.random.bits(jax.random.key(seed), (count,), np.uint32)
 
 
 @dataclasses.dataclass
 class PagedOperation:
-    """An operation of `hkv.paged`; the pool is handed from call to call."""
+    """An operation of `hkv.paged`; the pool, or what is gathered, is handed from call to call."""
 
     operation: str
     layout: Layout
@@ -164,26 +183,29 @@ class PagedOperation:
         tokens = generator.permutation(self.count * layout.states_per_block).astype(np.int32)
         self.blocks = self.table[tokens // layout.states_per_block]
         self.states = jnp.asarray(tokens % layout.states_per_block)
-        self.values = None
-        if self.operation in ("scatter", "write"):
-            found, _ = paged.gather(random_words(words, 2), layout, jnp.int32(0), self.table, null_block=-1)
-            self.values = found
+        self.values: Any = None
+        if self.operation in ("scatter", "write", "gather"):
+            self.values, _ = paged.gather(random_words(words, 2), layout, jnp.int32(0), self.table, null_block=-1)
+        self.steps = in_one_dispatch(self._step)
+        self.gathered = self.values if self.operation == "gather" else None
+
+    def _step(self, kept: Any, shift: Any, pool: Any, table: Any, other: Any, blocks: Any, states: Any) -> Any:
+        chosen: Any = {"implementation": self.implementation}
+        layout, layer = self.layout, jnp.int32(0)
+        if self.operation == "gather":
+            return paged.gather(pool, layout, layer, jnp.roll(table, shift), null_block=-1, **chosen)[0]
+        if self.operation == "scatter":
+            return paged.scatter(kept, layout, layer, table, pool, null_block=-1, **chosen)[0]
+        if self.operation == "write":
+            return paged.write(kept, layout, layer, blocks, states, pool, **chosen)[0]
+        return paged.copy_blocks(kept, layout, table, other, disjoint=self.operation != "copy", **chosen)[0]
 
     def run(self) -> Any:
-        chosen: Any = {"implementation": self.implementation}
-        layer = jnp.int32(0)
+        tables = (self.table, self.other, self.blocks, self.states)
         if self.operation == "gather":
-            return paged.gather(self.pool, self.layout, layer, self.table, null_block=-1, **chosen)[0]
-        if self.operation == "scatter":
-            assert self.values is not None
-            made = paged.scatter(self.pool, self.layout, layer, self.table, self.values, null_block=-1, **chosen)
-        elif self.operation == "write":
-            assert self.values is not None
-            made = paged.write(self.pool, self.layout, layer, self.blocks, self.states, self.values, **chosen)
-        else:
-            disjoint = self.operation == "copy, disjoint"
-            made = paged.copy_blocks(self.pool, self.layout, self.table, self.other, disjoint=disjoint, **chosen)
-        self.pool = made[0]
+            self.gathered = self.steps(self.gathered, self.pool, *tables)
+            return self.gathered
+        self.pool = self.steps(self.pool, self.values, *tables)
         return self.pool
 
     def wait(self, result: Any) -> None:
@@ -191,31 +213,22 @@ class PagedOperation:
 
     def verify(self) -> None:
         """Against XLA on the same words, which the tests hold to loops, and poison where nothing may be written."""
-        if self.operation != "gather":
-            self.pool = jnp.full_like(self.pool, POISON * 0x01010101) ^ (self.pool & 1)
-        before = np.asarray(self.pool)
         plain = dataclasses.replace(self, implementation="xla")
-        plain.pool = jnp.asarray(before)
-        expected = jax.tree.map(np.asarray, plain.run())
-        poison_freed_memory(expected)
-        found = jax.tree.map(np.asarray, self.run())
-        same = jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), expected, found)
-        assert all(jax.tree.leaves(same)), f"{self.implementation} moved other bytes than xla"
-        if self.operation != "gather":
-            changed = int(np.count_nonzero(found != before)) * 4
-            assert 0 < changed <= self.count * self.page_bytes * layers_moved(self.operation)
-        self.pool = jnp.asarray(before)
+        if self.operation == "gather":
+            plain.pool = self.pool
+            self.gathered = jax.tree.map(lambda a: jnp.full_like(a, 7), self.gathered)
+            assert same_bits(self.run(), plain.run()), f"{self.implementation} moved other bytes than xla"
+            return
+        self.pool = jnp.full_like(self.pool, POISON * 0x01010101) ^ (self.pool & 1)
+        before, plain.pool = jnp.copy(self.pool), jnp.copy(self.pool)
+        found = self.run()
+        assert same_bits(found, plain.run()), f"{self.implementation} moved other bytes than xla"
+        changed = int(jnp.sum(found != before)) * 4
+        assert 0 < changed <= self.count * self.page_bytes * layers_moved(self.operation)
 
     @property
     def page_bytes(self) -> int:
         return sum(size for _, size in self.layout.block_runs(0, 0))
-
-
-def poison_freed_memory(like: Any) -> None:
-    """Fills as much memory as the results take with poison and gives it back, for new results to lie in."""
-    held = [jnp.full(array.nbytes, POISON, jnp.uint8) for array in jax.tree.leaves(like)]
-    jax.block_until_ready(held)
-    del held
 
 
 def shortest_run(operation: str, layout: Layout) -> int:
@@ -252,9 +265,15 @@ class DecodeStep:
             for seed, part in enumerate(layout.content)
         }
 
+        self.steps = in_one_dispatch(self._step)
+
+    def _step(self, pool: Any, shift: Any, blocks: Any, states: Any, values: Any) -> Any:
+        del shift
+        given = ((pool,), (self.layout,), (blocks,), (states,), (values,))
+        return paged.write_step(*given, implementation=self.implementation)[0][0]
+
     def run(self) -> Any:
-        given = ((self.pool,), (self.layout,), (self.blocks,), (self.states,), (self.values,))
-        (self.pool,), _ = paged.write_step(*given, implementation=self.implementation)
+        self.pool = self.steps(self.pool, self.blocks, self.states, self.values)
         return self.pool
 
     def wait(self, result: Any) -> None:
@@ -267,9 +286,9 @@ class DecodeStep:
         for layer in range(self.layout.num_layers):
             mine = {part: content[layer] for part, content in self.values.items()}
             expected, _ = paged.write(expected, self.layout, jnp.int32(layer), self.blocks, self.states, mine)
-        before, found = np.asarray(self.pool), np.asarray(self.run())
-        assert found.tobytes() == np.asarray(expected).tobytes(), f"{self.implementation} wrote other bytes than xla"
-        assert not np.array_equal(found, before)
+        before = jnp.array(self.pool)
+        assert same_bits(self.run(), expected), f"{self.implementation} wrote other bytes than xla"
+        assert not same_bits(self.pool, before)
 
 
 def _step_cases(tokens: int) -> Iterator[Case]:
@@ -305,19 +324,25 @@ class PlainPages:
         self._prepare()
 
     def _prepare(self) -> None:
-        take = jax.jit(lambda pool, ids: jnp.take(pool, ids, axis=0, mode="fill"))
-        put = jax.jit(lambda pool, ids, values: pool.at[ids].set(values, mode="drop"), donate_argnums=0)
-        self.take, self.put = take, put
-        if self.implementation != "jnp":
-            code = choose(self.implementation)
-            self.take = jax.jit(lambda pool, ids: code.gather(pool, ids[:, None], 1)[:, 0, 0])
-            self.put = jax.jit(
-                lambda pool, ids, values: code.scatter(pool, ids[:, None], values[:, None, None]), donate_argnums=0
+        self.gathered = jnp.zeros_like(self.pool[: self.count])
+        if self.implementation == "jnp":
+            self.take = in_one_dispatch(
+                lambda kept, shift, pool, ids: jnp.take(pool, jnp.roll(ids, shift), axis=0, mode="fill")
             )
+            self.put = in_one_dispatch(lambda pool, shift, ids, values: pool.at[ids].set(values, mode="drop"))
+            return
+        code = choose(self.implementation)
+        self.take = in_one_dispatch(
+            lambda kept, shift, pool, ids: code.gather(pool, jnp.roll(ids, shift)[:, None], 1)[:, 0, 0]
+        )
+        self.put = in_one_dispatch(
+            lambda pool, shift, ids, values: code.scatter(pool, ids[:, None], values[:, None, None])
+        )
 
     def run(self) -> Any:
         if self.operation == "gather":
-            return self.take(self.pool, self.ids)
+            self.gathered = self.take(self.gathered, self.pool, self.ids)
+            return self.gathered
         self.pool = self.put(self.pool, self.ids, self.values)
         return self.pool
 
@@ -357,9 +382,13 @@ class TorchPages:
         self.ids = self.torch.from_numpy(generator.permutation(2 * self.count)[: self.count].copy()).to(where)
 
     def run(self) -> Any:
-        if self.operation == "gather":
-            return self.torch.index_select(self.pool, 0, self.ids)
-        return self.pool.index_copy_(0, self.ids, self.values)
+        found = None
+        for _ in range(repeated()):
+            if self.operation == "gather":
+                found = self.torch.index_select(self.pool, 0, self.ids)
+            else:
+                found = self.pool.index_copy_(0, self.ids, self.values)
+        return found
 
     def wait(self, result: Any) -> None:
         if result.is_cuda:
@@ -399,25 +428,33 @@ class ChunkTransfer:
         ids = np.random.default_rng(0).permutation(geometry.num_blocks)[: 4 * self.transfer.blocks_per_object]
         self.ids, self.skip = jnp.asarray(ids.astype(np.int32)), jnp.int32(0)
 
+        self.steps = in_one_dispatch(self._step)
+
+    def _step(self, kept: Any, shift: Any, other: Any, ids: Any, skip: Any) -> Any:
+        tensors, objects = (other, kept) if self.operation == "pack" else (kept, other)
+        del shift
+        move = pack if self.operation == "pack" else unpack
+        return move(self.transfer, tensors, objects, ids, skip, self.implementation)[0]
+
     def run(self) -> Any:
-        arguments = (self.transfer, self.tensors, self.objects, self.ids, self.skip, self.implementation)
         if self.operation == "pack":
-            self.objects, _ = pack(*arguments)
+            self.objects = self.steps(self.objects, self.tensors, self.ids, self.skip)
             return self.objects
-        self.tensors, _ = unpack(*arguments)
+        self.tensors = self.steps(self.tensors, self.objects, self.ids, self.skip)
         return self.tensors
 
     def wait(self, result: Any) -> None:
         jax.block_until_ready(result)
 
     def verify(self) -> None:
+        """Against XLA; objects that are packed are poisoned first."""
         self.objects = jnp.full_like(self.objects, POISON) if self.operation == "pack" else self.objects
-        tensors, objects = [np.asarray(t) for t in self.tensors], np.asarray(self.objects)
         plain = dataclasses.replace(self, implementation="xla")
-        plain.tensors, plain.objects = tuple(map(jnp.asarray, tensors)), jnp.asarray(objects)
-        expected, found = jax.tree.leaves(plain.run()), jax.tree.leaves(self.run())
-        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
-        assert any(not np.array_equal(a, b) for a, b in zip(found, jax.tree.leaves([objects, *tensors]), strict=False))
+        plain.tensors, plain.objects = jax.tree.map(jnp.copy, (self.tensors, self.objects))
+        before = jax.tree.map(jnp.copy, self.objects if self.operation == "pack" else self.tensors)
+        found = self.run()
+        assert same_bits(found, plain.run()), f"{self.implementation} moved other bytes than xla"
+        assert not same_bits(found, before)
 
 
 def _chunk_cases(geometry: PageGeometry, nbytes: int) -> Iterator[Case]:

@@ -12,7 +12,9 @@ from hkv.errors import ConfigError, HKVError
 from hkv.paged import implementations
 from hkv.paged.implementations import choose, implementation_for
 from hkv.paged.words import Target, traced_for
-from tests.pallas_kernels import programs
+from tests.pallas_kernels import cases, programs
+
+pytestmark = pytest.mark.filterwarnings(cases.DEPRECATED)
 
 BULK = jax.ShapeDtypeStruct((64, 4096), np.uint8)
 """Rows that bulk copies can move."""
@@ -35,6 +37,7 @@ def on(monkeypatch):
     return lambda target: monkeypatch.setattr(implementations, "traced_for", lambda: target)
 
 
+@pytest.mark.skipif(cases.ON_GPU, reason="there is a GPU here")
 @pytest.mark.parametrize(
     ("name", "needs"), [("mosaic", r"a Hopper GPU \(compute capability 9.0\) or later"), ("pallas_triton", "a GPU")]
 )
@@ -110,7 +113,7 @@ def test_what_is_reported_for_a_layout(on):
 
 
 def test_the_device_that_is_traced_for():
-    assert traced_for() == CPU
+    assert cases.ON_GPU or traced_for() == CPU
     with jax.sharding.use_abstract_mesh(programs.gpu_mesh()):
         assert traced_for() == DESCRIBED
     with jax.default_device("cpu"):

@@ -70,7 +70,7 @@ def values_of(layout, seed):
     return found
 
 
-@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("implementation", ["xla", cases.runnable("pallas_triton")])
 @pytest.mark.parametrize("groups", [TOGETHER, APART], ids=["in one pool", "in two pools"])
 def test_write_step(groups, implementation):
     check_write_step(groups, implementation)
@@ -100,7 +100,7 @@ def check_in_one_pool():
     check_write_step(TOGETHER, "xla")
 
 
-@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("implementation", ["xla", cases.runnable("pallas_triton")])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
 def test_values_are_quantised_on_their_way(dtype, implementation):
     check_quantised(dtype, implementation)
@@ -132,7 +132,7 @@ def check_quantised(dtype, implementation):
     assert cases.bits(got[0]) == cases.bits(expected[0])
 
 
-@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("implementation", ["xla", cases.runnable("pallas_triton")])
 def test_a_batch_of_pools_is_quantised_as_each_is(implementation):
     spec = FullAttention(block_size=4, num_kv_heads=2, head_size=8, dtype="int8")
     layout = Layout.of_spec(spec, "LBNHC", num_blocks=5)

@@ -26,7 +26,7 @@ BATCH = 3
 BLOCKS = np.int32([[1, 2, -1, 9], [0, 1, 2, 3], [4, 3, 2, 1]])
 STATES = np.int32([0, 1, 1, 0])
 TABLES = np.int32([[1, 2], [0, -1], [4, 9]])
-KERNELS = ("xla", "pallas_triton:interpret", "mosaic:interpret")
+KERNELS = ("xla", cases.runnable("pallas_triton"), cases.runnable("mosaic"))
 
 
 def pools():
@@ -101,7 +101,7 @@ def test_vmap_of_copies_within_a_pool(code):
     check(jax.vmap(copied(code))(pools(), blocks), one_by_one(copied("xla"), pools(), blocks))
 
 
-@pytest.mark.parametrize("code", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("code", ["xla", cases.runnable("pallas_triton")])
 def test_shard_map(code):
     mesh = jax.make_mesh((1,), ("ranks",), axis_types=(AxisType.Auto,))
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+import jax
 import numpy as np
 from hypothesis import strategies as st
 
 DEPRECATED = "ignore:The Pallas Triton backend is deprecated:DeprecationWarning"
 """JAX 0.11 warns when it lowers Pallas on Triton; the backend is isolated in two files and known to be going."""
+
+ON_GPU = jax.default_backend() == "gpu"
+HAS_TRITON = ON_GPU and importlib.util.find_spec("jax_triton") is not None
+"""True if the kernel of jax-triton can run: it has no interpreter of its own."""
+
+
+def runnable(kernel):
+    """Name of a kernel as this machine can run it: compiled for its GPU, or interpreted where there is none."""
+    return kernel if ON_GPU else f"{kernel}:interpret"
+
 
 NUM_ROWS = 8
 WRONG = (-1, -2, -(2**31), NUM_ROWS, NUM_ROWS + 1, 2**31 - 1)

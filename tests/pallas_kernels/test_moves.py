@@ -161,7 +161,7 @@ def test_runs_by_page():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-@pytest.mark.parametrize("implementation", ["xla", "pallas_triton:interpret"])
+@pytest.mark.parametrize("implementation", ["xla", cases.runnable("pallas_triton")])
 def test_runs_that_are_quantised(implementation, dtype):
     numbers = np.random.default_rng(2).integers(-300, 300, 6 * 32).astype(np.float32) / 2
     scales, written = np.float32([1, 0.5, 2, 1, 0.25, 1]), np.int32([3, -1, 0, 5, 8, 7])
@@ -174,7 +174,7 @@ def test_runs_that_are_quantised(implementation, dtype):
     assert cases.bits(found) == cases.bits(expected[0])
 
 
-INTERPRETED = ("xla", "pallas_triton:interpret")
+INTERPRETED = ("xla", cases.runnable("pallas_triton"))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -190,14 +190,14 @@ def test_moves_to_arrays_that_are_made(implementation, name):
 
 
 def test_bulk_copies_to_arrays_that_are_made():
-    run_plan("mosaic:interpret", MADE["parts of pages, gathered"], made=True)
+    run_plan(cases.runnable("mosaic"), MADE["parts of pages, gathered"], made=True)
 
 
 @pytest.mark.parametrize("name", BULK)
 def test_bulk_copies(name):
     if OLD_JAX:
         pytest.skip("JAX 0.10 cannot interpret a Mosaic GPU kernel that writes through a reference (KeyError: None)")
-    run_plan("mosaic:interpret", PLANS[name], made=False)
+    run_plan(cases.runnable("mosaic"), PLANS[name], made=False)
 
 
 def move_of(implementation, name):

@@ -42,8 +42,9 @@ BULK = {name: shape for name, shape in SHAPES.items() if "bulk" in name}
 
 GATHERS = {
     **{f"xla, {name}": ("xla", shape) for name, shape in SHAPES.items()},
-    **{f"pallas_triton, {name}": ("pallas_triton:interpret", shape) for name, shape in SHAPES.items()},
-    **{f"mosaic, {name}": ("mosaic:interpret", shape) for name, shape in BULK.items()},
+    **{f"pallas_triton, {name}": (cases.runnable("pallas_triton"), shape) for name, shape in SHAPES.items()},
+    **{f"mosaic, {name}": (cases.runnable("mosaic"), shape) for name, shape in BULK.items()},
+    **{f"triton, {name}": ("triton", shape) for name, shape in SHAPES.items() if cases.HAS_TRITON},
 }
 JITTED = {name: jax.jit(choose(name).gather_runs, static_argnums=2) for name, _ in GATHERS.values()}
 JITTED_SCATTER = {name: jax.jit(choose(name).scatter_runs) for name, _ in GATHERS.values()}
@@ -99,10 +100,10 @@ def test_runs_that_no_bulk_copy_can_move_are_refused(shape):
     row, dtype, pools, n, runs, rows_per_run = shape
     arrays = tuple(np.zeros((cases.NUM_ROWS, row), dtype) for _ in range(pools))
     starts, values = np.zeros((pools, n, runs), np.int32), np.zeros((pools, n, runs, rows_per_run, row), dtype)
-    with pytest.raises(ConfigError, match="implementation = 'mosaic:interpret'"):
-        choose("mosaic:interpret").gather_runs(arrays, starts, rows_per_run)
-    with pytest.raises(ConfigError, match="implementation = 'mosaic:interpret'"):
-        choose("mosaic:interpret").scatter_runs(arrays, starts, values)
+    with pytest.raises(ConfigError, match="implementation = 'mosaic"):
+        choose(cases.runnable("mosaic")).gather_runs(arrays, starts, rows_per_run)
+    with pytest.raises(ConfigError, match="implementation = 'mosaic"):
+        choose(cases.runnable("mosaic")).scatter_runs(arrays, starts, values)
     for moved, argument in ((as_moves.gather_runs, rows_per_run), (as_moves.scatter_runs, values)):
         with pytest.raises(ValueError, match="expected lines of a multiple of 16 bytes"):
             moved(mosaic.move_runs, arrays, starts, argument)
@@ -121,7 +122,7 @@ def test_nothing_to_move(implementation, row):
     assert cases.bits(kept) == cases.bits(pool)
 
 
-@pytest.mark.parametrize("implementation", ["mosaic:interpret", "xla"])
+@pytest.mark.parametrize("implementation", [cases.runnable("mosaic"), "xla"])
 def test_more_tiles_than_a_ring_has_stages(implementation):
     more_tiles_than_stages(implementation)
 
