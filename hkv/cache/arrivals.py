@@ -27,7 +27,7 @@ from hkv.cache.spans import DROP, count_up, holder, inside, leaves_states, runni
 from hkv.cache.state import HASH_WORDS, PAD, StepCounter, StepRequest, StepState, replace
 from hkv.cache.token_hashing import hash_prompts, keyed, last_tokens, lookahead, prompt_keys
 from hkv.dialects.vllm.rules import reads
-from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.dialects.vllm.rules.parameters import READ_FIELDS, CacheField, GroupField, Parameters
 from hkv.machine.native_regions import Dispatched
 from hkv.state.loops import divide, remainder
 from hkv.state.status import Status
@@ -327,9 +327,7 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
       int32[G, n] three times; the last one is 1 for EAGLE groups, which prove by it what they are given.
     """
     shape = (groups.shape[0], lengths.shape[0])
-    unit = jnp.broadcast_to(groups[:, GroupField.UNIT, None], shape)
-    reach = jnp.broadcast_to(groups[:, GroupField.REACH, None], shape)
-    halvings = jnp.broadcast_to(groups[:, GroupField.HALVINGS, None], shape)
+    unit, reach, halvings = (jnp.broadcast_to(groups[:, each, None], shape) for each in READ_FIELDS)
     tokens = jnp.broadcast_to(lengths[None], shape)
     end = divide(tokens, _blocks(groups)[:, None])
     begin = divide(reads.skipped_tokens(tokens, unit, reach, halvings), _blocks(groups)[:, None])

@@ -38,7 +38,7 @@ from hkv.cache.tails import Turn
 from hkv.cache.token_hashing import hash_tokens
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.admit import Spread, spread_row
-from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters
+from hkv.dialects.vllm.rules.parameters import READ_FIELDS, CacheField, GroupField, Parameters
 from hkv.machine.native_regions import Dispatched
 from hkv.state.loops import divide
 from hkv.state.status import Status
@@ -236,8 +236,7 @@ def find(state: StepState, group: jax.Array, keys: jax.Array) -> jax.Array:
 def _skipped(groups: jax.Array, tokens: jax.Array) -> jax.Array:
     """Whole blocks of each group that a row's query at `tokens` does not need, int32[Q, G]."""
     n = spread(groups, tokens)
-    fields = (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS)
-    numbers = (jnp.broadcast_to(field(groups, each), n.shape) for each in fields)
+    numbers = (jnp.broadcast_to(field(groups, each), n.shape) for each in READ_FIELDS)
     return divide(reads.skipped_tokens(n, *numbers), block_sizes(groups))
 
 

@@ -147,14 +147,8 @@ def _show_plan(path: str, given: Options) -> None:
     write_json(given.json_path, {"views": shown, "bytes": found})
 
 
-OF_SORTS = {
-    "attention": (
-        *("kv_heads", "head_size", "head_size_v", "dtype", "quantization"),
-        *("tokens_per_state", "alignment"),
-    ),
-    "states": ("states",),
-    "entries": ("entry_bytes",),
-}
+OF_ATTENTION = ("kv_heads", "head_size", "head_size_v", "dtype", "quantization", "tokens_per_state", "alignment")
+OF_SORTS = {"attention": OF_ATTENTION, "states": ("states",), "entries": ("entry_bytes",)}
 """Parameters that describe layers of one sort, and of no other."""
 
 
@@ -162,16 +156,14 @@ def _spec(text: str, given: Geometry) -> LayerSpec:
     spec = spec_from_text(text)
     attention = attention_of(spec)
     sort = "attention" if attention else "states" if spec.state_tensors else "entries"
-    refuse_given(
-        [name for other, names in OF_SORTS.items() if other != sort for name in names],
-        f"nothing with a layer of kind {spec.written.short_name}",
-    )
+    foreign = [name for other, names in OF_SORTS.items() if other != sort for name in names]
+    refuse_given(foreign, f"nothing with a layer of kind {spec.written.short_name}")
     if attention is None:
-        fields: dict[str, Any] = {"entry_bytes": given.entry_bytes, "page_size_padded": given.page_size}
-        if spec.state_tensors:
-            shapes, dtypes = zip(*([_state(state) for state in given.states] or spec.state_tensors), strict=True)
-            fields = {"shapes": shapes, "dtypes": dtypes, "page_size_padded": given.page_size}
-        return dataclasses.replace(spec, **fields)
+        fields: dict[str, Any] = {"page_size_padded": given.page_size}
+        if sort == "entries":
+            return dataclasses.replace(spec, entry_bytes=given.entry_bytes, **fields)
+        shapes, dtypes = zip(*([_state(state) for state in given.states] or spec.state_tensors), strict=True)
+        return dataclasses.replace(spec, shapes=shapes, dtypes=dtypes, **fields)
     value = {} if given.head_size_v is None else {"head_size_v": given.head_size_v}
     attention = dataclasses.replace(
         attention,

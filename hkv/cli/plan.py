@@ -47,7 +47,7 @@ from hkv.contract.plan_command import Capacity, PlanCommand
 from hkv.errors import ConfigError, HKVError, PlanError
 from hkv.limits import MAX_SPECULATIVE_TOKENS, MAX_TOKENS, parse_bytes, show_bytes
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
-from hkv.spec import KINDS
+from hkv.spec import KINDS, retained_sparsely
 
 if TYPE_CHECKING:
     from hkv.cli.workload import Drawn, Served
@@ -290,7 +290,7 @@ def _workload(
             max_model_len=report["max_model_len"],
             step_tokens=settings["max_num_batched_tokens"],
             max_running=settings["max_num_seqs"],
-            retains=any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in report["groups"]),
+            retains=any(retained_sparsely(KINDS[group["kind"]]) for group in report["groups"]),
         )
 
     def other(tp: int, kv_dtype: str) -> Served | None:

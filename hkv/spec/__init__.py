@@ -7,11 +7,11 @@ kind of layer needs no line here.
 import importlib
 import pkgutil
 
-from hkv.spec.attention import AttentionSpec, KernelPages, attention_of, bounded_bytes, is_latent
+from hkv.spec.attention import AttentionSpec, KernelPages, attention_of, bounded_bytes, caches_latents, is_latent
 from hkv.spec.chunked_local import ChunkedLocal
 from hkv.spec.cross_attention import CrossAttention
 from hkv.spec.full_attention import FullAttention
-from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, RequestLimits, Written
+from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, RequestLimits, Written, retained_sparsely
 from hkv.spec.mamba import Mamba
 from hkv.spec.mla import HiddenState, MLAAttention
 from hkv.spec.opaque import OpaqueState
@@ -41,8 +41,10 @@ __all__ = [
     "Written",
     "attention_of",
     "bounded_bytes",
+    "caches_latents",
     "is_latent",
     "log_variants",
+    "retained_sparsely",
     "spec_from_log",
     "spec_from_text",
     "spec_to_log",

@@ -179,10 +179,15 @@ def attention_of(spec: LayerSpec) -> AttentionSpec | None:
     return spec if isinstance(spec, AttentionSpec) else None
 
 
+def caches_latents(spec: LayerSpec) -> bool:
+    """True if one latent a token takes the place of a key and a value."""
+    attention = attention_of(spec)
+    return attention is not None and attention.single_vector
+
+
 def is_latent(spec: LayerSpec) -> bool:
     """True if every query reads all earlier tokens' latents."""
-    attention = attention_of(spec)
-    return attention is not None and attention.single_vector and attention.reads_all
+    return caches_latents(spec) and spec.reads_all
 
 
 def bounded_bytes(spec: LayerSpec, tokens: int) -> int:

@@ -192,6 +192,11 @@ MAMBA_MODES = ("align", "none")
 """`align`: states are kept at block boundaries for reuse; `none`: one running state (vLLM 0.33 `mamba_cache_mode`)."""
 
 
+def retained_sparsely(spec: LayerSpec | type[LayerSpec]) -> bool:
+    """True if a retention interval decides which blocks of a layer are registered: those of windows and of states."""
+    return spec.slides or spec.snapshot
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """The lengths that bound one request.

@@ -1,17 +1,17 @@
 """Windows: a query reads itself and the `window - 1` tokens before it, of keys and values or of latents.
 
-The last two kinds are never cached, and read the sinks as well.
+One kind is never cached, and another reads a request's first tokens as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from hkv.limits import check_not_negative, check_positive
 from hkv.spec.attention import AttentionSpec
 from hkv.spec.layer import Written
-from hkv.spec.mla import aligned_page
+from hkv.spec.mla import LatentSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,40 +55,19 @@ class SlidingWindow(AttentionSpec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SlidingWindowMLA(SlidingWindow):
+class SlidingWindowMLA(LatentSpec, SlidingWindow):
     """A sliding-window layer in the latent format, as in DeepSeek-V4 (vLLM 0.33 `SlidingWindowMLASpec`).
 
     Managed like a sliding window, hence of the same `kind`; only its bytes differ.
 
     Attributes:
       cache_dtype: the packing's name as the engine knows it, or None.
-      alignment: bytes to which the page is rounded up, or None; larger padding stands.
       model_version: variant of the packing, e.g. `deepseek_v4`, or None.
     """
 
-    single_vector: ClassVar[bool] = True
     written: ClassVar[Written] = dataclasses.replace(SlidingWindow.written, variant="latent")
-    head_size_v: int | None = 0
     cache_dtype: str | None = None
-    alignment: int | None = None
     model_version: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "page_size_padded", aligned_page(self, self.alignment, self.page_size_padded))
-        super().__post_init__()
-
-    def page_bytes_of(self, tokens: int) -> int:
-        """Bytes of a page cut down to `tokens` tokens, aligned like the whole one."""
-        page = self.num_heads * self.states_in(tokens) * self.content_bytes
-        if self.alignment is not None and page % self.alignment:
-            return -(-page // self.alignment) * self.alignment
-        return page if self.page_size_padded is None else self.page_size_padded
-
-    def with_block_size(self, block_size: int) -> Self:
-        """The same layer with another number of tokens per block, aligned anew."""
-        if self.alignment is None:
-            return super().with_block_size(block_size)
-        return dataclasses.replace(self, block_size=block_size, page_size_padded=None)
 
 
 # Latent window that is never cached: after a hit, the window before its end is computed again.
@@ -103,9 +82,7 @@ class ReplayedWindow(SlidingWindowMLA):
     """
 
     kind: ClassVar[str] = "replayed_window"
-    written: ClassVar[Written] = Written(
-        "replayed", ("window",), ("extra_retained_tokens",), seldom=("extra_retained_tokens",)
-    )
+    written: ClassVar[Written] = dataclasses.replace(SlidingWindow.written, short_name="replayed")
     prefix_cacheable: ClassVar[bool] = False
     replays: ClassVar[bool] = True
 

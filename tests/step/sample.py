@@ -21,7 +21,7 @@ from hkv.cache.state import (
 )
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.model.topology import Topology
-from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
+from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow, retained_sparsely
 from reference.dialects.vllm.kinds.kind import Row
 from reference.keys import fingerprint
 from reference.step import FingerprintRequest, Rows
@@ -59,7 +59,7 @@ def configs(draw, least_blocks: int = 4) -> VllmConfig:
     eagle = not any(spec.kind == "chunked_local" for spec in specs) and draw(st.integers(0, 3)) == 0
     scheduler_block = math.lcm(*(spec.block_size for spec in specs))
     intervals = [None, None, 0]
-    if any(spec.slides or spec.snapshot for spec in specs):
+    if any(retained_sparsely(spec) for spec in specs):
         intervals += [0, scheduler_block, 2 * scheduler_block]
     config = VllmConfig(
         topology=Topology.of_specs(specs),

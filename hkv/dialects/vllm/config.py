@@ -10,7 +10,7 @@ from hkv.errors import ConfigError, OperationError
 from hkv.keys.chained import GIVEN, SEED
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.topology import Topology
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, retained_sparsely
 
 UNLIMITED = (1 << 30) - 1
 """More tokens, or blocks, than there are: a bound that never binds."""
@@ -123,7 +123,7 @@ class VllmConfig:
                 f"None, 0 or a multiple of scheduler_block_size {self.scheduler_block_size}, at most {MAX_TOKENS}"
             )
             raise ConfigError("retention_interval", interval, expected)
-        sparse = any(spec.slides or spec.snapshot for spec in self.topology.specs)
+        sparse = any(retained_sparsely(spec) for spec in self.topology.specs)
         if interval and not sparse:
             raise ConfigError("retention_interval", interval, "0 or None without sliding-window or Mamba groups")
 

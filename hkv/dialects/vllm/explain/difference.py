@@ -14,6 +14,7 @@ from hkv.dialects.vllm.explain.explain import Story
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.keys.chained import GIVEN, PLAIN, PrefixIdentity, block_key, digest_by_name, extra_keys
+from hkv.spec import retained_sparsely
 from reference.hits import hit_alignment
 
 EVENT_WORDS = {
@@ -156,7 +157,7 @@ def _cached(case: Case) -> str:
     config = to_config(header)
     spec, size = config.topology.groups[group].spec, config.block_size(group)
     kept = ""
-    if texts and (spec.slides or spec.snapshot) and header.retention_interval is not None:
+    if texts and retained_sparsely(spec) and header.retention_interval is not None:
         resumed = (len(texts[0][1]) - 1) // hit_alignment(config) * hit_alignment(config)
         read = any(tokens - size <= position < tokens for positions in spec.reads(resumed) for position in positions)
         kept = ", which sparse retention keeps for its prompt's end" if read else ""

@@ -37,7 +37,7 @@ def retirement(moment: Moment) -> Iterator[str]:
             yield f"group {group}{came} still has {left}, though nothing of it is read before token {end}"
         unread = kinds.layer(layer.keeping(0)).retired(record.processed, size) if layer.kept_beyond else outgrown
         kept = [block for column, block in enumerate(row) if column not in unread]
-        if not spec.snapshot and not kinds.layer(spec).off_grid and 0 in kept:
+        if not spec.snapshot and not layer.off_grid and 0 in kept:
             yield f"group {group}{came} has lost a block of {kept}, though all of its tokens are read"
 
 

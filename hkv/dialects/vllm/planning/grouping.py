@@ -13,7 +13,7 @@ from hkv.dialects.vllm.planning.tensors import group_by_spec
 from hkv.errors import PlanError
 from hkv.layout.orders import Order
 from hkv.model.huggingface import Model
-from hkv.spec import LayerSpec, MergeError, is_latent
+from hkv.spec import LayerSpec, MergeError, caches_latents, is_latent
 
 
 def group_layers(layers: Mapping[str, LayerSpec], order: Order, options: PlanOptions) -> list[PlannedGroup]:
@@ -160,7 +160,7 @@ def promote(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> dict[str, 
         block_size = full.pop() if len(full) == 1 else None
         for name, spec in layers.items():
             if (whole := kinds.layer(spec).as_full(block_size or spec.block_size)) is not None:
-                if getattr(spec, "single_vector", False) and "latent-window-promotion" in bugs:
+                if caches_latents(spec) and "latent-window-promotion" in bugs:
                     raise PlanError(name, spec, "no latent window layer, which vLLM cannot rebuild as a latent one")
                 promoted[name] = whole
     if not _one_type(promoted, bugs):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import export, reads, rows
-from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.rules.parameters import READ_FIELDS, CacheField, GroupField, View
 from hkv.dialects.vllm.rules.rows import Demand
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, remainder
 from hkv.state.state import Row
@@ -22,8 +22,7 @@ WRITES = ("requests", "rows", "blocks")
 
 def skipped_tokens(view: View, group: Scalar, n: Scalar) -> Scalar:
     """Leading tokens of a group that the query at `n` does not need."""
-    numbers = (view.group(group, each) for each in (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS))
-    return reads.skipped_tokens(n, *numbers)
+    return reads.skipped_tokens(n, *(view.group(group, each) for each in READ_FIELDS))
 
 
 def skipped_blocks(view: View, group: Scalar, n: Scalar) -> Scalar:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.hit import resumable
-from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.vllm.rules.parameters import READ_FIELDS, CacheField, GroupField, View
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.state.loops import Scalar, loop
 from hkv.state.state import Request, Row
@@ -47,7 +47,7 @@ def note(work: Workspace, view: View, slot: Scalar, enabled: Scalar) -> Workspac
         )
         # A block is to be copied before the next write: there is something to do.
         filled = jnp.where(partial > 0, 0, filled)
-        numbers = (view.group(group, each) for each in (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS))
+        numbers = (view.group(group, each) for each in READ_FIELDS)
         kept = reads.last_query((jnp.maximum(first, view.group(group, GroupField.SINKS)) + 1) * block, *numbers)
         # An allocation asks for a token more than were computed, unless it is cut off at the longest request.
         kept += kept + 1 < view.whole(CacheField.MAX_MODEL_LEN)

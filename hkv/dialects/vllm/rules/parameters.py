@@ -116,6 +116,9 @@ first column and number of the groups that are looked up together, as the j-th. 
 is c.
 """
 
+READ_FIELDS = (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS)
+"""Columns that say what a query needs, in the order in which `hkv.dialects.vllm.rules.reads` takes it."""
+
 FIELDS = 32
 """Columns of both arrays."""
 

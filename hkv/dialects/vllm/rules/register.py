@@ -50,8 +50,8 @@ def register(
     """Every group registers those of a request's blocks that its first `tokens` tokens fill; whether the engine fails
     over it.
 
-    These tokens are computed, or will be by this step, and certain; `computed` were before. `hkv.dialects.vllm.bugs`:
-    checkpoint-beyond-keys.
+    These tokens are computed, or will be by this step, and certain; `computed` were before (defect
+    checkpoint-beyond-keys).
     """
     enabled = enabled & (view.whole(CacheField.CACHING) != 0)
     work, (tokens_held, prompt, keys, shared) = work.peek_request(

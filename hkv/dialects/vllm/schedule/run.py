@@ -27,7 +27,7 @@ from hkv.replay.plain import Compared, Lockstep, Part, compare, compare_records
 from hkv.replay.reasons import HitUnits
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, retained_sparsely
 
 if TYPE_CHECKING:
     from hkv.dialects.vllm.schedule.compiled import CompiledReplay
@@ -207,7 +207,7 @@ def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, s
     """
     spec, block = config.topology.specs[group], config.block_size(group)
     everything = tokens // block + requests
-    sparse = kinds.layer(spec).seeks_run and (spec.slides or spec.snapshot) and config.retention_interval == 0
+    sparse = kinds.layer(spec).seeks_run and retained_sparsely(spec) and config.retention_interval == 0
     if not sparse or config.hit_alignment % block:
         return everything
     kept = requests * RESUMPTIONS * (spec.most_read // block + 2)

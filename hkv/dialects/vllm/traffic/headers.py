@@ -15,7 +15,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
 from hkv.keys.chained import GIVEN
-from hkv.spec import KINDS, LayerSpec, spec_from_log
+from hkv.spec import KINDS, LayerSpec, retained_sparsely, spec_from_log
 
 FEATURES = (
     "core",
@@ -222,7 +222,7 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
     partial = derive_partial_hits(specs, hash_size, ranks, caching)
     junctions = version > 1 and partial and choices.chance(50)
     eagle = feature == "eagle" or (feature == "retention" and choices.chance(40)) or junctions
-    sparse = any(spec.slides or spec.snapshot for spec in specs)
+    sparse = any(retained_sparsely(spec) for spec in specs)
     longest = choices.pick((400, 400, 64, 40))
     bugs = _draw_bugs(choices, groups, feature) if version > 1 else []
     if version > 2 and partial and "copied-before-written" not in bugs:
