@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import traceback
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from hkv.contract.log import answer_type
 from hkv.errors import EngineTimeoutError, HKVError
 
 EngineFactory = Callable[[Any], Any]
@@ -60,12 +62,14 @@ def taken(answer: Any) -> Any:
 _PLAIN = (int, bool, str, bytes, float, type(None))
 
 
-def attempt_with(perform: Callable[[Any, Any], Any], wanted: Any, engine: Any, operation: Any) -> Any:
-    """`attempt`, with what a dialect says: how operations are performed, and the type of this one's answer."""
+def attempt_with(perform: Callable[[Any, Any], Any], engine: Any, operation: Any) -> Any:
+    """`perform`'s answer; an error, or an answer of another type than the operation declares, becomes a Failure."""
     try:
         answer = perform(engine, operation)
     except Exception as error:
         return failure_of(error)
+    declared = answer_type(type(operation))
+    wanted = typing.get_origin(declared) or declared
     if (answer is not None) if wanted is None else not isinstance(answer, wanted):
         return Failure(f"answered {answer!r}, where {wanted.__name__ if wanted else None} was to come")
     return answer

@@ -51,25 +51,21 @@ class LogWatch(Watch, Protocol):
 
 
 class Process(Protocol):
-    """A process that performs operations; what it died of or said wrong is an `EngineProcessError`."""
+    """A process that performs operations; what it died of or said wrong is an `EngineProcessError`.
+
+    Attributes:
+      lacks: capabilities that it says it lacks.
+      perform: has it perform an operation, and reads the answer as the type that the operation declares.
+      close: ends it.
+      request_keyed: a replay's requests, known by their prefix keys; `extend`, `num_free` and `num_available` likewise.
+    """
 
     lacks: tuple[str, ...]
-
-    def perform(self, operation: Any) -> Any:
-        """Has it perform an operation that says itself, in `answer_type`, what it is answered with."""
-        ...
-
-    def perform_as(self, operation: Any, answer_type: Any) -> Any:
-        """Has it perform one operation and reads the answer as that type."""
-        ...
-
-    def exchange(self, fields: dict[str, Any], name: str, answer_type: Any) -> Any:
-        """Sends an operation of that name, as plain values, and reads the answer as that type."""
-        ...
-
-    def close(self) -> None:
-        """Ends it."""
-        ...
+    perform: Callable[[Any], Any]
+    close: Callable[[], None]
+    request_keyed: Callable[..., None]
+    extend: Callable[[str, int], None]
+    num_free: Callable[[], int]
 
 
 class Dialect(abc.ABC):
@@ -141,11 +137,7 @@ class Dialect(abc.ABC):
 
     def missing_methods(self, engine: Any, header: Any) -> tuple[str, ...]:
         """Methods that a log of this header may ask an engine for and that this one does not have."""
-        return ()
-
-    def answer_type(self, operation: Any) -> Any:
-        """The type of the answer to an operation; None where there is none."""
-        return operation.answer_type
+        return () if hasattr(engine, "perform") else ("perform",)
 
     def process_engine(self, process: Process) -> Any:
         """The engine that a process is which performs operations (`docs/oplog.md`, "The process protocol")."""

@@ -6,9 +6,11 @@ A dialect whose rules ask for no more has `PlainHeader`, `PlainOperation`s and `
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -96,13 +98,24 @@ class PooledHeader(PlainHeader, kw_only=True):
 
 
 class PlainOperation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="op"):
-    """An operation that says itself what it is answered with. One that is answered has a field `want`, None by default.
+    """An operation. One that is answered has a field `want`, None by default, whose type is that of its answer."""
 
-    Attributes:
-      answer_type: type of the answer; None where there is none.
-    """
 
-    answer_type: ClassVar[Any] = None
+@functools.cache
+def answer_type(operation: type[Any]) -> Any:
+    """Type of the answer to an operation; None where there is none."""
+    want = typing.get_type_hints(operation).get("want")
+    return next((each for each in typing.get_args(want) if each is not type(None)), None)
+
+
+@functools.cache
+def later_fields(struct: type[Any]) -> tuple[tuple[str, int], ...]:
+    """Fields that a later version of a format adds to a struct, and that version: `Meta(extra={"since": ...})`."""
+    found = []
+    for name, hint in typing.get_type_hints(struct, include_extras=True).items():
+        extra = [each.extra for each in getattr(hint, "__metadata__", ()) if each.extra and "since" in each.extra]
+        found += [(name, each["since"]) for each in extra]
+    return tuple(found)
 
 
 class NamedRequests:

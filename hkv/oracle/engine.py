@@ -27,7 +27,7 @@ def make_engine(factory: EngineFactory, header: Any) -> Any:
 
 def attempt(dialect: Dialect, engine: Any, operation: Any) -> Any:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
-    return attempt_with(dialect.perform, dialect.answer_type(operation), engine, operation)
+    return attempt_with(dialect.perform, engine, operation)
 
 
 def answers(dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.file import FORMAT
+from hkv.dialects.vllm.log.configuration import FORMAT
 from hkv.errors import FileError
 from hkv.oracle.log_file import find_logs, parse_log, read_log, write_log
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample

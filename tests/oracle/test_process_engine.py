@@ -18,9 +18,8 @@ from click.testing import CliRunner
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
 from hkv.cli.replay import command as replay
-from hkv.dialects.vllm.engines.engine import KeyedEngine, attempt
+from hkv.dialects.vllm.engines.engine import KeyedEngine, ProcessEngine, attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.engines.process import ProcessEngine
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
 from hkv.oracle.engines import engine_factory, engine_process
@@ -34,7 +33,7 @@ import msgspec
 from hkv.errors import HKVError
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.log.file import FORMAT
+from hkv.dialects.vllm.log.configuration import FORMAT
 from hkv.dialects.vllm.log.structs import Header
 
 def say(value):

@@ -12,7 +12,7 @@ import pytest
 
 from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.file import FORMAT
+from hkv.dialects.vllm.log.configuration import FORMAT
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import FileError
 from hkv.oracle import log_schema

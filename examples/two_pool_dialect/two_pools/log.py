@@ -27,7 +27,6 @@ class State(msgspec.Struct):
 class AdmitOp(PlainOperation, tag="admit"):
     """A request comes with its tokens, and runs unless it is refused."""
 
-    answer_type = Allocation
     id: str
     tokens: list[int]
     want: Allocation | None = None
@@ -36,7 +35,6 @@ class AdmitOp(PlainOperation, tag="admit"):
 class AppendOp(PlainOperation, tag="append"):
     """A request grows by some tokens, unless it is refused blocks for them."""
 
-    answer_type = Allocation
     id: str
     tokens: list[int]
     want: Allocation | None = None
@@ -52,7 +50,6 @@ class FreeOp(PlainOperation, tag="free"):
 class StateOp(PlainOperation, tag="state"):
     """The whole cache is looked at."""
 
-    answer_type = State
     want: State | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hkv.contract.dialect import Dialect, Process
+from hkv.contract.dialect import Dialect
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.model.topology import Topology
 
@@ -62,16 +62,6 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 
         return RtpLifecycle()
-
-    def perform(self, engine: Any, operation: Any) -> Any:
-        from hkv.dialects.rtp_llm.engines.engine import perform_rtp
-
-        return perform_rtp(engine, operation)
-
-    def process_engine(self, process: Process) -> Any:
-        from hkv.dialects.rtp_llm.engines.engine import RtpProcessEngine
-
-        return RtpProcessEngine(process)
 
     @property
     def shrink_rules(self) -> ShrinkRules:

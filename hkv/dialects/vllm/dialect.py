@@ -54,7 +54,7 @@ class VllmDialect(Dialect):
 
     @property
     def log(self) -> LogFormat:
-        from hkv.dialects.vllm.log.file import FORMAT
+        from hkv.dialects.vllm.log.configuration import FORMAT
 
         return FORMAT
 
@@ -73,13 +73,8 @@ class VllmDialect(Dialect):
 
         return missing_methods(engine, header.oplog)
 
-    def answer_type(self, operation: Any) -> Any:
-        from hkv.dialects.vllm.engines.engine import answer_type
-
-        return answer_type(operation)
-
     def process_engine(self, process: Process) -> Any:
-        from hkv.dialects.vllm.engines.process import ProcessEngine
+        from hkv.dialects.vllm.engines.engine import ProcessEngine
 
         return ProcessEngine(process)
 
@@ -154,12 +149,12 @@ class VllmDialect(Dialect):
 
     @property
     def capabilities(self) -> Mapping[str, str]:
-        from hkv.dialects.vllm.engines.process import CAPABILITIES
+        from hkv.dialects.vllm.engines.engine import CAPABILITIES
 
         return CAPABILITIES
 
     def without(self, answer: Any, lacks: frozenset[str]) -> Any:
-        from hkv.dialects.vllm.engines.process import without
+        from hkv.dialects.vllm.engines.engine import without
 
         return without(answer, lacks)
 

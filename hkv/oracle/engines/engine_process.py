@@ -10,12 +10,14 @@ import signal
 import subprocess
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
+from hkv.contract.log import answer_type
 from hkv.errors import ConfigError, EngineProcessError, EngineTimeoutError, OperationError, UnsupportedConfigError
 from hkv.files import LINES_IN_LIMIT, input_limit
 
@@ -58,23 +60,38 @@ class EngineProcess:
         self._process.close()
 
     def perform(self, operation: Any) -> Any:
-        """Has it perform an operation that says itself, in `answer_type`, what it is answered with."""
-        return self.perform_as(operation, operation.answer_type)
-
-    def perform_as(self, operation: Any, answer_type: Any) -> Any:
-        """Has it perform one operation and reads the answer as that type."""
+        """Has it perform one operation and reads the answer as the type that the operation declares."""
         fields = msgspec.to_builtins(operation)
         fields.pop("want", None)
-        return self.exchange(fields, fields["op"], answer_type)
+        return self._exchange(fields, answer_type(type(operation)))
 
-    def exchange(self, fields: dict[str, Any], name: str, answer_type: Any) -> Any:
-        """Sends an operation of that name, as plain values, and reads the answer as that type."""
-        what = f"{name} {fields['id']}" if "id" in fields else name
+    # Questions of a replay, which no log has.
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int | None = None) -> None:
+        """A request arrives of which only length and prefix keys are known."""
+        more = {} if reserve is None else {"reserve": reserve}
+        self._exchange({"op": "request_keyed", "id": id, "num_tokens": num_tokens, "keys": list(keys), **more}, None)
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a keyed request."""
+        self._exchange({"op": "extend", "id": id, "tokens": tokens}, None)
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self._exchange({"op": "num_free"}, int)
+
+    def num_available(self) -> int:
+        """Blocks that no request and no connector holds, over all pools."""
+        return self._exchange({"op": "num_available"}, int)
+
+    def _exchange(self, fields: dict[str, Any], answered: Any) -> Any:
+        """Sends an operation as plain values and reads the answer as that type."""
+        what = f"{fields['op']} {fields['id']}" if "id" in fields else fields["op"]
         answer = self._say(msgspec.json.encode(fields), what)
         if isinstance(answer, dict) and set(answer) == {"error"}:
             raise OperationError(what, answer["error"], "an operation that the engine performs")
         try:
-            return msgspec.convert(answer, answer_type)
+            return msgspec.convert(answer, answered)
         except msgspec.ValidationError as error:
             self._babble(answer, f"the answer to {what}: {str(error).replace('`', '')}")
 

@@ -202,5 +202,5 @@ def _real(lists: Sequence[Sequence[Sequence[int]]]) -> set[tuple[int, int]]:
 SMALLEST_TOKEN = -(2**31)
 """Tokens are hashed as int32, so a log may hold negative ones."""
 
-FORMAT = LogFormat(RtpHeader, tuple(OPERATIONS.values()), to_rtp_config, {"tokens": SMALLEST_TOKEN}, "rtp_")
+FORMAT = LogFormat(RtpHeader, OPERATIONS, to_rtp_config, {"tokens": SMALLEST_TOKEN}, "rtp_")
 """Header and operations, by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -117,9 +117,6 @@ RtpAnswer: TypeAlias = Malloc | Fork | Selected | Count | RtpState | None
 class RtpOp(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op"):
     """One operation."""
 
-    answer_type: ClassVar[type | None] = None
-    """Type of its answer; None for none."""
-
 
 class RequestOp(RtpOp, tag="request"):
     """A request of so many equal sequences arrives; `reserve` tokens beyond the next one's get slots each step."""
@@ -132,8 +129,6 @@ class RequestOp(RtpOp, tag="request"):
 
 class MallocOp(RtpOp, tag="malloc"):
     """Blocks for all tokens that a request has: of a new one, or one that grew."""
-
-    answer_type: ClassVar[type | None] = Malloc
 
     id: str
     reuse: bool = True
@@ -159,8 +154,6 @@ class InsertOp(RtpOp, tag="insert"):
 class ForkOp(RtpOp, tag="fork"):
     """The sequences of a request become those that `sources` names."""
 
-    answer_type: ClassVar[type | None] = Fork
-
     id: str
     sources: list[int]
     copy_last: bool = True
@@ -182,8 +175,6 @@ class DropOp(RtpOp, tag="drop"):
 class HoldOp(RtpOp, tag="hold"):
     """A connector, or with `connector` false another request, holds the blocks of a sequence, under a name."""
 
-    answer_type: ClassVar[type | None] = Selected
-
     name: str
     id: str
     sequence: int = 0
@@ -200,8 +191,6 @@ class ReleaseOp(RtpOp, tag="release"):
 class ExportOp(RtpOp, tag="export"):
     """At least so many blocks are evicted, for another tier to copy, under a name; they stay referenced."""
 
-    answer_type: ClassVar[type | None] = Selected
-
     name: str
     least: int
     want: Selected | None = None
@@ -216,16 +205,12 @@ class SettleOp(RtpOp, tag="settle"):
 class EvictOp(RtpOp, tag="evict"):
     """At least so many blocks are evicted and given back."""
 
-    answer_type: ClassVar[type | None] = Count
-
     least: int
     want: Count | None = None
 
 
 class PeakOp(RtpOp, tag="peak"):
     """Number of further blocks that a request holds at its peak, `remaining` tokens from now; changes nothing."""
-
-    answer_type: ClassVar[type | None] = Count
 
     id: str
     remaining: int
@@ -237,25 +222,8 @@ class PeakOp(RtpOp, tag="peak"):
 class StateOp(RtpOp, tag="state"):
     """Everything."""
 
-    answer_type: ClassVar[type | None] = RtpState
-
     want: RtpState | None = None
 
 
-OPERATIONS: dict[str, type[RtpOp]] = {
-    "request": RequestOp,
-    "malloc": MallocOp,
-    "append": AppendOp,
-    "insert": InsertOp,
-    "fork": ForkOp,
-    "free": FreeOp,
-    "drop": DropOp,
-    "hold": HoldOp,
-    "release": ReleaseOp,
-    "export": ExportOp,
-    "settle": SettleOp,
-    "evict": EvictOp,
-    "peak": PeakOp,
-    "state": StateOp,
-}
-"""The operations, by their name in logs."""
+OPERATIONS: tuple[type[RtpOp], ...] = tuple(RtpOp.__subclasses__())
+"""The operations."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from hkv.contract.answer import Failure, attempt_with
+from hkv.contract.dialect import Process
 from hkv.contract.events import DEVICE
+from hkv.contract.log import later_fields
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
+    OPERATIONS,
     Allocation,
     Answer,
     CacheEvent,
@@ -19,6 +26,7 @@ from hkv.dialects.vllm.log.structs import (
     ExtraKeys,
     Hit,
     Operation,
+    Rows,
     state_digest,
 )
 from hkv.keys.chained import PrefixIdentity, extra_keys
@@ -26,7 +34,12 @@ from hkv.keys.chained import PrefixIdentity, extra_keys
 
 @runtime_checkable
 class Engine(Protocol):
-    """A hybrid KV cache. Every method is one operation of the log format and means what `docs/oplog.md` says."""
+    """A hybrid KV cache. Every method is one operation of the log format and means what `docs/oplog.md` says.
+
+    An engine for logs of live schedulers also has the methods of what later versions of the format add
+    (`hkv.dialects.vllm.log.structs.LiveOperation`, `ConnectorOperation`), and takes the fields that these add to the
+    operations here.
+    """
 
     def step(self) -> None: ...
 
@@ -58,44 +71,6 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class LiveEngine(Engine, Protocol):
-    """An engine that also performs what version 3 of the log adds, for logs of live engines.
-
-    Of the operations above, `request` also takes `keys`, `session` and `report`, `append` takes `keys`, `lookup` takes
-    `limit`, `copies` takes `hold`. They are given only where a log has them.
-    """
-
-    def computed(self, id: str, tokens: int) -> None: ...
-
-    def retire(self, id: str, tokens: int) -> None: ...
-
-    def pop(self, id: str) -> None: ...
-
-    def release(self, blocks: Sequence[int]) -> None: ...
-
-    def hold(self, blocks: Sequence[int]) -> None: ...
-
-    def resume(self, operation: oplog.ResumeOp) -> None: ...
-
-    def zeros(self) -> list[int]: ...
-
-    def unwritten(self, id: str, tokens: int) -> None: ...
-
-    def offloads(self) -> oplog.Offers: ...
-
-    def finalize(self, id: str, in_flight: int) -> list[oplog.Offer]: ...
-
-
-@runtime_checkable
-class ConnectorEngine(LiveEngine, Protocol):
-    """An engine that also performs what version 4 of the log adds: what a connector asks of it."""
-
-    def connector_lookup(self, id: str, limit: int | None) -> oplog.ConnectorHit: ...
-
-    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows: ...
-
-
-@runtime_checkable
 class KeyedEngine(Engine, Protocol):
     """An engine that also takes requests whose prefix keys are known beforehand, as a request trace gives them."""
 
@@ -118,114 +93,72 @@ class KeyedEngine(Engine, Protocol):
 
 def missing_methods(engine: object, version: int) -> tuple[str, ...]:
     """Methods of the operations that a version of the log adds and that an engine does not have."""
-    wanted = [LiveEngine, ConnectorEngine][: max(0, version - 2)]
-    names = [name for protocol in wanted for name in vars(protocol) if name[0] != "_"]
+    asked = [each for each in sorted(OPERATIONS, key=lambda each: each.since) if 3 <= each.since <= version]
+    names = [_call(each).method for each in asked if each not in (oplog.DigestOp, oplog.EndOp)]
     return tuple(name for name in names if not hasattr(engine, name))
+
+
+class _Call(NamedTuple):
+    """The call of an engine that an operation is: fields it takes by place, by name with their defaults."""
+
+    method: str
+    plain: tuple[str, ...]
+    named: tuple[tuple[str, Any], ...]
+
+
+@functools.cache
+def _call(operation: type[Operation]) -> _Call:
+    later = {name for name, since in later_fields(operation) if since > 2}
+    fields = [each for each in msgspec.structs.fields(operation) if each.name != "want"]
+    named = tuple((each.name, each.default) for each in fields if each.name in later)
+    plain = () if operation.whole else tuple(each.name for each in fields if each.name not in later)
+    return _Call(str(operation.__struct_config__.tag), plain, () if operation.whole else named)
 
 
 def apply(engine: Any, operation: Operation) -> Answer:
     """Performs one operation on an engine and returns its answer (None where the operation has none)."""
-    match operation:
-        case oplog.StepOp():
-            return engine.step()
-        case oplog.RequestOp():
-            return engine.request(operation.id, operation.tokens, operation.extra, **arrival_fields(operation))
-        case oplog.LookupOp(limit=None):
-            return engine.lookup(operation.id)
-        case oplog.LookupOp():
-            return engine.lookup(operation.id, operation.limit)
-        case oplog.AllocateOp():
-            return engine.allocate(operation)
-        case oplog.AdvanceOp():
-            return engine.advance(operation.id, operation.tokens)
-        case oplog.AppendOp(keys=None):
-            return engine.append(operation.id, operation.tokens)
-        case oplog.AppendOp():
-            return engine.append(operation.id, operation.tokens, operation.keys)
-        case oplog.CommitOp():
-            return engine.commit(operation.id, operation.tokens)
-        case oplog.FreeOp():
-            return engine.free(operation.id)
-        case oplog.DropOp():
-            return engine.drop(operation.id)
-        case oplog.EvictOp():
-            return engine.evict(operation.blocks)
-        case oplog.CopiesOp(hold=False):
-            return engine.copies()
-        case oplog.CopiesOp():
-            return engine.copies(hold=True)
-        case oplog.ResetOp():
-            return oplog.Reset(engine.reset())
-        case oplog.EventsOp():
-            return engine.events()
-        case oplog.StateOp():
-            return engine.state()
-        case oplog.DigestOp():
-            return state_digest(engine.state())
-        case _:
-            return _apply_live(engine, operation)
+    kind = type(operation)
+    if kind is oplog.EndOp:
+        return None
+    if kind is oplog.DigestOp:
+        return state_digest(engine.state())
+    method, plain, named = _call(kind)
+    given = {name: value for name, default in named if (value := getattr(operation, name)) != default}
+    arguments = [operation] if kind.whole else [getattr(operation, name) for name in plain]
+    answer = getattr(engine, method)(*arguments, **given)
+    return BARE[kind](answer) if kind in BARE else answer
 
 
-def arrival_fields(operation: oplog.RequestOp) -> dict[str, Any]:
-    """Arguments of `request` that version 3 adds, as far as an arrival has them."""
-    fields = {name: getattr(operation, name) for name in ("keys", "session", "report")}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _apply_live(engine: ConnectorEngine, operation: Operation) -> Answer:
-    match operation:
-        case oplog.ComputedOp():
-            return engine.computed(operation.id, operation.tokens)
-        case oplog.RetireOp():
-            return engine.retire(operation.id, operation.tokens)
-        case oplog.PopOp():
-            return engine.pop(operation.id)
-        case oplog.ReleaseOp():
-            return engine.release(operation.blocks)
-        case oplog.HoldOp():
-            return engine.hold(operation.blocks)
-        case oplog.ResumeOp():
-            return engine.resume(operation)
-        case oplog.ZerosOp():
-            return engine.zeros()
-        case oplog.UnwrittenOp():
-            return engine.unwritten(operation.id, operation.tokens)
-        case oplog.OffloadsOp():
-            return engine.offloads()
-        case oplog.FinalizeOp():
-            return engine.finalize(operation.id, operation.in_flight)
-        case oplog.ConnectorLookupOp():
-            return engine.connector_lookup(operation.id, operation.limit)
-        case oplog.TruncateOp():
-            return oplog.Truncated(engine.truncate(operation.rows, operation.tokens))
-        case _:
-            return None
-
-
-_ANSWERS: dict[type, type | None] = {
-    oplog.LookupOp: Hit,
-    oplog.ConnectorLookupOp: oplog.ConnectorHit,
-    oplog.TruncateOp: oplog.Truncated,
-    oplog.AllocateOp: Allocation,
-    oplog.CopiesOp: list,
-    oplog.ZerosOp: list,
-    oplog.OffloadsOp: dict,
-    oplog.FinalizeOp: list,
-    oplog.ResetOp: oplog.Reset,
-    oplog.EventsOp: list,
-    oplog.StateOp: CacheState,
-    oplog.DigestOp: Digest,
-}
-
-
-def answer_type(operation: Operation) -> type | None:
-    """The type of the answer to an operation; None where there is none."""
-    return _ANSWERS.get(type(operation))
+BARE: dict[type[Operation], type[Any]] = {oplog.ResetOp: oplog.Reset, oplog.TruncateOp: oplog.Truncated}
+"""Operations of which methods give the one field of the answer, and the answers."""
 
 
 def attempt(engine: Engine, operation: Operation) -> Answer | Failure:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
-    return attempt_with(apply, answer_type(operation), engine, operation)
+    return attempt_with(apply, engine, operation)
+
+
+class ProcessEngine:
+    """A process that performs the operations of vLLM's logs. Implements `KeyedEngine`; its methods are made below."""
+
+    def __init__(self, process: Process) -> None:
+        self.perform, self.close, self.lacks = process.perform, process.close, process.lacks
+        self.request_keyed, self.extend, self.num_free = process.request_keyed, process.extend, process.num_free
+
+
+def _method(kind: type[Operation]) -> Callable[..., Any]:
+    _, plain, _ = _call(kind)
+
+    def perform(engine: ProcessEngine, *arguments: Any, **named: Any) -> Any:
+        operation = arguments[0] if kind.whole else kind(**dict(zip(plain, arguments, strict=False)), **named)
+        answer = engine.perform(operation)
+        return getattr(answer, answer.__struct_fields__[0]) if kind in BARE else answer
+
+    return perform
+
+
+for _kind in OPERATIONS:
+    setattr(ProcessEngine, _call(_kind).method, _method(_kind))
 
 
 # Fields of KV events that say whose blocks they are and where they lie, as version 3 of the log writes them.
@@ -281,3 +214,59 @@ def untagged(keys: tuple[Any, ...] | None) -> list[str | tuple[str, int]] | None
 def text_of(key: str | bytes) -> str:
     """An extra key as a log writes it: bytes in hex."""
     return key.hex() if isinstance(key, bytes) else key
+
+
+# Parts of vLLM 0.33's answers that another engine may lack, and answers without them.
+
+CAPABILITIES: Mapping[str, str] = types.MappingProxyType(
+    {
+        "events": "KV events",
+        "keys": "keys that are vLLM's chained hashes: events and states are compared but for keys",
+        "order": "the order in which free blocks are handed out: blocks are counted, not named",
+        "references": "reference counts in states",
+        "state": "states",
+    }
+)
+"""Capabilities that an engine may lack, with their meanings."""
+
+
+def without(answer: Any, lacks: frozenset[str]) -> Any:
+    """An answer but for what belongs to these capabilities."""
+    if isinstance(answer, list) and answer and isinstance(answer[0], CacheEvent):
+        return [] if "events" in lacks else [_keyless(event, lacks) for event in answer]
+    if isinstance(answer, list) and answer and "order" in lacks:
+        return [(0, 0)] * len(answer)
+    if isinstance(answer, dict) and "order" in lacks:
+        return {id: [(group, 0, tokens) for group, _, tokens in offers] for id, offers in answer.items()}
+    if isinstance(answer, Hit) and "order" in lacks:
+        return msgspec.structs.replace(answer, blocks=_counted(answer.blocks))
+    if isinstance(answer, Allocation) and answer.blocks is not None and "order" in lacks:
+        return Allocation(_counted(answer.blocks))
+    if isinstance(answer, CacheState | Digest) and "state" in lacks:
+        return None
+    if isinstance(answer, Digest) and lacks & {"keys", "order", "references"}:
+        return Digest("")
+    return _partial(answer, lacks) if isinstance(answer, CacheState) else answer
+
+
+def _keyless(event: CacheEvent, lacks: frozenset[str]) -> CacheEvent:
+    return msgspec.structs.replace(event, keys=None, parent=None) if "keys" in lacks else event
+
+
+def _partial(state: CacheState, lacks: frozenset[str]) -> CacheState:
+    free, refs, rows, cached = state.free, state.refs, state.rows, state.cached
+    if "references" in lacks:
+        refs = {}
+    if "keys" in lacks:
+        cached = {block: (group, tokens, "") for block, (group, tokens, _) in cached.items()}
+    if "order" in lacks:
+        free = [0] * len(free)
+        refs = {str(index): count for index, count in enumerate(sorted(refs.values()))}
+        rows = {id: _counted(row) for id, row in rows.items()}
+        cached = {str(index): entry for index, entry in enumerate(sorted(cached.values()))}
+    return CacheState(free, refs, rows, cached)
+
+
+def _counted(rows: Rows) -> Rows:
+    """Every block a 1, every column without one still a 0."""
+    return [[int(block != 0) for block in row] for row in rows]

@@ -12,7 +12,7 @@ from hkv.contract.bugs import check_bugs
 from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import VllmConfig, check_encoder, check_truncation
 from hkv.dialects.vllm.engines import jax_reading as reading
-from hkv.dialects.vllm.engines.engine import apply, arrival_fields
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax_batches import Answers, Dispatcher, Later, Request, Room, said
 from hkv.dialects.vllm.engines.jax_reading import PendingOffers, connector_hit, spans_of
 from hkv.dialects.vllm.engines.numpy import identity_of
@@ -76,7 +76,6 @@ class JaxEngine:
     # One operation at a time.
 
     def step(self) -> None:
-        """A new scheduling step begins."""
         self._add(Code.STEP, None)
 
     def request(
@@ -88,7 +87,6 @@ class JaxEngine:
         session: str = "",
         report: str = "",
     ) -> None:
-        """A request arrives with this prompt, and with prefix keys where they are given."""
         self._check_new(id, len(tokens))
         identity = PLAIN if extra is None else identity_of(extra)
         chain = self._chain(identity) if keys is None else GivenKeys()
@@ -116,11 +114,9 @@ class JaxEngine:
         return KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
 
     def lookup(self, id: str, limit: int | None = None) -> Hit:
-        """The longest common cache hit of a waiting request, of at most `limit` tokens."""
         return self._now(self._lookup(id, limit))
 
     def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
-        """The hit of a waiting request whose groups a connector may complete."""
         request = self._request(id)
 
         def by_itself(place: int) -> Hit:
@@ -130,24 +126,19 @@ class JaxEngine:
         return connector_hit(self.config, by_itself, lambda: self.lookup(id, limit))
 
     def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
-        """The rows of a hit up to its first `tokens` tokens."""
         check_truncation(self.config, rows, tokens)
         return [row[: tokens // size] for row, size in zip(rows, self.config.block_sizes, strict=True)]
 
     def allocate(self, operation: AllocateOp) -> Allocation:
-        """A request gets blocks for its next tokens, or is refused."""
         return self._now(self._allocate(operation))
 
     def advance(self, id: str, tokens: int) -> None:
-        """`tokens` more tokens are computed."""
         self._add(Code.ADVANCE, self._request(id), tokens=tokens)
 
     def computed(self, id: str, tokens: int) -> None:
-        """`tokens` tokens are computed in all."""
         self._add(Code.COMPUTED, self._request(id), tokens=tokens)
 
     def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
-        """Generated tokens are appended; `keys` to a request that came with keys."""
         request = self._request(id)
         if request.chain is None:
             raise OperationError("id", id, "a request that came with tokens")
@@ -171,7 +162,6 @@ class JaxEngine:
         self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(operation.tokens))
 
     def extend(self, id: str, tokens: int) -> None:
-        """`tokens` generated tokens are appended to a keyed request."""
         request = self._request(id)
         if request.chain is not None:
             raise OperationError("id", id, "a request that came with keys")
@@ -182,7 +172,6 @@ class JaxEngine:
         self._add(Code.APPEND, request, tokens=tokens)
 
     def commit(self, id: str, tokens: int) -> None:
-        """The first `tokens` tokens may be registered in the prefix cache."""
         request = self._request(id)
         if self._offering:
             self._flush()
@@ -192,30 +181,24 @@ class JaxEngine:
             self._note_offers(id)
 
     def retire(self, id: str, tokens: int) -> None:
-        """Blocks that no token from `tokens` on reads are given back."""
         self._add(Code.RETIRE, self._request(id), tokens=tokens, flags=self._flags)
 
     def pop(self, id: str) -> None:
-        """The request's rows end; their blocks stay referenced."""
         self._offers.withdraw(id)
         self._add(Code.POP, self._request(id))
 
     def release(self, blocks: Sequence[int]) -> None:
-        """These blocks lose a reference each."""
         self._now(self._add(Code.COPIES, None, payload=self._existing(blocks)))
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """These blocks gain a reference each."""
         self._now(self._add(Code.COPIES, None, payload=self._existing(blocks), flags=int(Flag.HOLD)))
 
     def zeros(self) -> list[int]:
-        """Drains the blocks that are to be zeroed, group by group."""
         self._check_zeroing()
         self._flush()
         return self._answers.take_zeros()
 
     def unwritten(self, id: str, tokens: int) -> None:
-        """The request's blocks from `tokens` on are to be zeroed after all."""
         self._check_zeroing()
         rows = self.state().rows.get(id)
         if rows is None:
@@ -227,12 +210,10 @@ class JaxEngine:
         self._answers.zero_row(rows, [tokens // self.config.block_size(group) for group in range(self._groups)])
 
     def offloads(self) -> Offers:
-        """Drains the states that a connector is offered, group by group."""
         self._check_offloads()
         return self._offers.take(self.state())
 
     def finalize(self, id: str, in_flight: int) -> list[Offer]:
-        """The request is about to end: the ends of its prompt inside blocks are offered."""
         self._check_offloads()
         if type(in_flight) is not int or in_flight < 0:
             raise OperationError("in_flight", in_flight, "an integer of at least 0")
@@ -263,19 +244,16 @@ class JaxEngine:
         return blocks
 
     def free(self, id: str) -> None:
-        """The request finished or is preempted."""
         self._offers.withdraw(id)
         self._add(Code.FREE, self._request(id))
 
     def drop(self, id: str) -> None:
-        """A waiting request is forgotten."""
         request = self._request(id)
         self._add(Code.DROP, request)
         self._dispatcher.leave(request.slot)
         del self._requests[id]
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """Drops the keys of these blocks."""
         for block in blocks:
             if type(block) is not int or not 0 <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from 0 to {self.config.num_blocks - 1}")
@@ -283,7 +261,6 @@ class JaxEngine:
         self._add(Code.EVICT, None, payload=blocks, room=room)
 
     def copies(self, hold: bool = False) -> list[tuple[int, int]]:
-        """Drains pending copies, group by group, and gives back the references they held, unless these are to stay."""
         self._flush()
         pending = sorted(self._answers.take_copies(), key=lambda copy: copy[0])
         copies = [(source, target) for _, source, target in pending]
@@ -292,11 +269,9 @@ class JaxEngine:
         return copies
 
     def reset(self) -> bool:
-        """Resets the prefix cache."""
         return self._now(self._reset())
 
     def events(self) -> list[CacheEvent]:
-        """Drains KV events; version 1 of the log format knows neither keys nor `cleared`."""
         self._flush()
         events, self._events = self._events, []
         return events
@@ -340,34 +315,12 @@ class JaxEngine:
 
     def _begin(self, operation: Operation) -> Any:
         match operation:
-            case oplog.StepOp():
-                return self.step()
-            case oplog.RequestOp():
-                return self.request(operation.id, operation.tokens, operation.extra, **arrival_fields(operation))
             case oplog.LookupOp():
                 return self._lookup(operation.id, operation.limit)
             case oplog.AllocateOp():
                 return self._allocate(operation)
-            case oplog.AdvanceOp():
-                return self.advance(operation.id, operation.tokens)
-            case oplog.AppendOp():
-                return self.append(operation.id, operation.tokens, operation.keys or ())
-            case oplog.CommitOp():
-                return self.commit(operation.id, operation.tokens)
-            case oplog.FreeOp():
-                return self.free(operation.id)
-            case oplog.DropOp():
-                return self.drop(operation.id)
-            case oplog.EvictOp():
-                return self.evict(operation.blocks)
-            case oplog.CopiesOp():
-                return self.copies(operation.hold)
             case oplog.ResetOp():
                 return self._reset()
-            case oplog.EventsOp():
-                return self.events()
-            case oplog.StateOp():
-                return self.state()
             case _:
                 return apply(self, operation)
 

@@ -175,7 +175,7 @@ def _obtained(moment: Moment, group: int, block: int) -> bool:
 
 KEEPING = (oplog.StepOp, oplog.RequestOp, oplog.LookupOp, oplog.AdvanceOp, oplog.AppendOp, oplog.CommitOp)
 OTHERS = (oplog.DropOp, oplog.EvictOp, oplog.ResetOp, oplog.EventsOp, oplog.StateOp)
-LIVE = (oplog.ComputedOp, oplog.DigestOp, oplog.EndOp, *oplog.CONNECTOR_OPERATIONS)
+LIVE = (oplog.ComputedOp, oplog.DigestOp, oplog.EndOp, oplog.ConnectorOperation)
 RESTING = KEEPING + OTHERS + LIVE
 """Operations that hand out and take back no block."""
 

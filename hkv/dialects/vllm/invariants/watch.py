@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from hkv.contract.invariant import Invariant, Unknown, UnknownError
 from hkv.contract.log import Log
-from hkv.dialects.vllm.engines.engine import Engine, apply
-from hkv.dialects.vllm.engines.process import ProcessEngine
+from hkv.dialects.vllm.engines.engine import Engine, ProcessEngine, apply
 from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from hkv.contract.log import later_fields
 from hkv.keys.chained import SEED
 from hkv.limits import MAX_TOKENS
 
-# What only the JSON schema says of a value: decoding leaves ranges to `file.py`, which names the field and the value.
+# What only the JSON schema says of a value: decoding leaves ranges to `configuration.py`, which names the field.
 Count: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_TOKENS})]
 Positive: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": MAX_TOKENS})]
 Token: TypeAlias = Annotated[int, Meta(extra_json_schema={"minimum": -MAX_TOKENS - 1, "maximum": MAX_TOKENS})]
@@ -19,6 +20,11 @@ Key: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]*$"
 ById = Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
 NotEmpty = Meta(extra_json_schema={"minItems": 1})
 WholeKey: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9a-f]{2})+$"})]
+
+T = TypeVar("T")
+Since2: TypeAlias = Annotated[T, Meta(extra={"since": 2})]
+"""A field that version 2 of the format adds."""
+Since3: TypeAlias = Annotated[T, Meta(extra={"since": 3})]
 
 FULL = "full"
 """The report mode in which hits are published as events (vLLM 0.33 `kv_cache_report_mode`)."""
@@ -30,9 +36,8 @@ Rows: TypeAlias = list[list[Count]]
 class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The first line: the configuration. Attributes as `hkv.dialects.vllm.config.VllmConfig` explains them.
 
-    Version 2 adds `watermark`, `shared_prefix_checkpoint`, `bugs`, and the kinds `mla` and `opaque`; a version 1 header
-    must not use them. Version 3 adds `hash_seed`, `zeroing`, `offloads`, the hash `given`, and of windows
-    `extra_retained_tokens`.
+    Version 2 adds the kinds `mla` and `opaque`; a version 1 header must not use them. Version 3 adds the hash `given`,
+    and of windows `extra_retained_tokens`.
     """
 
     oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3, 4]})]
@@ -53,12 +58,12 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     max_model_len: Positive
     max_in_flight_tokens: Positive | None
     context_parallel: Positive
-    watermark: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})] = 0.0
-    shared_prefix_checkpoint: bool = False
-    bugs: list[str] = []
-    hash_seed: str = SEED
-    zeroing: bool = False
-    offloads: bool = False
+    watermark: Since2[Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})]] = 0.0
+    shared_prefix_checkpoint: Since2[bool] = False
+    bugs: Since2[list[str]] = []
+    hash_seed: Since3[str] = SEED
+    zeroing: Since3[bool] = False
+    offloads: Since3[bool] = False
 
 
 class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -86,7 +91,7 @@ class Hit(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConnectorHit(Hit, forbid_unknown_fields=True):
-    """Answer to `connector_lookup` (version 4).
+    """Answer to `connector_lookup`.
 
     Attributes:
       diverged: whether some group lacks the end of the hit, which a load has to bring.
@@ -98,7 +103,7 @@ class ConnectorHit(Hit, forbid_unknown_fields=True):
 
 
 class Truncated(msgspec.Struct, forbid_unknown_fields=True):
-    """Answer to `truncate` (version 4): the blocks per group that are left."""
+    """Answer to `truncate`: the blocks per group that are left."""
 
     blocks: Rows
 
@@ -118,15 +123,15 @@ class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_
       num_blocks: blocks registered by this event (0 is possible), or 1 for `removed`.
       block_size: tokens per block of a `stored` event.
       tokens: the whole span of tokens a `stored` event looked at.
-      keys: (version 2) first 8 bytes, in hex, of the chain hash of each block stored or removed.
-      parent: (version 2) the same of the block before the first one stored, "" for none.
-      medium: (version 3) medium of the blocks stored or removed, `GPU` for the engine's own pool.
-      lora_name: (version 3) name of the adapter of the request that stored them, "" for none.
-      extra_keys: (version 3) of each key stored, what it covers besides tokens, untagged, or None.
-      spec_kind: (version 3) kind of the group's spec, in vLLM's words (`KVCacheSpecKind`).
-      window: (version 3) the group's window in tokens, 0 for none.
-      session: (version 3) session of the request that stored them, "" for none.
-      lookahead: (version 3) for each key stored, the tokens after its block that it covers; empty without any.
+      keys: first 8 bytes, in hex, of the chain hash of each block stored or removed.
+      parent: the same of the block before the first one stored, "" for none.
+      medium: medium of the blocks stored or removed, `GPU` for the engine's own pool.
+      lora_name: name of the adapter of the request that stored them, "" for none.
+      extra_keys: of each key stored, what it covers besides tokens, untagged, or None.
+      spec_kind: kind of the group's spec, in vLLM's words (`KVCacheSpecKind`).
+      window: the group's window in tokens, 0 for none.
+      session: session of the request that stored them, "" for none.
+      lookahead: for each key stored, the tokens after its block that it covers; empty without any.
     """
 
     type: str
@@ -134,15 +139,15 @@ class CacheEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_
     num_blocks: Count = 0
     block_size: Positive = 0
     tokens: list[Token] | None = None
-    keys: list[Key] | None = None
-    parent: Key | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[str | tuple[str, int]] | None] | None = None
-    spec_kind: str | None = None
-    window: Count | None = None
-    session: str | None = None
-    lookahead: list[list[Token]] | None = None
+    keys: Since2[list[Key] | None] = None
+    parent: Since2[Key | None] = None
+    medium: Since3[str | None] = None
+    lora_name: Since3[str | None] = None
+    extra_keys: Since3[list[list[str | tuple[str, int]] | None] | None] = None
+    spec_kind: Since3[str | None] = None
+    window: Since3[Count | None] = None
+    session: Since3[str | None] = None
+    lookahead: Since3[list[list[Token]] | None] = None
 
 
 class CacheState(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,7 +173,7 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Digest(msgspec.Struct, forbid_unknown_fields=True):
-    """Answer to `digest` (version 3): SHA-256, in hex, of the state as `state_digest` writes it."""
+    """Answer to `digest`: SHA-256, in hex, of the state as `state_digest` writes it."""
 
     digest: Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]
 
@@ -179,32 +184,41 @@ Offer: TypeAlias = tuple[Count, Count, Count]
 Offers: TypeAlias = dict[str, list[Offer]]
 """States that are offered, by request."""
 
-Answer: TypeAlias = (
-    Hit
-    | Truncated
-    | Allocation
-    | Reset
-    | CacheState
-    | Digest
-    | Offers
-    | list[Offer]
-    | list[CacheEvent]
-    | list[tuple[int, int]]
-    | list[int]
-    | None
-)
+Answer: TypeAlias = Hit | Truncated | Allocation | Reset | CacheState | Digest | Offers | list[Any] | None
 """An engine's answer to one operation; None for operations that answer nothing."""
 
 
-class _Op(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op", gc=False):
-    pass
+class Operation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, tag_field="op", gc=False):
+    """An operation, a method of its name of an engine (`hkv.dialects.vllm.engines.engine.Engine`).
+
+    The method takes the fields in order; those of `Since3` by name, and only where a log has them.
+
+    Attributes:
+      since: version of the format that adds it.
+      whole: whether the method takes the operation itself.
+    """
+
+    since: ClassVar[int] = 1
+    whole: ClassVar[bool] = False
 
 
-class StepOp(_Op, tag="step"):
+class LiveOperation(Operation):
+    """An operation of live schedulers, which version 3 adds."""
+
+    since: ClassVar[int] = 3
+
+
+class ConnectorOperation(Operation):
+    """An operation of connectors, which version 4 adds."""
+
+    since: ClassVar[int] = 4
+
+
+class StepOp(Operation, tag="step"):
     """A new scheduling step begins."""
 
 
-class RequestOp(_Op, tag="request"):
+class RequestOp(Operation, tag="request"):
     """A request arrives with this prompt; `extra` from version 2 on.
 
     Version 3: `keys`, the prefix keys of its hash blocks in hex, where they are given and not computed; `session`,
@@ -213,22 +227,22 @@ class RequestOp(_Op, tag="request"):
 
     id: str
     tokens: Annotated[list[Token], NotEmpty]
-    extra: ExtraKeys | None = None
-    keys: list[WholeKey] | None = None
-    session: str | None = None
-    report: Annotated[str, Meta(extra_json_schema={"const": FULL})] | None = None
+    extra: Since2[ExtraKeys | None] = None
+    keys: Since3[list[WholeKey] | None] = None
+    session: Since3[str | None] = None
+    report: Since3[Annotated[str, Meta(extra_json_schema={"const": FULL})] | None] = None
 
 
-class LookupOp(_Op, tag="lookup"):
-    """The longest common cache hit of a waiting request; `limit` (version 3): it is not longer, in tokens."""
+class LookupOp(Operation, tag="lookup"):
+    """The longest common cache hit of a waiting request; `limit`: it is not longer, in tokens."""
 
     id: str
-    limit: Count | None = None
+    limit: Since3[Count | None] = None
     want: Hit | None = None
 
 
-class ConnectorLookupOp(_Op, tag="connector_lookup"):
-    """The hit of a waiting request whose groups a connector may complete (version 4).
+class ConnectorLookupOp(ConnectorOperation, tag="connector_lookup"):
+    """The hit of a waiting request whose groups a connector may complete.
 
     `limit`: as of `lookup`. vLLM 0.33 `get_computed_blocks_for_connector`.
     """
@@ -238,22 +252,24 @@ class ConnectorLookupOp(_Op, tag="connector_lookup"):
     want: ConnectorHit | None = None
 
 
-class TruncateOp(_Op, tag="truncate"):
-    """The rows of a hit up to its first `tokens` tokens (version 4, `truncate_computed_blocks`); changes nothing."""
+class TruncateOp(ConnectorOperation, tag="truncate"):
+    """The rows of a hit up to its first `tokens` tokens (`truncate_computed_blocks`); changes nothing."""
 
     rows: Rows
     tokens: Count
     want: Truncated | None = None
 
 
-class AllocateOp(_Op, tag="allocate"):
+class AllocateOp(Operation, tag="allocate"):
     """A request gets blocks for its next tokens (`KVCacheManager.allocate_slots`).
 
-    Version 3: `rows`, the hit that is adopted where it is not what the lookup just before found; `waiting`, the
+    `rows`, the hit that is adopted where it is not what the lookup just before found; `waiting`, the
     request's status is WAITING or PREEMPTED, and `scheduled`, requests are scheduled already: then the watermark holds;
     `encoder`, tokens of an encoder's output that want slots in the groups of cross attention (`num_encoder_tokens`);
     `loaded`, groups whose blocks for external tokens are not to be zeroed, since a load writes them.
     """
+
+    whole: ClassVar[bool] = True
 
     id: str
     new: Count
@@ -265,42 +281,44 @@ class AllocateOp(_Op, tag="allocate"):
     reserved: Count
     in_flight: Count
     shared_prefix: Count | None = None
-    rows: Rows | None = None
-    waiting: bool | None = None
-    scheduled: bool | None = None
-    encoder: Count | None = None
-    loaded: list[Count] = []
+    rows: Since3[Rows | None] = None
+    waiting: Since3[bool | None] = None
+    scheduled: Since3[bool | None] = None
+    encoder: Since3[Count | None] = None
+    loaded: Since3[list[Count]] = []
     want: Allocation | None = None
 
 
-class AdvanceOp(_Op, tag="advance"):
+class AdvanceOp(Operation, tag="advance"):
     """`tokens` more tokens are computed."""
 
     id: str
     tokens: Count
 
 
-class ComputedOp(_Op, tag="computed"):
-    """`tokens` tokens are computed in all (version 3): more than there are, or fewer than before."""
+class ComputedOp(LiveOperation, tag="computed"):
+    """`tokens` tokens are computed in all: more than there are, or fewer than before."""
 
     id: str
     tokens: Count
 
 
-class AppendOp(_Op, tag="append"):
-    """Generated tokens are appended; `keys` (version 3) are given for a request that came with keys."""
+class AppendOp(Operation, tag="append"):
+    """Generated tokens are appended; `keys` are given for a request that came with keys."""
 
     id: str
     tokens: list[Token]
-    keys: list[WholeKey] | None = None
+    keys: Since3[list[WholeKey] | None] = None
 
 
-class ResumeOp(_Op, tag="resume"):
-    """A streaming session goes on (version 3): its first `keep` tokens stay, and `tokens` follow.
+class ResumeOp(LiveOperation, tag="resume"):
+    """A streaming session goes on: its first `keep` tokens stay, and `tokens` follow.
 
     `prompt`: tokens of its prompt from now on; `extra`: everything besides tokens that identifies its prefix from now
     on, None for what it was; `keys`: those of its hash blocks from the first that is not whole in the tokens kept.
     """
+
+    whole: ClassVar[bool] = True
 
     id: str
     keep: Count
@@ -310,87 +328,87 @@ class ResumeOp(_Op, tag="resume"):
     keys: list[WholeKey] | None = None
 
 
-class CommitOp(_Op, tag="commit"):
+class CommitOp(Operation, tag="commit"):
     """The first `tokens` tokens may be registered in the prefix cache."""
 
     id: str
     tokens: Count
 
 
-class RetireOp(_Op, tag="retire"):
-    """Blocks that no token from `tokens` on reads are given back (version 3, `remove_skipped_blocks`)."""
+class RetireOp(LiveOperation, tag="retire"):
+    """Blocks that no token from `tokens` on reads are given back (`remove_skipped_blocks`)."""
 
     id: str
     tokens: Count
 
 
-class PopOp(_Op, tag="pop"):
-    """As `free`, but the blocks are given back by a later `release` (version 3, `pop_blocks_for_free`)."""
-
-    id: str
-
-
-class ReleaseOp(_Op, tag="release"):
-    """These blocks lose a reference each, in this order (version 3, `BlockPool.free_blocks`)."""
-
-    blocks: list[Count]
-
-
-class HoldOp(_Op, tag="hold"):
-    """These blocks gain a reference each (version 3, `BlockPool.touch`)."""
-
-    blocks: list[Count]
-
-
-class FreeOp(_Op, tag="free"):
+class FreeOp(Operation, tag="free"):
     """The request finished or is preempted: its row is freed."""
 
     id: str
 
 
-class DropOp(_Op, tag="drop"):
+class PopOp(LiveOperation, tag="pop"):
+    """As `free`, but the blocks are given back by a later `release` (`pop_blocks_for_free`)."""
+
+    id: str
+
+
+class ReleaseOp(LiveOperation, tag="release"):
+    """These blocks lose a reference each, in this order (`BlockPool.free_blocks`)."""
+
+    blocks: list[Count]
+
+
+class HoldOp(LiveOperation, tag="hold"):
+    """These blocks gain a reference each (`BlockPool.touch`)."""
+
+    blocks: list[Count]
+
+
+class DropOp(Operation, tag="drop"):
     """A waiting request is forgotten."""
 
     id: str
 
 
-class EvictOp(_Op, tag="evict"):
+class EvictOp(Operation, tag="evict"):
     """Drops the keys of these blocks."""
 
     blocks: list[Count]
 
 
-class CopiesOp(_Op, tag="copies"):
+class CopiesOp(Operation, tag="copies"):
     """Drains pending copy-on-write copies and gives back the references they held.
 
-    With `hold` (version 3) the references stay until a `release` of both ends of each.
+    With `hold` the references stay until a `release` of both ends of each.
     """
 
-    hold: bool = False
+    hold: Since3[bool] = False
     want: list[tuple[Count, Count]] | None = None
 
 
-class ZerosOp(_Op, tag="zeros"):
-    """Drains the blocks that are to be zeroed (version 3, `take_new_block_ids`)."""
+class ZerosOp(LiveOperation, tag="zeros"):
+    """Drains the blocks that are to be zeroed (`take_new_block_ids`)."""
 
     want: list[Count] | None = None
 
 
-class UnwrittenOp(_Op, tag="unwritten"):
-    """A request's blocks from `tokens` on were not written by a load: they are to be zeroed after all (version 3)."""
+class UnwrittenOp(LiveOperation, tag="unwritten"):
+    """A request's blocks from `tokens` on were not written by a load: they are to be zeroed after all."""
 
     id: str
     tokens: Count
 
 
-class OffloadsOp(_Op, tag="offloads"):
-    """Drains the states that a connector is offered (version 3, `take_boundary_state_offloads`)."""
+class OffloadsOp(LiveOperation, tag="offloads"):
+    """Drains the states that a connector is offered (`take_boundary_state_offloads`)."""
 
     want: Offers | None = None
 
 
-class FinalizeOp(_Op, tag="finalize"):
-    """A request is about to end: the tail of its prompt is offered, if that is where its states still are (version 3).
+class FinalizeOp(LiveOperation, tag="finalize"):
+    """A request is about to end: the tail of its prompt is offered, if that is where its states still are.
 
     `in_flight`: tokens of its steps that have not come back. vLLM 0.33 `finalize_partial_tail_offloads`.
     """
@@ -400,84 +418,44 @@ class FinalizeOp(_Op, tag="finalize"):
     want: list[Offer] | None = None
 
 
-class ResetOp(_Op, tag="reset"):
+class ResetOp(Operation, tag="reset"):
     """Resets the prefix cache."""
 
     want: Reset | None = None
 
 
-class EventsOp(_Op, tag="events"):
+class EventsOp(Operation, tag="events"):
     """Drains KV events."""
 
     want: list[CacheEvent] | None = None
 
 
-class StateOp(_Op, tag="state"):
+class StateOp(Operation, tag="state"):
     """Everything."""
 
     want: CacheState | None = None
 
 
-class DigestOp(_Op, tag="digest"):
-    """Everything, in 32 bytes (version 3)."""
+class DigestOp(LiveOperation, tag="digest"):
+    """Everything, in 32 bytes."""
 
     want: Digest | None = None
 
 
-class EndOp(_Op, tag="end"):
-    """The log ends here, though the cache went on (version 3): `reason` says why."""
+class EndOp(LiveOperation, tag="end"):
+    """The log ends here, though the cache went on: `reason` says why."""
 
     reason: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 
 
-Operation: TypeAlias = (
-    StepOp
-    | RequestOp
-    | LookupOp
-    | ConnectorLookupOp
-    | TruncateOp
-    | AllocateOp
-    | AdvanceOp
-    | ComputedOp
-    | AppendOp
-    | ResumeOp
-    | CommitOp
-    | RetireOp
-    | FreeOp
-    | PopOp
-    | ReleaseOp
-    | HoldOp
-    | DropOp
-    | EvictOp
-    | CopiesOp
-    | ZerosOp
-    | UnwrittenOp
-    | OffloadsOp
-    | FinalizeOp
-    | ResetOp
-    | EventsOp
-    | StateOp
-    | DigestOp
-    | EndOp
-)
+OPERATIONS: tuple[type[Operation], ...] = tuple(each for name, each in tuple(globals().items()) if name.endswith("Op"))
+"""The operations."""
 
+LIVE_FIELDS = tuple(dict.fromkeys(name for each in OPERATIONS for name, since in later_fields(each) if since > 2))
+"""Fields that version 3 adds to operations of earlier ones."""
 
-LIVE_OPERATIONS = (
-    *(ComputedOp, ResumeOp, RetireOp, PopOp, ReleaseOp, HoldOp, ZerosOp, UnwrittenOp),
-    *(OffloadsOp, FinalizeOp, DigestOp, EndOp),
-)
-"""Operations that version 3 adds."""
-
-CONNECTOR_OPERATIONS = (ConnectorLookupOp, TruncateOp)
-"""Operations that version 4 adds."""
-
-
-LIVE_FIELDS = ("keys", "session", "report", "limit", "rows", "waiting", "scheduled", "encoder", "loaded", "hold")
-"""Fields of operations that version 3 adds."""
-
-
-EVENT_FIELDS = ("keys", "parent", "medium", "lora_name", "extra_keys", "spec_kind", "window", "session", "lookahead")
-"""Fields of events that a log may leave out: the first two from version 2 on, the others from version 3 on."""
+EVENT_FIELDS = tuple(name for name, _ in later_fields(CacheEvent))
+"""Fields of events that a log may leave out."""
 
 
 def state_digest(state: CacheState) -> Digest:
