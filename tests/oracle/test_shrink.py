@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from hkv.contract.answer import Failure, Mismatch
 from hkv.contract.case import Best
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.vllm.engines.engine import attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.explain.difference import difference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
 
 VOCABULARY = (1, 1, 1, 2)
 """Few tokens, so that texts begin alike."""

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import hkv.cli
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.traffic.traffic import rtp_features
 from hkv.oracle.log_file import read_log, write_log
 
@@ -99,11 +99,11 @@ def test_an_engine_in_a_process(tmp_path: pathlib.Path) -> None:
     program.write_text(
         "import sys, msgspec\n"
         "from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine\n"
-        "from hkv.dialects.rtp_llm.log import structs\n"
+        "from hkv.dialects.rtp_llm import log as structs\n"
         "engine = RtpNumpyEngine(msgspec.json.decode(sys.stdin.readline(), type=structs.RtpHeader))\n"
         "print('null', flush=True)\n"
         "for line in sys.stdin:\n"
-        "    kind = structs.OPERATIONS[msgspec.json.decode(line)['op']]\n"
+        "    kind = structs.FORMAT.operations[msgspec.json.decode(line)['op']]\n"
         "    answer = engine.perform(msgspec.json.decode(line, type=kind))\n"
         "    print(msgspec.json.encode(answer).decode(), flush=True)\n"
     )

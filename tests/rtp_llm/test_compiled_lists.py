@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
+from hkv.dialects.rtp_llm.log import to_rtp_header
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View, has_block, of_config, shape_of, slots
 from hkv.model.topology import Topology
 from hkv.state.item_table import NAMESPACE

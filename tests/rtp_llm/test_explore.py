@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from hkv.cli import cli
 from hkv.contract.explore_command import Space
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import Patch, applied

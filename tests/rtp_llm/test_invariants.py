@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.contract.traffic import RandomChoices
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
-from hkv.dialects.rtp_llm.log import structs
 from hkv.testing.planting import Patch, applied
 from reference.dialects.rtp_llm.estimates import batch_peak
 from reference.dialects.rtp_llm.manager import ALLOCATORS

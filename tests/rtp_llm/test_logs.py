@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from hkv.cli.check import command
 from hkv.contract.log import Log
 from hkv.contract.traffic import RandomChoices
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import FORMAT, to_rtp_config, to_rtp_header
+from hkv.dialects.rtp_llm.log import FORMAT, to_rtp_config, to_rtp_header
 from hkv.errors import FileError
 from hkv.oracle import log_schema
 from hkv.oracle.check import check_log

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.contract.traffic import RandomChoices
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapshots, recent_hits, record_keys
 from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import ConfigError

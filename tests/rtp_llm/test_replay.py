@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
-from hkv.dialects.rtp_llm.log import structs
 from hkv.dialects.rtp_llm.schedule.agreement import RtpDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.run import RtpReplay, keyed_rtp_engine, rtp_cache
 from hkv.oracle.engines import engine_factory

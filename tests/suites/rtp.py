@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from hkv.contract.traffic import RandomChoices
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.dialects.rtp_llm.log import RtpAnswer, RtpHeader, RtpOp
 from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import OperationError
 from tests.suites.history import HistorySuite, Setting

@@ -7,9 +7,9 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from hkv.contract.invariant import InvariantError
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
 from hkv.oracle.record import Only
 from hkv.testing.state_machine import engine_machine
 

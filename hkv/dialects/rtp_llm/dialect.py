@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hkv.contract.plan_command import PlanCommand
     from hkv.contract.traffic import Choices
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
-    from hkv.dialects.rtp_llm.log.structs import RtpHeader
+    from hkv.dialects.rtp_llm.log import RtpHeader
     from hkv.dialects.rtp_llm.traffic.moves import RtpTrafficMoves
     from hkv.replay.command import ReplayCommand
 
@@ -54,7 +54,7 @@ class RtpLlmDialect(Dialect):
 
     @property
     def log(self) -> LogFormat:
-        from hkv.dialects.rtp_llm.log.configuration import FORMAT
+        from hkv.dialects.rtp_llm.log import FORMAT
 
         return FORMAT
 
@@ -99,7 +99,7 @@ class RtpLlmDialect(Dialect):
         return RtpTrafficMoves(header, choices, perform)
 
     def topology(self, header: RtpHeader) -> Topology:
-        from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+        from hkv.dialects.rtp_llm.log import to_rtp_config
 
         return to_rtp_config(header).topology
 
@@ -121,12 +121,12 @@ class RtpLlmDialect(Dialect):
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        from hkv.dialects.rtp_llm.log.configuration import RTP_RULES
+        from hkv.dialects.rtp_llm.log import RTP_RULES
 
         return RTP_RULES
 
     def exercised(self, log: Log) -> dict[str, int]:
-        from hkv.dialects.rtp_llm.log.configuration import exercised_rtp
+        from hkv.dialects.rtp_llm.log import exercised_rtp
 
         return exercised_rtp(log)
 

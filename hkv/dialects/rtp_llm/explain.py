@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 from hkv.contract.answer import Failure, compare
 from hkv.contract.explanation import Event, Explanation, Lack, Resumption, check_there, find_request
 from hkv.contract.log import Log, describe
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp, RtpState
+from hkv.dialects.rtp_llm.log import RtpAnswer, RtpOp, RtpState
 from hkv.errors import FileError, HKVError
 from hkv.keys.rolling import first_keys
 from hkv.model.group_policy import GroupType

@@ -16,12 +16,11 @@ import numpy as np
 
 from hkv.contract.explore_command import TOKENS, ExploreCommand, Space, World, check_small, size_options, space_of
 from hkv.contract.invariant import Invariant
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants.moment import RtpWatch
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpHeader, RtpOp
+from hkv.dialects.rtp_llm.log import RtpAnswer, RtpHeader, RtpOp, to_rtp_header
 from hkv.dialects.rtp_llm.replay_command import RtpReplayCommand, check_eviction, config_of_groups
 from hkv.errors import ConfigError
 from hkv.model.group_policy import GroupPolicy

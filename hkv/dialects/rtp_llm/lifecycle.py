@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm import log as structs
 from hkv.errors import OperationError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig
-from hkv.dialects.rtp_llm.log.structs import RtpState
+from hkv.dialects.rtp_llm.log import RtpState
 from hkv.errors import ConfigError
 from hkv.model.group_policy import GroupType
 

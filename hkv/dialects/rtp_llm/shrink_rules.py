@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from hkv.contract.case import Best, Candidates, LifecycleRepair, ShrinkRules
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import HYBRID, SINGLE
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
-from hkv.dialects.rtp_llm.log.structs import RtpHeader, RtpOp
+from hkv.dialects.rtp_llm.log import RtpHeader, RtpOp, to_rtp_config
 
 
 def _repair(header: RtpHeader) -> LifecycleRepair:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from hkv.contract.answer import Failure, compare
 from hkv.contract.log import Log, describe
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.engines.numpy import STATES, RtpNumpyEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
+from hkv.dialects.rtp_llm.log import to_rtp_header
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from tests.rtp_llm.build import dsv4_allocator

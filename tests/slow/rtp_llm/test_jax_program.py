@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines import jax as rtp_jax
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
+from hkv.dialects.rtp_llm.log import to_rtp_header
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
 from hkv.errors import ConfigError, OperationError
@@ -222,7 +222,7 @@ sys.modules["reference"] = None
 from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm import log as structs
 group = structs.RtpGroup(tag="full", type="FULL", block_size=4)
 header = structs.RtpHeader(
     oplog=2, dialect="rtp-llm/single", feature="x", num_blocks=[9], groups=[group], block_size=4

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from hkv.contract.answer import Failure, attempt_with
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpOp
+from hkv.dialects.rtp_llm.log import RtpAnswer, RtpOp
 from hkv.errors import OperationError
 
 
 @runtime_checkable
 class RtpEngine(Protocol):
-    """A cache that performs the operations of `hkv.dialects.rtp_llm.log.structs`, as `docs/oplog.md` explains them."""
+    """A cache that performs the operations of `hkv.dialects.rtp_llm.log`, as `docs/oplog.md` explains them."""
 
     def perform(self, operation: RtpOp) -> RtpAnswer:
         """Perform one operation and answer it, with what its field `want` may hold; None where it has none."""

@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
 from hkv.dialects.rtp_llm.engines.jax_reading import Reader
 from hkv.dialects.rtp_llm.engines.numpy import KeyHistory
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import OperationError
 from hkv.keys.chained import Interner
@@ -66,9 +66,6 @@ class Request:
 class RtpJaxEngine:
     """The compiled cache under RTP-LLM's rules. Implements `hkv.dialects.rtp_llm.engines.engine.KeyedRtpEngine`.
 
-    Args:
-      header: the configuration, as a log's first line.
-
     Raises:
       HKVError: a configuration the dialect forbids.
     """
@@ -87,7 +84,6 @@ class RtpJaxEngine:
         self._reader = Reader(self.config)
 
     def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
-        """Perform one operation and answer it."""
         match operation:
             case structs.RequestOp():
                 self._arrive(operation)
@@ -122,20 +118,17 @@ class RtpJaxEngine:
         return None
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int = 0) -> None:
-        """A request of one sequence arrives of which only length and prefix keys are known."""
         self._check_new(id, num_tokens, 1, reserve)
         request = Request(self._slot(), num_tokens, [[]], keys, [RollingKeys()], [RollingKeys()])
         self._start(id, request, reserve)
 
     def extend(self, id: str, tokens: int) -> None:
-        """`tokens` generated tokens are appended to a keyed request."""
         request = self._request(id)
         if request.given is None:
             raise OperationError("id", id, "a request that came with keys")
         self._grow(request, tokens)
 
     def num_available(self) -> int:
-        """Blocks that no request and no connector holds, over all pools."""
         return self._reader.available(jax.device_get(self._state))
 
     def num_cached(self) -> int:
@@ -206,14 +199,9 @@ class RtpJaxEngine:
             raise OperationError("length", operation.length, "at least 1")
         self._fit((operation.length or 0) + self._reader.reserve(self._state, request.slot), 1)
         request.keys = [self._keys(request, sequence, new) for sequence in range(len(request.keys))]
-        row, _ = self._do(
-            RtpCode.MALLOC,
-            request,
-            length=operation.length or 0,
-            allowed=(*VERDICTS, Status.TAIL_MISSING),
-            reuse=int(operation.reuse),
-            device_cache=int(operation.device_cache),
-        )
+        flags = {"reuse": int(operation.reuse), "device_cache": int(operation.device_cache)}
+        allowed = (*VERDICTS, Status.TAIL_MISSING)
+        row, _ = self._do(RtpCode.MALLOC, request, allowed=allowed, length=operation.length or 0, **flags)
         status = Status(int(row[RtpColumn.STATUS]))
         if status == Status.TAIL_MISSING:
             raise OperationError("blocks", status.name, "the last blocks of a window to be there")
@@ -306,13 +294,8 @@ class RtpJaxEngine:
         return structs.Selected([self._interner.keys[number] for number in table[:, 0].tolist()], blocks)  # type: ignore[arg-type]
 
     def _peak(self, operation: structs.PeakOp) -> structs.Count:
-        row, _ = self._do(
-            RtpCode.PEAK,
-            self._request(operation.id),
-            tokens=operation.remaining,
-            reuse=int(operation.reuse),
-            sequences=operation.sequences,
-        )
+        fields = {"tokens": operation.remaining, "reuse": int(operation.reuse), "sequences": operation.sequences}
+        row, _ = self._do(RtpCode.PEAK, self._request(operation.id), **fields)
         return structs.Count(int(row[RtpColumn.VALUE]))
 
     def _do(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
-from hkv.dialects.rtp_llm.log import structs
 from hkv.keys.rolling import RollingKeys
 from hkv.state.pooled import (
     ITEM_WORDS,
@@ -24,24 +24,14 @@ from hkv.state.pooled import (
 
 
 class Reader:
-    """Reads states of one configuration.
-
-    Args:
-      config: the configuration.
-    """
+    """Reads states of one configuration."""
 
     def __init__(self, config: RtpConfig) -> None:
         self._config = config
         self._groups = len(config.policies)
 
     def state(self, state: PooledState, slots: Mapping[str, int], keys: Sequence[Any]) -> structs.RtpState:
-        """State of the cache, as far as engines are compared.
-
-        Args:
-          state: the state.
-          slots: the slot of each request, by its name.
-          keys: the key of each number.
-        """
+        """State of the cache, as far as engines are compared: `slots` of requests by name, `keys` by number."""
         lists = {id: self.lists(state, slot) for id, slot in slots.items()}
         items = np.asarray(state.items)
         cached = [
@@ -88,10 +78,7 @@ class Reader:
     def selected(self, lists: list[list[int]], keys: RollingKeys, *, dummy_tail: bool) -> structs.Selected:
         """The keys of a sequence that have a block, and each group's block there (RTP-LLM `incrKVCacheRef`).
 
-        Args:
-          lists: the sequence's blocks in each group.
-          keys: its keys.
-          dummy_tail: whether the key of a partly filled block is kept, as a mark, even if it has none.
+        With `dummy_tail` the key of a partly filled block is kept, as a mark, even if it has none.
         """
         chosen: list[int] = []
         for position in range(len(keys.keys)):

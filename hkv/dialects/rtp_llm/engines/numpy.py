@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
+from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.version import check_reference
 
 VERDICTS = ("granted", "permanent", "retryable", "internal_error")
@@ -38,7 +38,8 @@ class RtpNumpyEngine:
         self._exported: dict[str, Any] = {}
 
     def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
-        """Perform one operation and answer it."""
+        from reference.dialects.rtp_llm.export import free_cached
+
         manager = self.manager
         match operation:
             case structs.RequestOp():
@@ -62,28 +63,23 @@ class RtpNumpyEngine:
             case structs.ExportOp():
                 return self._export(operation)
             case structs.SettleOp():
-                self._settle(operation)
+                free_cached(manager.allocator, taken(self._exported, operation.name))
             case structs.EvictOp():
                 return structs.Count(manager.evict(operation.least))
             case structs.PeakOp():
-                target = operation.sequences
-                return structs.Count(
-                    manager.peak(operation.id, operation.remaining, reuse=operation.reuse, target=target)
-                )
+                flags = {"reuse": operation.reuse, "target": operation.sequences}
+                return structs.Count(manager.peak(operation.id, operation.remaining, **flags))
             case structs.StateOp():
                 return self.state()
         return None
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int = 0) -> None:
-        """A request of one sequence arrives of which only length and prefix keys are known."""
         self.manager.request_keyed(id, num_tokens, keys, reserve)
 
     def extend(self, id: str, tokens: int) -> None:
-        """`tokens` generated tokens are appended to a keyed request."""
         self.manager.extend(id, tokens)
 
     def num_available(self) -> int:
-        """Blocks that no request and no connector holds, over all pools."""
         return self.manager.allocator.available
 
     def num_cached(self) -> int:
@@ -171,11 +167,6 @@ class RtpNumpyEngine:
         self._exported[operation.name] = exported
         return _selected(exported.rows[0])
 
-    def _settle(self, operation: structs.SettleOp) -> None:
-        from reference.dialects.rtp_llm.export import free_cached
-
-        free_cached(self.manager.allocator, taken(self._exported, operation.name))
-
 
 def _selected(row: Any) -> structs.Selected:
     return structs.Selected(list(row.keys), [list(blocks.blocks) for blocks in row.groups])
@@ -204,9 +195,6 @@ CACHED, EVICTED, NOT_KEPT, UNFINISHED, NEVER_SEEN = STATES = (
 class KeyHistory:
     """Follows keys from the request that computes them to the cache and out of it.
 
-    Args:
-      groups: number of groups.
-
     Attributes:
       duplicates: blocks that were not entered because another one was there under their key.
     """
@@ -229,12 +217,9 @@ class KeyHistory:
                 del self._running[key]
 
     def inserted(self, keys: Sequence[int], blocks: Sequence[Sequence[int]], cached: Sequence[Sequence[int]]) -> None:
-        """A request's blocks were entered.
+        """A request's blocks were entered: `blocks` of each group, -1 for holes.
 
-        Args:
-          keys: the keys.
-          blocks: for each group, the request's blocks, -1 for holes.
-          cached: for each key, the blocks that the cache has under it now, one a group.
+        `cached` are those that the cache has under each key now, one a group.
         """
         self._inserted.update(keys)
         for group, (entered, mine) in enumerate(zip(self._entered, blocks, strict=True)):
@@ -244,13 +229,7 @@ class KeyHistory:
                     self.duplicates += held[group] not in (block, -1)
 
     def absence(self, group: int, key: int, *, cached: bool) -> str:
-        """State of a key's block in a group: one of `STATES`.
-
-        Args:
-          group: the group.
-          key: the key.
-          cached: whether the cache has it.
-        """
+        """State of a key's block in a group: one of `STATES`; `cached`: the cache has it."""
         if cached:
             return CACHED
         if key in self._entered[group]:

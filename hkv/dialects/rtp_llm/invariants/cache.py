@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL, SINGLE
 from hkv.dialects.rtp_llm.invariants.moment import RtpMoment, rtp_invariant
-from hkv.dialects.rtp_llm.log import structs
 
 EVICTING = (structs.MallocOp, structs.ForkOp, structs.ExportOp, structs.EvictOp)
 """Operations that may take something out of the cache."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL, SINGLE
 from hkv.dialects.rtp_llm.invariants.moment import RtpMoment, Slots, rtp_invariant
-from hkv.dialects.rtp_llm.log import structs
 from hkv.model.group_policy import CpMapping, GroupType
 
 # Rules of reuse: a new request takes over the longest prefix that all groups can go on from, exactly its blocks.

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from hkv.contract.invariant import Invariant, Register
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL, SINGLE, RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import RtpEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_config
-from hkv.dialects.rtp_llm.log.structs import Lists, RtpAnswer, RtpHeader, RtpOp, RtpState
+from hkv.dialects.rtp_llm.log import Lists, RtpAnswer, RtpHeader, RtpOp, RtpState, to_rtp_config
 from hkv.errors import OperationError
 from hkv.keys.rolling import first_keys
 from hkv.model.group_policy import CpMapping, GroupType

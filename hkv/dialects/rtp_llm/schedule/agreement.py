@@ -13,7 +13,7 @@ from hkv.contract.log import describe
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
 from hkv.dialects.rtp_llm.engines import numpy
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
-from hkv.dialects.rtp_llm.log.structs import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
+from hkv.dialects.rtp_llm.log import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.model.group_policy import GroupType
 from hkv.replay.plain import Compared, Difference, Lockstep, Part, compare_records
 from hkv.replay.plain import compare as compare_values

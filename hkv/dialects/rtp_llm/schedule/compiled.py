@@ -11,7 +11,7 @@ import numpy as np
 from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.jax_reading import Reader
-from hkv.dialects.rtp_llm.log.structs import RtpState
+from hkv.dialects.rtp_llm.log import RtpState
 from hkv.dialects.rtp_llm.schedule import compiled_history as rtp_compiled_state
 from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS, RtpRecorder

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from hkv.contract.answer import EngineFactory
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm import monitoring
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RESERVE_RATIO, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import to_rtp_header
-from hkv.dialects.rtp_llm.log.structs import RtpState, StateOp
+from hkv.dialects.rtp_llm.log import RtpState, StateOp, to_rtp_header
 from hkv.dialects.rtp_llm.planning.blocks import tail_blocks
 from hkv.dialects.rtp_llm.schedule.agreement import (
     REASONS,

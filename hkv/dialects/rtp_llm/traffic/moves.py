@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hkv.dialects.rtp_llm.log import structs
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.traffic.traffic import MOST_RUNNING, MOST_WAITING, RtpTraffic
 
 

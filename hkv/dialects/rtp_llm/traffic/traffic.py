@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 from hkv.contract.traffic import Choices
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, NAMES, SINGLE
-from hkv.dialects.rtp_llm.log import structs
-from hkv.dialects.rtp_llm.log.configuration import VERSION
-from hkv.dialects.rtp_llm.log.structs import RtpAnswer, RtpGroup, RtpHeader, RtpOp
+from hkv.dialects.rtp_llm.log import VERSION, RtpAnswer, RtpGroup, RtpHeader, RtpOp
 from hkv.errors import ConfigError
 
 RtpPerform = Callable[[RtpOp], RtpAnswer]

@@ -1,1 +1,0 @@
-"""RTP-LLM's operation logs: structs, configuration, files, coverage."""
