@@ -66,6 +66,7 @@ if when == "after":
     native_loops.enable()
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.spec import spec_from_text
 from hkv.model.topology import Topology
 topology = Topology.of_specs([spec_from_text("full:1")])
@@ -75,8 +76,9 @@ config = VllmConfig(
 parameters, state = cache.init(config, cache.buckets_for(config))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    cache.step.jitted.lower(parameters, state, 0, jax.numpy.zeros(0, jax.numpy.int32))
-    cache.reset.jitted.lower(parameters, state, 0, jax.numpy.zeros(0, jax.numpy.int32))
+    for code in (Code.STEP, Code.RESET):
+        program = jax.jit(cache.pure(only=(code,)))
+        program.lower(parameters, state, Batch().add(code).build())
 for warning in caught:
     print(warning.category.__name__, warning.message)
 """

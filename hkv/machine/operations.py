@@ -22,6 +22,7 @@ from hkv.errors import OperationError
 from hkv.machine import native_loops
 from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar, loop, read
+from hkv.state.status import Status
 
 WIDTH = 16
 """Columns of `Operations.table`."""
@@ -184,23 +185,32 @@ def perform_all(
 class Programs:
     """The programs of an `execute(parameters, state, operations, **static)`, one for each choice of what is static.
 
-    Args:
-      execute: the function; its three arguments and all it returns have a leading axis of lanes.
+    `execute` takes its three arguments, and returns all, with a leading axis of lanes. `defaults` are static arguments
+    that need not be given: `only`, the codes that a program is to know (others answer `Status.UNKNOWN_OPERATION`);
+    `ids`, room for block ids in the results, for which nothing is compiled where it is 0; `events` likewise.
     """
 
-    def __init__(self, execute: Callable[..., Any]) -> None:
-        self._execute = execute
+    def __init__(self, execute: Callable[..., Any], **defaults: Any) -> None:
+        self._execute, self._defaults = execute, defaults
         self._made: list[Any] = []
-        self.batchable = functools.cache(self._batchable)
-        self.jitted = functools.cache(self._jitted)
+        self._batchable = functools.cache(self._make_batchable)
+        self._jitted = functools.cache(self._make_jitted)
 
-    def _jitted(self, **static: Any) -> Callable[..., Any]:
+    def run(self, parameters: Any, state: Any, operations: Operations, **static: Any) -> Any:
+        """Performs operations in order, in one dispatch: the new state, the old one being donated, and the results."""
+        return self._jitted(**{**self._defaults, **static})(parameters, state, operations)
+
+    def pure(self, **static: Any) -> Callable[..., Any]:
+        """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
+        return self._batchable(**{**self._defaults, **static})
+
+    def _make_jitted(self, **static: Any) -> Callable[..., Any]:
         # The state is donated, and updated where it is: no pool is ever copied.
-        program = jax.jit(self.batchable(**static), donate_argnums=(1,))
+        program = jax.jit(self._batchable(**static), donate_argnums=(1,))
         self._made.append(program)
         return program
 
-    def _batchable(self, **static: Any) -> Callable[..., Any]:
+    def _make_batchable(self, **static: Any) -> Callable[..., Any]:
         """Form for a single state. Under `vmap`, states become lanes of one program, not selects over whole pools."""
 
         @custom_batching.custom_vmap
@@ -225,9 +235,27 @@ class Programs:
         for program in self._made:
             program.clear_cache()
         self._made.clear()
-        self.jitted.cache_clear()
-        self.batchable.cache_clear()
+        self._jitted.cache_clear()
+        self._batchable.cache_clear()
 
     def count(self) -> int:
         """Number of compilations of jitted programs since `forget`."""
         return sum(program._cache_size() for program in self._made)
+
+
+def check_granted(statuses: np.ndarray, **outputs: tuple[int, int]) -> None:
+    """Debug mode: raises for the first operation that was refused, or that dropped ids, and when output was cut off.
+
+    Args:
+      statuses: int32[n], of the operations in order.
+      **outputs: for each output by its name, entries that were to be reported, and the room for them; 0 for none.
+
+    Raises:
+      OperationError: names the operation's place in the batch and its status, or the output.
+    """
+    for place, status in enumerate(statuses):
+        if status != Status.OK:
+            raise OperationError(f"operations[{place}]", Status(int(status)).name, "an operation that is granted")
+    for name, (count, room) in outputs.items():
+        if room and count > room:
+            raise OperationError(name, room, f"room for {count}")

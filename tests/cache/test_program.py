@@ -64,13 +64,14 @@ sys.modules["reference"] = None
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.engines.jax import JaxEngine
-from hkv.spec import FullAttention, Mamba
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.traffic.headers import draw_header
 header = draw_header(RandomChoices(3), "core")
 JaxEngine(header).request("a", [1, 2, 3], None)
 config = to_config(header)
-state, results = cache.lookup(*cache.init(config, cache.buckets_for(config)), 0)
+batch = Batch().add(Code.LOOKUP, 0).build()
+state, results = cache.run(*cache.init(config, cache.buckets_for(config)), batch, only=(Code.LOOKUP,))
 print(int(results.table[0, 0]), any(name.startswith("reference.") for name in sys.modules))
 """
 

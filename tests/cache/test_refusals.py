@@ -82,19 +82,6 @@ def test_debug_mode_raises() -> None:
         cache.check(results)
 
 
-def test_verbs_are_operations() -> None:
-    """`tests/slow/cache/test_cache.py` has `allocate`, whose program is the largest."""
-    parameters, state = start()
-    state, _ = cache.request(parameters, state, 0, np.arange(4, dtype=np.int32), tokens=17)
-    state, results = run(parameters, state, Batch().add(Code.ALLOCATE, 0, new=17, shared_prefix=-1))
-    cache.check(results)
-    assert int(state.counters[Counter.FREE]) < 39
-    state, results = cache.free(parameters, state, 0)
-    assert int(state.counters[Counter.FREE]) == 39
-    with pytest.raises(OperationError, match="nonsense"):
-        cache.free(parameters, state, 0, nonsense=1)
-
-
 def test_operations_that_a_program_does_not_know() -> None:
     parameters, state = start()
     batch = Batch().add(Code.STEP).build(16, 64)

@@ -1,4 +1,4 @@
-"""The verbs of a cache under RTP-LLM's rules: pure functions from state to state, compiled.
+"""A cache under RTP-LLM's rules as a compiled function from state to state.
 
 `run(parameters, state, operations)` performs a whole batch of mixed operations in one dispatch
 (`hkv.dialects.rtp_llm.rules.operations`). The state is donated: use the one that is returned.
@@ -6,18 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.rules import execute
-from hkv.dialects.rtp_llm.rules.operations import ALL, RtpCode, RtpColumn, RtpResults
+from hkv.dialects.rtp_llm.rules.operations import ALL, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
-from hkv.errors import ConfigError, OperationError
-from hkv.machine.operations import Operations, Programs, bucket
+from hkv.errors import ConfigError
+from hkv.machine.operations import Programs, bucket, check_granted
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
-from hkv.state.status import Status
 
 
 def init(config: RtpConfig, buckets: PooledBuckets) -> tuple[RtpParameters, PooledState]:
@@ -68,59 +65,12 @@ def names_of(config: RtpConfig) -> int:
     return (1 + (config.cp_size > 1)) * config.prefix_tree
 
 
-def run(
-    parameters: RtpParameters,
-    state: PooledState,
-    operations: Operations,
-    *,
-    ids: int = 0,
-    only: tuple[RtpCode, ...] = ALL,
-) -> tuple[PooledState, RtpResults]:
-    """Performs operations in order, in one dispatch.
-
-    Args:
-      parameters: the configuration.
-      state: the cache; donated.
-      operations: the operations.
-      ids: room for ids in the results; 0: none are reported, and nothing is compiled for them.
-      only: codes that the program is to know; others answer `Status.UNKNOWN_OPERATION`.
-
-    Returns:
-      The new state, and the results.
-    """
-    return _PROGRAMS.jitted(only=tuple(only), ids=ids)(parameters, state, operations)
-
-
-def pure(ids: int = 0, only: tuple[RtpCode, ...] = ALL) -> Callable[..., tuple[PooledState, RtpResults]]:
-    """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
-    return _PROGRAMS.batchable(only=tuple(only), ids=ids)
-
-
-def forget_programs() -> None:
-    """Forgets every compiled `run`: the next one is traced and compiled anew."""
-    _PROGRAMS.forget()
-
-
-def count_programs() -> int:
-    """Number of times that `run` was compiled since `forget_programs`."""
-    return _PROGRAMS.count()
-
-
-_PROGRAMS = Programs(execute.execute)
+_PROGRAMS = Programs(execute.execute, only=ALL, ids=0)
+run, pure = _PROGRAMS.run, _PROGRAMS.pure
+forget_programs, count_programs = _PROGRAMS.forget, _PROGRAMS.count
 
 
 def check(results: RtpResults) -> None:
-    """Debug mode: raises for the first operation that was refused, and when output was cut off.
-
-    Raises:
-      OperationError: names the operation's place in the batch and its status.
-    """
-    for place, status in enumerate(np.asarray(results.table)[:, RtpColumn.STATUS]):
-        if status != Status.OK:
-            raise OperationError(f"operations[{place}]", Status(int(status)).name, "an operation that is granted")
-    room = len(results.ids)
-    if room and int(results.count) > room:
-        raise OperationError("ids", room, f"room for {int(results.count)}")
-
-
-__all__ = ["ALL", "buckets_for", "check", "count_programs", "forget_programs", "init", "pure", "run"]
+    """Debug mode: `hkv.machine.operations.check_granted` of results."""
+    statuses = np.asarray(results.table)[:, RtpColumn.STATUS]
+    check_granted(statuses, ids=(int(results.count), len(results.ids)))

@@ -1,27 +1,19 @@
-"""The verbs of a cache: pure functions from state to state, compiled.
+"""A cache under vLLM's rules as a compiled function from state to state.
 
-Every verb is `run` with the one operation: `run(parameters, state, operations)` performs a whole batch of mixed
-operations in one dispatch. The state is donated: use the one that is returned. Results and events are outputs, never
-state.
+`run(parameters, state, operations)` performs a whole batch of mixed operations (`hkv.dialects.vllm.rules.operations`)
+in one dispatch. The state is donated: use the one that is returned. Results and events are outputs, never state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules import execute
-from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code, Column, Results
+from hkv.dialects.vllm.rules.operations import Code, Column, Results
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
-from hkv.errors import OperationError
-from hkv.machine.operations import WIDTH, Operations, Programs, bucket, nearest
+from hkv.machine.operations import Programs, bucket, check_granted, nearest
 from hkv.state.state import Buckets, State, empty
-from hkv.state.status import Status
 
 ALL = tuple(code for code in Code if code != Code.END)
 """Every operation."""
@@ -84,122 +76,13 @@ MOST_ENTRIES = 1 << 27
 """Entries of all rows from which on requests and rows are rounded up by little: half a gibibyte."""
 
 
-def run(
-    parameters: Parameters,
-    state: State,
-    operations: Operations,
-    *,
-    ids: int = 0,
-    events: int = 0,
-    only: tuple[Code, ...] = ALL,
-) -> tuple[State, Results]:
-    """Performs operations in order, in one dispatch.
-
-    Args:
-      parameters: the configuration.
-      state: the cache; donated.
-      operations: the operations.
-      ids: room for block ids in the results; 0: none are reported, and nothing is compiled for them.
-      events: room for events in the results; 0 likewise.
-      only: codes that the program is to know; others answer `Status.UNKNOWN_OPERATION`.
-
-    Returns:
-      The new state, and the results.
-    """
-    return _PROGRAMS.jitted(only=tuple(only), ids=ids, events=events)(parameters, state, operations)
-
-
-def pure(ids: int = 0, events: int = 0, only: tuple[Code, ...] = ALL) -> Callable[..., tuple[State, Results]]:
-    """`run` as a function to use inside compiled functions, or to `vmap` over stacked states. It is not jitted."""
-    return _PROGRAMS.batchable(only=tuple(only), ids=ids, events=events)
-
-
-def forget_programs() -> None:
-    """Forgets every compiled `run`: the next one is traced and compiled anew."""
-    _PROGRAMS.forget()
-
-
-def count_programs() -> int:
-    """Number of times that `run` was compiled since `forget_programs`."""
-    return _PROGRAMS.count()
-
-
-_PROGRAMS = Programs(execute.execute)
-
-
-def _verb(code: Code, doc: str) -> Callable[..., tuple[State, Results]]:
-    def program(parameters: Parameters, state: State, slot: Any, payload: Any, **arguments: Any) -> Any:
-        row = jnp.zeros(WIDTH, jnp.int32)
-        values = {"code": int(code), "slot": slot, "keys": payload.shape[0], **arguments}
-        for name, value in values.items():
-            row = row.at[Argument[name.upper()]].set(value)
-        table = jnp.stack([row, jnp.zeros(WIDTH, jnp.int32)])
-        padded = jnp.concatenate([payload, jnp.zeros(1, jnp.int32)])
-        return _PROGRAMS.batchable(only=(code,), ids=0, events=0)(parameters, state, Operations(table, padded))
-
-    jitted = jax.jit(program, donate_argnums=(1,))
-
-    def verb(
-        parameters: Parameters, state: State, slot: Any = 0, payload: Any = None, **arguments: Any
-    ) -> tuple[State, Results]:
-        unknown = sorted(set(arguments) - {name.lower() for name in Argument.__members__})
-        if unknown:
-            raise OperationError(unknown[0], arguments[unknown[0]], f"an argument of {code.name.lower()}")
-        numbers = np.zeros(0, np.int32) if payload is None else payload
-        return jitted(parameters, state, _number(slot), numbers, **{k: _number(v) for k, v in arguments.items()})
-
-    verb.__doc__ = doc
-    verb.__name__ = code.name.lower()
-    verb.jitted = jitted  # type: ignore[attr-defined]
-    return verb
-
-
-def _number(value: Any) -> Any:
-    return np.int32(value) if isinstance(value, int) else value
-
-
-request = _verb(Code.REQUEST, "A request arrives: `tokens` in its prompt, `payload` its prefix keys.")
-append = _verb(Code.APPEND, "`tokens` generated tokens are added, `payload` the prefix keys that they complete.")
-lookup = _verb(Code.LOOKUP, "The longest hit of a waiting request.")
-allocate = _verb(
-    Code.ALLOCATE,
-    "A request gets blocks for its next tokens; arguments as `hkv.dialects.vllm.rules.operations.Argument` says.",
-)
-advance = _verb(Code.ADVANCE, "`tokens` more tokens are computed.")
-commit = _verb(Code.COMMIT, "Registers the blocks that the first `tokens` tokens fill.")
-retire = _verb(Code.RETIRE, "Gives back the blocks that the query at `tokens` cannot read.")
-free = _verb(Code.FREE, "A running request gives its blocks back and waits.")
-drop = _verb(Code.DROP, "A waiting request is forgotten.")
-copies = _verb(Code.COPIES, "Copies are made: the blocks in `payload` give back the references that these held.")
-computed = _verb(Code.COMPUTED, "`tokens` tokens are computed in all.")
-pop = _verb(Code.POP, "A running request waits again without its blocks, which keep their references.")
-found = _verb(
-    Code.FOUND, "A hit of `tokens` tokens is to be adopted: `payload` is, for each group, a count and so many blocks."
-)
-step = _verb(Code.STEP, "A new scheduling step begins.")
-evict = _verb(Code.EVICT, "The blocks in `payload` lose their keys.")
-reset = _verb(Code.RESET, "All blocks lose their keys, unless one is in use.")
-fork = _verb(
-    Code.FORK,
-    "A request is started in the empty slot `tokens` from the one in `slot`; the results name the copies to make.",
-)
+_PROGRAMS = Programs(execute.execute, only=ALL, ids=0, events=0)
+run, pure = _PROGRAMS.run, _PROGRAMS.pure
+forget_programs, count_programs = _PROGRAMS.forget, _PROGRAMS.count
 
 
 def check(results: Results) -> None:
-    """Debug mode: raises for the first operation that was refused, or that dropped ids, and when output was cut off.
-
-    Raises:
-      OperationError: names the operation's place in the batch and its status.
-    """
-    table = np.asarray(results.table)
-    for place, status in enumerate(table[:, Column.STATUS]):
-        if status != Status.OK:
-            raise OperationError(f"operations[{place}]", Status(int(status)).name, "an operation that is granted")
-    for name, count, room in zip(
-        ("ids", "events"), np.asarray(results.counts), (len(results.ids), len(results.events)), strict=True
-    ):
-        if room and count > room:
-            raise OperationError(name, room, f"room for {count}")
-
-
-__all__ = ["ALL", "RESULT_FRONT", "buckets_for", "check", "init", "pure", "run"]
+    """Debug mode: `hkv.machine.operations.check_granted` of results."""
+    count, events = (int(each) for each in np.asarray(results.counts))
+    statuses = np.asarray(results.table)[:, Column.STATUS]
+    check_granted(statuses, ids=(count, len(results.ids)), events=(events, len(results.events)))

@@ -12,7 +12,7 @@ from hkv.dialects.vllm.engines import jax_batches
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.dialects.vllm.traffic.traffic import draw_header
 from hkv.spec import FullAttention, Mamba
-from tests.cache.build import BUCKETS, config, operations, program, prompt, run, start
+from tests.cache.build import BUCKETS, config, operations, program, prompt
 from tests.cache.test_lockstep import lockstep
 
 
@@ -53,18 +53,3 @@ def test_lanes_do_what_single_states_do() -> None:
             np.testing.assert_array_equal(np.asarray(got)[lane], np.asarray(want))
         for got, want in zip(jax.tree.leaves(together[0]), jax.tree.leaves(state), strict=True):
             np.testing.assert_array_equal(np.asarray(got)[lane][:-1], np.asarray(want)[:-1])  # the last is spare
-
-
-def test_an_allocation_is_an_operation() -> None:
-    states = []
-    for alone in (True, False):
-        parameters, state = start()
-        state, _ = cache.request(parameters, state, 0, np.arange(4, dtype=np.int32), tokens=17)
-        if alone:
-            state, results = cache.allocate(parameters, state, 0, new=17, shared_prefix=-1)
-        else:
-            state, results = run(parameters, state, Batch().add(Code.ALLOCATE, 0, new=17, shared_prefix=-1))
-        cache.check(results)
-        states.append(jax.device_get(state))
-    for one, other in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_array_equal(one[:-1], other[:-1])  # the last is spare
