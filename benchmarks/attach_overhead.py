@@ -24,8 +24,7 @@ from hkv.dialects.vllm.attach.attach import attach
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.attach import AttachSettings, Session
 
 REQUESTS, PROMPT, STEPS = 128, 2000, 200
 

@@ -36,8 +36,7 @@ from hkv.machine import native_loops
 native_loops.enable()
 
 from hkv.dialects.vllm.attach.attach import attach  # noqa: E402
-from hkv.oracle.attach.session import Session  # noqa: E402
-from hkv.oracle.attach.settings import AttachSettings  # noqa: E402
+from hkv.oracle.attach.attach import AttachSettings, Session  # noqa: E402
 from hkv.oracle.check import check_log  # noqa: E402
 from hkv.oracle.engines import engine_factory  # noqa: E402
 from hkv.oracle.log_file import find_logs, read_log  # noqa: E402

@@ -27,10 +27,8 @@ from hkv.cli.shrink import shrink_with_bar
 from hkv.contract import registry
 from hkv.contract.options import group, option
 from hkv.errors import ConfigError
-from hkv.oracle.campaign import compare_in_cluster
-from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference
-from hkv.oracle.engines import built_in
-from hkv.oracle.engines.engine_process import PREFIX
+from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference, compare_in_cluster
+from hkv.oracle.engines import PREFIX, built_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

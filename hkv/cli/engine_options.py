@@ -12,8 +12,7 @@ from hkv.cli.options import refuse_given
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.options import COUNT, SECONDS, SEED, group, option
-from hkv.oracle.engines import forms
-from hkv.oracle.engines.engine_process import PREFIX, TIMEOUT
+from hkv.oracle.engines import PREFIX, TIMEOUT, forms
 from hkv.oracle.record import Only
 
 FORMS = forms()

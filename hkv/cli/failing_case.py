@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from hkv.contract import registry
+from hkv.contract.case import Case
 from hkv.contract.log import describe
 from hkv.oracle.broken_invariant import Broken
-from hkv.oracle.shrink import Case
 
 MOST = 20
 """Operations of a case that are printed; of a longer one, the last."""

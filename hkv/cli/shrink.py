@@ -12,12 +12,13 @@ from hkv.cli.failing_case import print_case, print_log
 from hkv.cli.options import command_of
 from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import counting_bar, interruption
+from hkv.contract.case import Case
 from hkv.contract.options import argument, option
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import log_bytes, read_log
-from hkv.oracle.shrink import Case, Shrinker
+from hkv.oracle.shrink import Shrinker
 
 
 def shrink_with_bar(shrinker: Shrinker, case: Case) -> Case:

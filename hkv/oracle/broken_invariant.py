@@ -13,7 +13,6 @@ from hkv.contract.log import describe
 from hkv.errors import ConfigError, HKVError, UnsupportedConfigError
 from hkv.oracle.engine import make_engine
 from hkv.oracle.record import Only, draw
-from hkv.oracle.reduction import shrink_rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +51,6 @@ def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any])
             perform(operation)
 
     return on_its_own(factory, header, drive)[1]
-
-
-def repaired(header: Any, operations: Sequence[Any]) -> Callable[[Callable[[Any], Any]], None]:
-    """Drives operations on, whatever is answered: those that cannot follow are cut to what can, or left out."""
-    repair = shrink_rules(header).repair(header)
-
-    def drive(perform: Callable[[Any], Any]) -> None:
-        for wanted in operations:
-            operation = repair.fitted(wanted)
-            if operation is not None:
-                repair.answered(operation, perform(operation))
-
-    return drive
 
 
 def on_its_own(

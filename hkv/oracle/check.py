@@ -156,16 +156,16 @@ def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:
 
 
 def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:
-    operation = log.operations[index]
+    return difference_of(log.path, [*enumerate(log.operations[: index + 1], 2)], field, want, got)
+
+
+def difference_of(path: str, performed: Sequence[tuple[int, Any]], field: str, want: Any, got: Any) -> Difference:
+    """The difference in the answer to the last of some operations, each of which comes with its line."""
+    line, operation = performed[-1]
     id = getattr(operation, "id", None)
-    related = [
-        number
-        for number in range(index + 1)
-        if id is None or getattr(log.operations[number], "id", None) == id or number == index
-    ]
-    history = tuple((number + 2, describe(log.operations[number])) for number in related[-HISTORY:])
-    name = str(msgspec.to_builtins(operation)["op"])
-    return Difference(log.path, index + 2, name, id, field, want, got, history)
+    related = [(number, each) for number, each in performed if id is None or getattr(each, "id", None) == id]
+    history = tuple((number, describe(each)) for number, each in related[-HISTORY:])
+    return Difference(path, line, str(operation.__struct_config__.tag), id, field, want, got, history)
 
 
 # Verdicts on logs as JUnit XML, which CI services read: one test case a log.
@@ -229,7 +229,7 @@ class FollowedLog:
         self._dialect: Any = None
         self._header: Any = None
         self._engine: Any = None
-        self._history: collections.deque[tuple[int, str, Any]] = collections.deque(maxlen=16 * HISTORY)
+        self._performed: collections.deque[tuple[int, Any]] = collections.deque(maxlen=16 * HISTORY)
 
     def advance(self) -> bool:
         """Performs the whole lines that have come since; whether there were any.
@@ -274,13 +274,9 @@ class FollowedLog:
         self._lifecycle.answered(operation, want)
         got = attempt(self._dialect, self._engine, operation)
         self.operations += 1
-        self._history.append((self._line, describe(operation), getattr(operation, "id", None)))
+        self._performed.append((self._line, operation))
         if mismatch := compare(self._dialect, want, got, self._header.oplog, self._lacks):
-            id = getattr(operation, "id", None)
-            related = [(number, text) for number, text, other in self._history if id is None or other == id]
-            name = describe(operation).partition(" ")[0]
-            place = (self.path, self._line, name, id, mismatch.field, mismatch.want, mismatch.got)
-            self.difference = Difference(*place, tuple(related[-HISTORY:]))
+            self.difference = difference_of(self.path, self._performed, mismatch.field, mismatch.want, mismatch.got)
 
 
 def follow(paths: Sequence[str], factory: EngineFactory, quiet: float) -> Iterator[FollowedLog]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import msgspec
 
 from hkv.columns import Columns, columns
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
 from hkv.contract.bugs import bugs_of_part
 from hkv.contract.dialect import Dialect
-from hkv.contract.explanation import Explanation
-from hkv.contract.log import Log
+from hkv.contract.explanation import Event, Explanation, find_request
+from hkv.contract.log import Log, describe
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.explain import account
 from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log, write_atomically
 from hkv.oracle.record import Only, Recording
 from hkv.oracle.record import record as record_traffic
@@ -360,3 +362,62 @@ def explain(log: Path | Log, line: int, request: str | None = None) -> Explanati
     """
     read = log if isinstance(log, Log) else read_log(log)
     return registry.dialect_of(read.header.dialect).explain(read, line, request) or account(read, line, request)
+
+
+# Account of a request and its blocks up to a line of a log, and of why its hit is not longer: its form.
+#
+# Dialects give the account (`Dialect.explain`); this is what it consists of.
+
+
+def account(log: Log, line: int, request: str | None = None, reference: str = "numpy") -> Explanation:
+    """Account from `Dialect.resumptions` and the answers of a built-in engine; of blocks, nothing is told.
+
+    Args:
+      log: the log.
+      line: 1-based line number of an operation.
+      request: the request; None for the one that the line names.
+      reference: name of the engine.
+
+    Raises:
+      FileError: there is no such line.
+      ConfigError: the line names no request and none was given, or the request has not arrived by then.
+      UnsupportedConfigError: the dialect has no such engine, or no resumptions.
+    """
+    dialect = registry.dialect_of(log.header.dialect)
+    operation, id, before = find_request(log, line, request, type(None))
+    make = dialect.engine(reference)
+    if make is None:
+        raise UnsupportedConfigError("dialect", log.header.dialect, f"a dialect with an engine {reference}")
+    engine, departed, events = make(log.header), None, list[Event]()
+    for number, each in enumerate(log.operations[:before], 2):
+        answer = dialect.perform(engine, each)
+        if departed is None and dialect.compare(getattr(each, "want", None), answer, log.header.oplog) is not None:
+            departed = number
+        if getattr(each, "id", None) == id:
+            events.append((number, f"{describe(each)}{_said(answer)}"))
+    try:
+        groups = tuple(dialect.resumptions(engine, operation, id))
+    except LookupError:
+        raise ConfigError("request", id, f"a request that is there before line {line}, or comes with it") from None
+    answer = dialect.perform(engine, operation)
+    if departed is None and dialect.compare(getattr(operation, "want", None), answer, log.header.oplog) is not None:
+        departed = line
+    return Explanation(
+        line=line,
+        operation=describe(operation),
+        answer=_said(answer),
+        departed=departed,
+        request=id,
+        situation=f"named by {len(events)} operations",
+        events=tuple(events),
+        blocks={},
+        alignment=math.lcm(*(group.block_size for group in groups)),
+        hit=min(group.largest for group in groups),
+        found=None,
+        causes=(),
+        groups=groups,
+    )
+
+
+def _said(answer: Any) -> str:
+    return "" if answer is None else f" answers {msgspec.json.encode(answer).decode()}"

@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from hkv.oracle.attach.session import Session
+    from hkv.oracle.attach.attach import Session
 
 
 @pytest.fixture(scope="session")

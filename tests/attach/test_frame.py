@@ -16,9 +16,7 @@ import pytest
 from hkv.contract import registry
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.errors import ConfigError, HKVError
-from hkv.oracle.attach.attach import attach_all
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import VARIABLE, AttachSettings, settings_from, settings_of
+from hkv.oracle.attach.attach import VARIABLE, AttachSettings, Session, attach_all, settings_from, settings_of
 from hkv.oracle.attach.sink import ShadowError, ShadowSink
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
@@ -94,8 +92,7 @@ def test_a_share_is_a_probability(share: str) -> None:
 
 FORKS = """
 import multiprocessing, os, sys
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.attach import AttachSettings, Session
 
 session = Session(AttachSettings(folder=sys.argv[1], share=float(sys.argv[2])))
 session.say("toy caches")
@@ -123,7 +120,7 @@ def test_a_forked_process_says_its_own_line(tmp_path: pathlib.Path, share: float
 
 
 def test_the_engine_beside_it_agrees(tmp_path: pathlib.Path, recording: Recording) -> None:
-    sink = ShadowSink(tmp_path / "a.jsonl", AttachSettings(folder=str(tmp_path), mode="shadow"))
+    sink = ShadowSink(tmp_path / "a.jsonl")
     sink.begin(recording.header)
     for operation, answer in zip(recording.operations, recording.answers, strict=True):
         sink.operation(operation, answer)
@@ -135,7 +132,7 @@ def test_events_whose_keys_are_not_told_agree(tmp_path: pathlib.Path) -> None:
     """VLLM publishes integers of 64 bits by default, of which a live cache tells none."""
     untold = ("keys", "parent", "medium")
     recording = record(engine_factory("numpy"), "core", 3, 3, 12)
-    sink = ShadowSink(tmp_path / "a.jsonl", AttachSettings(folder=str(tmp_path), mode="shadow"))
+    sink = ShadowSink(tmp_path / "a.jsonl")
     sink.begin(recording.header)
     stored = 0
     for operation, answer in zip(recording.operations, recording.answers, strict=True):
@@ -157,8 +154,7 @@ def test_the_first_difference_is_reported_with_its_case(
         if isinstance(answer, oplog.Allocation) and answer.blocks and answer.blocks[0]
     )
     wrong = oplog.Allocation([[99], *recording.answers[place].blocks[1:]])
-    settings = AttachSettings(folder=str(tmp_path), mode="shadow", on_difference=reaction)
-    sink = ShadowSink(tmp_path / "a.jsonl", settings)
+    sink = ShadowSink(tmp_path / "a.jsonl", raises=reaction == "raise")
     sink.begin(recording.header)
     for operation, answer in zip(recording.operations[:place], recording.answers[:place], strict=True):
         sink.operation(operation, answer)

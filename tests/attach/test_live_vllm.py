@@ -13,8 +13,7 @@ from hkv.contract.log import Log
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
 from hkv.errors import ConfigError
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log

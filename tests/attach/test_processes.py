@@ -21,8 +21,7 @@ PROGRAM = """
 import multiprocessing, os, pathlib, sys, time
 from hkv.contract import registry
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import draw
 

@@ -11,8 +11,7 @@ import pytest
 from hkv.contract import registry
 from hkv.dialects.vllm.log.structs import EventsOp
 from hkv.errors import UnsupportedConfigError
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.check import check_log, judge_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import read_log

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from hkv.oracle.attach.attach import CallError, attach_all, judge_stores
-from hkv.oracle.attach.session import Session
-from hkv.oracle.attach.settings import AttachSettings
+from hkv.oracle.attach.attach import AttachSettings, CallError, Session, attach_all, judge_stores
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.lmcache]  # what torch and LMCache say
 

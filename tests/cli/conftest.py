@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hkv.dialects.vllm.explorer import Counterexample, Report
+from hkv.oracle import vectors
 from hkv.oracle.log_file import read_log
-from hkv.oracle.vectors import document
 from tests.cli.commands import Inputs, make_inputs
 
 
@@ -18,7 +18,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-MAKE_DOCUMENTS = document.documents
+MAKE_DOCUMENTS = vectors.documents
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def documents() -> tuple[tuple[str, dict[str, Any]], ...]:
 @pytest.fixture(autouse=True)
 def vectors_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making them takes half a second, and `tests/oracle/test_vectors.py` is about them; here they are written."""
-    monkeypatch.setattr(document, "documents", documents)
+    monkeypatch.setattr(vectors, "documents", documents)
 
 
 @pytest.fixture

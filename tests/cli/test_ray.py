@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from hkv.cli import cli
 from hkv.cli.diff import command as diff
 from hkv.errors import ConfigError, EngineFailure, MissingExtraError
-from hkv.oracle import campaign
-from hkv.oracle.comparison import Comparison
+from hkv.oracle import comparison as module
+from hkv.oracle.comparison import Comparison, compare_in_cluster
 from hkv.oracle.record import Only
 from tests.cli.test_sweep import SWEPT, run, trace  # noqa: F401 - a fixture
 
@@ -75,7 +75,7 @@ def stepwise(work, items, shared, address):
 
 def test_stretches_are_counted_as_one_process_counts(monkeypatch):
     """Seeds after a difference count nowhere, whatever other machines find there."""
-    monkeypatch.setattr(campaign, "in_cluster", stepwise)
+    monkeypatch.setattr(module, "in_cluster", stepwise)
     found = compared("--ray", "local")
     assert found == compared()
     assert len(found["differences"]) == 2
@@ -83,7 +83,7 @@ def test_stretches_are_counted_as_one_process_counts(monkeypatch):
 
 def test_a_difference_that_is_not_found_again_is_said(monkeypatch):
     comparison = Comparison(("numpy", "numpy"), Only())
-    monkeypatch.setattr(campaign, "in_cluster", stepwise)
+    monkeypatch.setattr(module, "in_cluster", stepwise)
     elsewhere = (tuple(OPTIMIST.split(",")), Only())
     with pytest.raises(EngineFailure, match="seed = "):
-        campaign.compare_in_cluster(comparison, elsewhere, ["core"], range(60), "local")
+        compare_in_cluster(comparison, elsewhere, ["core"], range(60), "local")

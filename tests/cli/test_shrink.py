@@ -17,11 +17,12 @@ from click.testing import CliRunner
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
 from hkv.cli.shrink import command as shrink
+from hkv.contract.case import Case
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import Only, differ, record
-from hkv.oracle.shrink import Case, Shrinker
+from hkv.oracle.shrink import Shrinker
 from tests.cli.commands import at_most
 
 Patch = pytest.MonkeyPatch

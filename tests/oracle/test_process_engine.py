@@ -22,8 +22,8 @@ from hkv.dialects.vllm.engines.engine import KeyedEngine, ProcessEngine, attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
-from hkv.oracle.engines import engine_factory, engine_process
-from hkv.oracle.engines.engine_process import EngineProcess
+from hkv.oracle import engines
+from hkv.oracle.engines import EngineProcess, engine_factory
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import differ, draw, record
 
@@ -105,7 +105,7 @@ def test_an_error_of_the_engine_is_an_error(program) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that does not end by itself is killed at once."""
-    monkeypatch.setattr(engine_process, "PATIENCE", 0.1)
+    monkeypatch.setattr(engines, "PATIENCE", 0.1)
 
 
 ACCEPT = "import sys, time, os, signal\nsys.stdin.readline()\nprint('null', flush=True)\n"

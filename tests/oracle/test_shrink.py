@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.contract.answer import Failure, Mismatch
-from hkv.contract.case import Best
+from hkv.contract.case import Best, Case
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
@@ -47,7 +47,7 @@ from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.check import check_log
 from hkv.oracle.log_file import read_log, write_log
 from hkv.oracle.record import Only, differ, record
-from hkv.oracle.shrink import TIMEOUTS, Case, Shrinker
+from hkv.oracle.shrink import TIMEOUTS, Shrinker
 from tests.oracle import sample
 
 

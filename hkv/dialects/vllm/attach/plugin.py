@@ -12,9 +12,7 @@ from hkv.contract import registry
 from hkv.dialects.vllm.attach.attach import Attached, is_attached
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import ConfigError, HKVError
-from hkv.oracle.attach.attach import judge_stores
-from hkv.oracle.attach.session import Session, say
-from hkv.oracle.attach.settings import settings_from
+from hkv.oracle.attach.attach import Session, judge_stores, say, settings_from
 
 
 def register() -> None:
