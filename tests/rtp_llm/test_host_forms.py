@@ -1,4 +1,4 @@
-"""Forms of RTP-LLM's rules beside the reference: capacities, projections for connectors, ranks on arrays."""
+"""Forms of RTP-LLM's rules beside the reference: capacities, and ranks on arrays."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.config import CpSlotMapper
-from hkv.dialects.rtp_llm.monitoring import slots_missing, token_capacity, tokens_of
+from hkv.dialects.rtp_llm.monitoring import token_capacity, tokens_of
 from hkv.dialects.rtp_llm.rules import parameters
-from hkv.dialects.rtp_llm.transfers import project
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping
-from reference.dialects.rtp_llm.connector_projection import project as project_resource
 from reference.dialects.rtp_llm.manager import ALLOCATORS
-from reference.dialects.rtp_llm.resource import BatchResource, Resource
-from tests.rtp_llm.build import resource, tiny_multi
+from tests.rtp_llm.build import tiny_multi
 from tests.rtp_llm.traffic import draw_config
 
 N = -1
@@ -41,26 +38,6 @@ def test_capacities_are_the_references(rng: random.Random) -> None:
     assert tokens_of(config, free) == allocator.tokens_of("free_blocks")
     assert tokens_of(config, [pool.total for pool in allocator.pools]) == allocator.tokens_of("total")
     assert token_capacity(config) == allocator.token_capacity
-    row: BatchResource = resource(allocator)
-    slots = [rng.randint(0, 5) for _ in config.policies]
-    for blocks, count in zip(row.rows[0].groups, slots, strict=True):
-        blocks.assign([N] * count)
-    tokens, reserve = rng.randint(1, 60), rng.randint(0, 4)
-    assert slots_missing(config, tokens, slots, reserve) == allocator.single_need(row, tokens, reserve)
-
-
-@settings(max_examples=60)
-@given(rng=st.randoms(use_true_random=False))
-def test_projections_are_the_references(rng: random.Random) -> None:
-    config = draw_config(rng)
-    keys, aligned = list(range(100, 100 + rng.randint(1, 9))), rng.random() < 0.5
-    selected = config.mapper.canonical_keys(keys)[: rng.randint(0, 9)]
-    source = Resource(config.topology, keys, aligned=aligned)
-    for blocks in source.groups:
-        blocks.assign([rng.choice([N, block]) for block in range(1, 1 + rng.randint(0, len(keys)))])
-    wanted = project_resource(config, source, selected)
-    found = project(config, keys, [blocks.blocks for blocks in source.groups], selected, aligned=aligned)
-    assert found == (list(wanted.keys), wanted.aligned, [blocks.blocks for blocks in wanted.groups])
 
 
 MAPPED = jax.jit(

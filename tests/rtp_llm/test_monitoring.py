@@ -11,7 +11,7 @@ from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import to_rtp_config
-from hkv.dialects.rtp_llm.monitoring import RecentKeys, cache_info, pool_snapshots, recent_hits, record_keys
+from hkv.dialects.rtp_llm.monitoring import cache_info, pool_snapshots, recent_hits
 from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import ConfigError
 
@@ -53,41 +53,25 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 6), ma
 
 @given(REQUESTS, st.integers(1, 60))
 def test_recent_keys_are_those_of_a_plain_window(requests: list[tuple[int, list[int]]], window: int) -> None:
-    recent, now, past = RecentKeys(window), 0, []
-    for wait, keys in requests:
-        now += wait
-        past = [(time, old) for time, old in past if now - time < window]
-        known = [key for _, old in past for key in old]
-        recent, found = record_keys(recent, now, keys)
-        assert (found.keys, found.hits) == (len(keys), sum(key in known for key in keys))
-        past.append((now, keys))
-        known += keys
-        assert (found.retained, found.retained_unique) == (len(known), len(set(known)))
-
-
-@given(REQUESTS, st.integers(1, 60))
-def test_hits_among_recent_keys_add_up(requests: list[tuple[int, list[int]]], window: int) -> None:
-    recent, found = RecentKeys(window), []
     timed = [(sum(wait for wait, _ in requests[: index + 1]), keys) for index, (_, keys) in enumerate(requests)]
-    for now, keys in timed:
-        recent, hits = record_keys(recent, now, keys)
-        found.append(hits)
-    total = recent_hits(timed, window)
-    assert (total.keys, total.hits) == (sum(each.keys for each in found), sum(each.hits for each in found))
-    if found:
-        assert (total.retained, total.retained_unique) == (found[-1].retained, found[-1].retained_unique)
+    known, hits = [], 0
+    for index, (now, keys) in enumerate(timed):
+        known = [key for time, old in timed[:index] if now - time < window for key in old]
+        hits += sum(key in known for key in keys)
+        known += keys
+    found = recent_hits(timed, window)
+    assert (found.keys, found.hits) == (sum(len(keys) for _, keys in timed), hits)
+    assert (found.retained, found.retained_unique) == (len(known), len(set(known)))
 
 
 def test_rtp_llms_own_example() -> None:
-    recent, first = record_keys(RecentKeys(1000), 0, [1, 2, 3])
-    assert (first.keys, first.hits, first.hit_ratio) == (3, 0, 0.0)
-    recent, second = record_keys(recent, 10, [2, 3, 4])
-    assert (second.hits, second.hit_ratio, second.retained, second.retained_unique) == (2, 2 / 3, 6, 4)
-    _, late = record_keys(recent, 1010, [2, 3, 4])
-    assert late.hits == 0
-    _, nothing = record_keys(recent, 20, [])
-    assert (nothing.keys, nothing.hit_ratio, nothing.retained) == (0, 0.0, 6)
-    with pytest.raises(ConfigError, match="the last request's"):
-        record_keys(recent, 9, [1])
+    requests = [(0, [1, 2, 3]), (10, [2, 3, 4])]
+    assert recent_hits(requests[:1], 1000).hit_ratio == 0.0
+    second = recent_hits(requests, 1000)
+    assert (second.keys, second.hits, second.retained, second.retained_unique) == (6, 2, 6, 4)
+    assert recent_hits([*requests, (1010, [2, 3, 4])], 1000).hits == 2
+    assert recent_hits([], 1000).hit_ratio == 0.0
+    with pytest.raises(ConfigError, match="the time of the one before"):
+        recent_hits([*requests, (9, [1])])
     with pytest.raises(ConfigError, match="positive number of milliseconds"):
-        RecentKeys(0)
+        recent_hits(requests, 0)

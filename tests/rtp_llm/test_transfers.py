@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from hkv.dialects.rtp_llm.config import CpSlotMapper
 from hkv.dialects.rtp_llm.transfers import (
     Peer,
-    peer_buffers,
-    positions_to_transfer,
     slice_for_peer,
     store_plan,
     tensor_parallel_peers,
-    transfer_key,
 )
 from hkv.errors import ConfigError, LayoutError
 from hkv.model.group_policy import CpMapping, CpSlice, default_policy
@@ -86,19 +83,6 @@ def test_slices_for_peers() -> None:
             slice_for_peer(*arguments)
     with pytest.raises(LayoutError, match="within the block"):
         slice_for_peer(CpSlice.PAYLOAD_BYTES, 10, 90, 3, 2)
-
-
-def test_positions_and_names_of_transfers() -> None:
-    assert list(positions_to_transfer(5, reused=2, tail=2)) == [3, 4]
-    assert list(positions_to_transfer(5, reused=2)) == [2, 3, 4]
-    assert list(positions_to_transfer(5, reused=2, full_from_begin=True)) == [0, 1, 2, 3, 4]
-    assert list(positions_to_transfer(5, reused=2, hybrid=False, tail=2, full_from_begin=True)) == [2, 3, 4]
-    assert (transfer_key(7, 3), transfer_key(7, 3, "default"), transfer_key(7, 3, "full")) == (
-        "7-3",
-        "7-3",
-        "7-3-tag-full",
-    )
-    assert peer_buffers([8, N, 9], CpSlotMapper(1, 2, 4)) == [(1, 8), (5, 9)]
 
 
 @pytest.mark.parametrize(

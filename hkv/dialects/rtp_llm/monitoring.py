@@ -151,43 +151,13 @@ def _tokens(config: RtpConfig, blocks: Sequence[int]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecentKeys:
-    """Keys that requests brought lately; what a cache without end would have hit (RTP-LLM `RecentCacheKeyWindow`).
-
-    Attributes:
-      window_ms: milliseconds for which a request's keys are kept.
-      entries: time, and keys with how often each came, of every request that is kept; oldest first.
-    """
-
-    window_ms: int = WINDOW_MS
-    entries: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
-
-    def __post_init__(self) -> None:
-        if type(self.window_ms) is not int or self.window_ms < 1:
-            raise ConfigError("window_ms", self.window_ms, "a positive number of milliseconds")
-
-    def at(self, now_ms: int) -> RecentKeys:
-        """The keys that are still recent: those that came less than `window_ms` ago."""
-        kept = tuple(entry for entry in self.entries if entry[0] > now_ms - self.window_ms)
-        return dataclasses.replace(self, entries=kept)
-
-    @property
-    def counts(self) -> Counter[int]:
-        """Occurrences of each key."""
-        total: Counter[int] = Counter()
-        for _, keys in self.entries:
-            total.update(dict(keys))
-        return total
-
-
-@dataclasses.dataclass(frozen=True)
 class RecentHits:
-    """A request's keys against those of earlier requests.
+    """Keys of requests against those of earlier ones: what a cache without end would have hit.
 
     Attributes:
-      keys: keys that the request brought, each as often as it came.
+      keys: keys that the requests brought, each as often as it came.
       hits: those that an earlier, recent request brought too.
-      retained: keys kept from now on, each as often as it came.
+      retained: keys kept after the last one, each as often as it came.
       retained_unique: different ones among them.
     """
 
@@ -198,44 +168,28 @@ class RecentHits:
 
     @property
     def hit_ratio(self) -> float:
-        """Share of the request's keys that hit; 0 of none."""
+        """Share of the keys that hit; 0 of none."""
         return self.hits / self.keys if self.keys else 0.0
 
 
-def record_keys(recent: RecentKeys, now_ms: int, keys: Sequence[int]) -> tuple[RecentKeys, RecentHits]:
-    """Counts a request's hits among recent keys, then keeps its own.
+def recent_hits(requests: Iterable[tuple[float, Sequence[int]]], window_ms: int = WINDOW_MS) -> RecentHits:
+    """Hits among the keys that requests brought lately (RTP-LLM `RecentCacheKeyWindow`).
 
     Args:
-      recent: the keys so far.
-      now_ms: time of the request, not before the last one's.
-      keys: of its whole blocks.
+      requests: time of arrival in milliseconds and keys of whole blocks of each, in order of time.
+      window_ms: milliseconds for which a request's keys are kept.
 
     Raises:
-      ConfigError: time ran backwards.
+      ConfigError: no such window, or time runs backwards.
     """
-    if recent.entries and now_ms < recent.entries[-1][0]:
-        raise ConfigError("now_ms", now_ms, f"at least {recent.entries[-1][0]}, the last request's")
-    recent = recent.at(now_ms)
-    known = recent.counts
-    hits = sum(key in known for key in keys)
-    if keys:
-        entry = (now_ms, tuple(sorted(Counter(keys).items())))
-        recent = dataclasses.replace(recent, entries=(*recent.entries, entry))
-    total = recent.counts
-    return recent, RecentHits(len(keys), hits, total.total(), len(total))
-
-
-def recent_hits(requests: Iterable[tuple[float, Sequence[int]]], window_ms: int = WINDOW_MS) -> RecentHits:
-    """`record_keys` of one request after another, added up; what is retained is that after the last one.
-
-    Args:
-      requests: time of arrival in milliseconds and keys of each, in order.
-      window_ms: milliseconds for which a request's keys are kept.
-    """
+    if type(window_ms) is not int or window_ms < 1:
+        raise ConfigError("window_ms", window_ms, "a positive number of milliseconds")
     entries: deque[tuple[float, Sequence[int]]] = deque()
     counts: Counter[int] = Counter()
     total = hits = 0
     for now, keys in requests:
+        if entries and now < entries[-1][0]:
+            raise ConfigError("requests", now, f"at least {entries[-1][0]}, the time of the one before")
         while entries and entries[0][0] <= now - window_ms:
             counts.subtract(old := entries.popleft()[1])
             for key in old:
@@ -248,7 +202,7 @@ def recent_hits(requests: Iterable[tuple[float, Sequence[int]]], window_ms: int 
     return RecentHits(total, hits, counts.total(), len(counts))
 
 
-# Tokens that pools hold, and slots that a sequence misses, as RTP-LLM's scheduler asks for them. Host-only.
+# Tokens that pools hold, as RTP-LLM's scheduler asks for them. Host-only.
 
 
 def tokens_of(config: RtpConfig, blocks: Sequence[int]) -> int:
@@ -280,26 +234,6 @@ def token_capacity(config: RtpConfig) -> int:
         return sum(usable) * config.block_size
     sizes = [group.spec.block_size for group in config.topology.groups]
     return min(count * size for count, size in zip(usable, sizes, strict=True))
-
-
-def slots_missing(config: RtpConfig, tokens: int, slots: Sequence[int], reserve: int) -> int:
-    """Slots that one sequence misses, over all groups, holes included (RTP-LLM `singleBatchNeedBlocks`).
-
-    Args:
-      config: the cache.
-      tokens: of the sequence.
-      slots: those that it has in each group.
-      reserve: tokens to come in a step beyond the next one's; for linear groups one more than slots.
-    """
-    missing = 0
-    for policy, group, held in zip(config.policies, config.topology.groups, slots, strict=True):
-        length = config.mapper.effective_tokens(tokens, config.mapper.mapping(policy))
-        if policy.group_type is GroupType.LINEAR:
-            wanted = -(-length // group.spec.block_size) + max(reserve - 1, 0)
-        else:
-            wanted = -(-(length + reserve) // group.spec.block_size)
-        missing += max(wanted - held, 0)
-    return missing
 
 
 def _logical(config: RtpConfig, group: int) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hkv.dialects.rtp_llm.config import NULL, CpSlotMapper, RtpConfig
+from hkv.dialects.rtp_llm.config import CpSlotMapper
 from hkv.dialects.rtp_llm.planning import PoolGroup, RtpOptions
 from hkv.errors import ConfigError, LayoutError, PlanError
 from hkv.model.group_policy import CpMapping, CpSlice, GroupPolicy
@@ -75,34 +75,6 @@ def slice_for_peer(mode: CpSlice, block_bytes: int, payload_bytes: int, ranks: i
     if part * (peer + 1) > block_bytes:
         raise LayoutError("peer", peer, f"a part within the block's {block_bytes} bytes")
     return part * peer, part
-
-
-def positions_to_transfer(
-    count: int, *, reused: int = 0, hybrid: bool = True, tail: int = 0, full_from_begin: bool = False
-) -> range:
-    """Positions of the blocks that go to a decode server (RTP-LLM `KVCacheTransferPlanner`).
-
-    Args:
-      count: blocks of the sequence.
-      reused: blocks that the other side has already.
-      hybrid: several groups.
-      tail: blocks at the end that the group needs, 0 for a group that needs all.
-      full_from_begin: with several groups, send reused blocks of groups that need all, too.
-    """
-    if hybrid and tail and count > 0:
-        return range(max(count - tail, 0), count)
-    return range(0 if hybrid and full_from_begin else reused, count)
-
-
-def transfer_key(request: int | str, layer: int, tag: str = "") -> str:
-    """Name of one layer's blocks of a request while they are transferred; a group's tag is part of it."""
-    suffix = "" if tag in ("", "default") else f"-tag-{tag}"
-    return f"{request}-{layer}{suffix}"
-
-
-def peer_buffers(blocks: Sequence[int], mapper: CpSlotMapper) -> list[tuple[int, int]]:
-    """`(key index, block)` of a rank's local blocks, holes left out: what peers ask each other for."""
-    return [(mapper.rank + slot * mapper.size, block) for slot, block in enumerate(blocks) if block != NULL]
 
 
 class Peer(NamedTuple):
@@ -244,53 +216,3 @@ def _recurrent(group: PoolGroup, heads: range) -> Iterator[Segment]:
             for head in range(first, first + count):
                 yield Segment((name, head, tap), False, offset, size * item)
                 offset += size * item
-
-
-# Projection of a rank's blocks for a connector: one key and one block per virtual block. Host-only.
-
-
-class Projection(NamedTuple):
-    """A sequence under canonical keys.
-
-    Attributes:
-      keys: its keys, that of a partly filled block among them where it stands last as a mark.
-      aligned: whether no key stands for a partly filled block.
-      blocks: for each group its block under each key, -1 for none.
-    """
-
-    keys: list[int]
-    aligned: bool
-    blocks: list[list[int]]
-
-
-def project(
-    config: RtpConfig, keys: Sequence[int], blocks: Sequence[Sequence[int]], selected: Sequence[int], *, aligned: bool
-) -> Projection:
-    """A rank's sequence as connectors take it (RTP-LLM `projectConnectorResource`).
-
-    Connectors leave the last key of a sequence out unless it is aligned. Where the partly filled block is on another
-    rank than the last, its key is appended once more, so that no whole block is left out in its stead.
-
-    Args:
-      config: groups and ranks.
-      keys: of all the sequence's logical blocks.
-      blocks: the rank's list of each group, -1 for holes.
-      selected: the canonical keys that are wanted.
-      aligned: whether no key stands for a partly filled block.
-    """
-    mapper, wanted = config.mapper, list(selected)
-    if not aligned and len(keys) % mapper.size != 0:
-        wanted.append(keys[-1])
-    return Projection(
-        wanted, aligned, [_picked(config, group, listed, len(wanted), len(keys)) for group, listed in enumerate(blocks)]
-    )
-
-
-def _picked(config: RtpConfig, group: int, listed: Sequence[int], wanted: int, keys: int) -> list[int]:
-    """A group's blocks, one for each wanted key: as they are listed, or those of the last rank's keys."""
-    policy, mapper = config.policies[group], config.mapper
-    in_place = mapper.slice(policy) is not CpSlice.NONE
-    if mapper.mapping(policy) is CpMapping.BLOCK_ROUND_ROBIN:
-        in_place = in_place or len(listed) <= wanted or len(listed) < keys
-    taken = (listed if in_place else mapper.canonical_keys(listed))[:wanted]
-    return [*taken, *[NULL] * (wanted - len(taken))]
