@@ -39,7 +39,7 @@ class Pair:
         self.slots: dict[str, int] = {}
         self.keys: dict[str, Sequence[int]] = {}
         self._interner = Interner()
-        self._reader = Reader(settings, self.parameters, self._interner, 2)
+        self._reader = Reader(settings, self.parameters, self._interner)
         self._size = settings.hash_block_size
 
     def request(self, id: str, tokens: int, keys: Sequence[int]) -> None:

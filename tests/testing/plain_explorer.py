@@ -59,7 +59,7 @@ def cache_state(space: Space, state: State) -> CacheState:
 @functools.cache
 def _reader(space: Space) -> Reader:
     parameters, _ = cache.init(space.config, space.buckets)
-    return Reader(space.config, parameters, Strings(space), 2)  # type: ignore[arg-type]
+    return Reader(space.config, parameters, Strings(space))  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -360,8 +360,7 @@ class Observer:
 
     def drained(self, events: list[Any]) -> None:
         """`take_events` returned."""
-        made = [vllm_objects.event(event, self._header.oplog) for event in events]
-        taken = [event for event in made if event is not None]
+        taken = [vllm_objects.event(event) for event in events]
         if not self._requests.identities_told:
             for event in taken:
                 event.lora_name = event.extra_keys = None

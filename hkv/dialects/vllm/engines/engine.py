@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -29,6 +29,7 @@ from hkv.dialects.vllm.log.structs import (
     Rows,
     state_digest,
 )
+from hkv.errors import OperationError
 from hkv.keys.chained import PrefixIdentity, extra_keys
 
 
@@ -161,6 +162,18 @@ for _kind in OPERATIONS:
     setattr(ProcessEngine, _call(_kind).method, _method(_kind))
 
 
+def check_offloads(config: VllmConfig) -> None:
+    """Raises OperationError unless a configuration offers states to a connector."""
+    if not config.offloads:
+        raise OperationError("offloads", False, "a configuration that offers states to a connector")
+
+
+def check_zeroing(config: VllmConfig) -> None:
+    """Raises OperationError unless a configuration zeroes new blocks."""
+    if not config.zeroing:
+        raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
+
+
 # Fields of KV events that say whose blocks they are and where they lie, as version 3 of the log writes them.
 
 UNKNOWN = "unknown"
@@ -177,13 +190,9 @@ def describe_stored(
 ) -> CacheEvent:
     """A stored event with the fields of version 3 (vLLM 0.33 `BlockPool._build_block_stored_event`, `take_events`).
 
-    Args:
-      event: the event; it is changed.
-      config: configuration of the cache.
-      identity: what besides its tokens identifies the prefix of the request that stored the blocks.
-      session: its session, "" for none.
-      ends: of each key, the length of the prefix that it names, in tokens.
-      ahead: of each key, the tokens after its block that it covers; looked at only under a hash lookahead.
+    `identity` and `session` are those of the request that stored the blocks. Of each key, `ends` has the length of the
+    prefix that it names, in tokens, and `ahead`, looked at only under a hash lookahead, the tokens after its block that
+    it covers. The event is changed.
     """
     spec, reach = config.topology.specs[event.group], config.hash_lookahead
     event.medium, event.spec_kind = DEVICE, kinds.layer(spec).event_kind or UNKNOWN
@@ -195,10 +204,14 @@ def describe_stored(
     return event
 
 
-def describe_removed(event: CacheEvent) -> CacheEvent:
-    """A removed event with the field of version 3."""
-    event.medium = DEVICE
-    return event
+def told(events: Iterable[CacheEvent], version: int) -> list[CacheEvent]:
+    """Events as logs of a version write them: without what later ones add. Version 1 knows no `cleared`."""
+    kept = [event for event in events if version > 1 or event.type != "cleared"]
+    for name, since in later_fields(CacheEvent):
+        if since > version:
+            for event in kept:
+                setattr(event, name, None)
+    return kept
 
 
 def untagged(keys: tuple[Any, ...] | None) -> list[str | tuple[str, int]] | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hkv.dialects.vllm.engines import vllm_objects
+from hkv.dialects.vllm.engines.engine import check_offloads, check_zeroing, told
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import (
     AllocateOp,
@@ -35,9 +36,7 @@ class InstalledVllmEngine:
     What the scheduler does around the manager is done here: counting computed and in-flight tokens, remembering what a
     lookup found until the next allocation, and giving back what copies retained.
 
-    Args:
-      header: the configuration.
-      release: version that vLLM must have, whatever its rules; None for any 0.33.
+    `release` is the version that vLLM must have, whatever its rules; None for any 0.33.
 
     Attributes:
       evictions: cached blocks handed out to another use so far.
@@ -74,8 +73,7 @@ class InstalledVllmEngine:
         session: str | None = None,
         report: str = "incremental",
     ) -> None:
-        if id in self._requests:
-            raise OperationError("id", id, "a request that has not arrived before")
+        self._check_new(id)
         if not tokens:
             raise OperationError("tokens", [], "at least one token")
         hasher = self._hasher
@@ -88,13 +86,8 @@ class InstalledVllmEngine:
         request.session_id, request.kv_cache_report_mode = session, report
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
-        """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name.
-
-        Raises:
-          OperationError: the request has arrived before.
-        """
-        if id in self._requests:
-            raise OperationError("id", id, "a request that has not arrived before")
+        """A request of unnamed tokens; from the first one on the engine records no events, having no tokens to name."""
+        self._check_new(id)
         self._pool.enable_kv_cache_events = False
         hasher = vllm_objects.keyed_hasher(keys, self._config)
         self._requests[id] = vllm_objects.request(id, [0] * num_tokens, None, hasher)
@@ -120,17 +113,17 @@ class InstalledVllmEngine:
         return ConnectorHit(hit, _ids(blocks.blocks), boundary, diverged, list(hits))
 
     def truncate(self, rows: Rows, tokens: int) -> Rows:
-        blocks = self._manager.create_kv_cache_blocks(tuple([self._pool.blocks[each] for each in row] for row in rows))
-        return _ids(self._call("truncate", tokens, self._manager.truncate_computed_blocks, blocks, tokens).blocks)
+        truncate = self._manager.truncate_computed_blocks
+        return _ids(self._call("truncate", tokens, truncate, self._blocks(rows), tokens).blocks)
+
+    def _blocks(self, rows: Rows) -> Any:
+        return self._manager.create_kv_cache_blocks(tuple([self._pool.blocks[each] for each in row] for row in rows))
 
     def allocate(self, operation: AllocateOp) -> Allocation:
         request = self._known(operation.id)
         found, self._found = self._found, None
-        adopted = None
-        if operation.rows is not None:
-            blocks = tuple([self._pool.blocks[block] for block in row] for row in operation.rows)
-            adopted = self._manager.create_kv_cache_blocks(blocks)
-        elif operation.hit:
+        adopted = None if operation.rows is None else self._blocks(operation.rows)
+        if operation.rows is None and operation.hit:
             if found is None or found[0] != operation.id:
                 raise OperationError("hit", operation.hit, "a lookup of the same request on the line before")
             adopted = found[1]
@@ -210,33 +203,23 @@ class InstalledVllmEngine:
         vllm_objects.set_preempted(request)
 
     def zeros(self) -> list[int]:
-        self._check_zeroing()
+        check_zeroing(self._config)
         return self._manager.take_new_block_ids()
 
     def unwritten(self, id: str, tokens: int) -> None:
-        self._check_zeroing()
-        if id not in self._running:
-            raise OperationError("id", id, "a running request")
+        check_zeroing(self._config)
+        self._running_request(id)
         self._call("unwritten", id, self._manager.record_blocks_for_zeroing, id, tokens)
 
     def offloads(self) -> Offers:
-        self._check_offloads()
+        check_offloads(self._config)
         return self._manager.take_boundary_state_offloads()
 
     def finalize(self, id: str, in_flight: int) -> list[Offer]:
-        self._check_offloads()
-        if id not in self._running:
-            raise OperationError("id", id, "a running request")
-        self._requests[id].num_in_flight_tokens = in_flight
-        return self._manager.finalize_partial_tail_offloads(self._requests[id])
-
-    def _check_offloads(self) -> None:
-        if not self._config.offloads:
-            raise OperationError("offloads", False, "a configuration that offers states to a connector")
-
-    def _check_zeroing(self) -> None:
-        if not self._config.zeroing:
-            raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
+        check_offloads(self._config)
+        request = self._running_request(id)
+        request.num_in_flight_tokens = in_flight
+        return self._manager.finalize_partial_tail_offloads(request)
 
     def release(self, blocks: Sequence[int]) -> None:
         self._pool.free_blocks(self._pool.blocks[block] for block in blocks)
@@ -266,8 +249,7 @@ class InstalledVllmEngine:
         return self._manager.reset_prefix_cache()
 
     def events(self) -> list[CacheEvent]:
-        events = (vllm_objects.event(event, self._version) for event in self._manager.take_events())
-        return [event for event in events if event is not None]
+        return told(map(vllm_objects.event, self._manager.take_events()), self._version)
 
     def state(self) -> CacheState:
         blocks = [block for block in self._pool.blocks if not block.is_null]
@@ -311,6 +293,15 @@ class InstalledVllmEngine:
 
     def num_free(self) -> int:
         return self._pool.get_num_free_blocks()
+
+    def _check_new(self, id: str) -> None:
+        if id in self._requests:
+            raise OperationError("id", id, "a request that has not arrived before")
+
+    def _running_request(self, id: str) -> Any:
+        if id not in self._running:
+            raise OperationError("id", id, "a running request")
+        return self._requests[id]
 
     def _known(self, id: str) -> Any:
         try:

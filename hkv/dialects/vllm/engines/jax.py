@@ -12,7 +12,7 @@ from hkv.contract.bugs import check_bugs
 from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import VllmConfig, check_encoder, check_truncation
 from hkv.dialects.vllm.engines import jax_reading as reading
-from hkv.dialects.vllm.engines.engine import apply
+from hkv.dialects.vllm.engines.engine import apply, check_offloads, check_zeroing, told
 from hkv.dialects.vllm.engines.jax_batches import Answers, Dispatcher, Later, Request, Room, said
 from hkv.dialects.vllm.engines.jax_reading import PendingOffers, connector_hit, spans_of
 from hkv.dialects.vllm.engines.numpy import identity_of
@@ -38,15 +38,15 @@ from hkv.keys.chained import PLAIN, GivenKeys, Interner, KeyChain, PrefixIdentit
 from hkv.state.state import Counter
 from hkv.state.state import Request as RequestWord
 
+AMOUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight")
+"""Fields of an allocation that are numbers, and columns of the compiled cache's operation."""
+
 
 class JaxEngine:
     """The compiled cache. Implements `hkv.dialects.vllm.engines.engine.KeyedEngine` and `BatchEngine`.
 
     Operations are collected and performed many at a time; `run` performs a whole list with as few dispatches as the
     answers allow.
-
-    Args:
-      header: the configuration, as a log's first line.
 
     Raises:
       HKVError: a configuration the dialect forbids, or one that needs what the compiled cache does not have.
@@ -62,9 +62,10 @@ class JaxEngine:
         self._requests: dict[str, Request] = {}
         self._records = True
         self._dispatcher = Dispatcher(self.config, self._take_events)
+        self._add, self._flush = self._dispatcher.add, self._dispatcher.flush
         self._groups = len(self.config.topology.groups)
         self._inner_keys = inner_keys(self.config)
-        self._reader = reading.Reader(self.config, self._dispatcher.parameters, self._interner, self._version)
+        self._reader = reading.Reader(self.config, self._dispatcher.parameters, self._interner)
         self._events: list[CacheEvent] = []
         self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
         self._looked_up: Later | None = None
@@ -194,12 +195,12 @@ class JaxEngine:
         self._now(self._add(Code.COPIES, None, payload=self._existing(blocks), flags=int(Flag.HOLD)))
 
     def zeros(self) -> list[int]:
-        self._check_zeroing()
+        check_zeroing(self.config)
         self._flush()
         return self._answers.take_zeros()
 
     def unwritten(self, id: str, tokens: int) -> None:
-        self._check_zeroing()
+        check_zeroing(self.config)
         rows = self.state().rows.get(id)
         if rows is None:
             raise OperationError("id", id, "a running request")
@@ -210,11 +211,11 @@ class JaxEngine:
         self._answers.zero_row(rows, [tokens // self.config.block_size(group) for group in range(self._groups)])
 
     def offloads(self) -> Offers:
-        self._check_offloads()
+        check_offloads(self.config)
         return self._offers.take(self.state())
 
     def finalize(self, id: str, in_flight: int) -> list[Offer]:
-        self._check_offloads()
+        check_offloads(self.config)
         if type(in_flight) is not int or in_flight < 0:
             raise OperationError("in_flight", in_flight, "an integer of at least 0")
         request, state = self._request(id), self.state()
@@ -228,14 +229,6 @@ class JaxEngine:
         if left or len(self._changes):
             words = np.asarray(jax.device_get(self._dispatcher.state.requests))[self._request(id).slot]
             self._offers.note(id, self._changes, left, words, self.state())
-
-    def _check_offloads(self) -> None:
-        if not self.config.offloads:
-            raise OperationError("offloads", False, "a configuration that offers states to a connector")
-
-    def _check_zeroing(self) -> None:
-        if not self.config.zeroing:
-            raise OperationError("zeroing", False, "a configuration that zeroes new blocks")
 
     def _existing(self, blocks: Sequence[int]) -> Sequence[int]:
         for block in blocks:
@@ -274,7 +267,7 @@ class JaxEngine:
     def events(self) -> list[CacheEvent]:
         self._flush()
         events, self._events = self._events, []
-        return events
+        return told(events, self._version)
 
     def state(self) -> CacheState:
         """State of the cache, as far as engines are compared."""
@@ -346,7 +339,7 @@ class JaxEngine:
 
     def _allocate(self, operation: AllocateOp) -> Later:
         request = self._request(operation.id)
-        for name in ("new", "hit", "lookahead", "external", "reserved", "in_flight"):
+        for name in AMOUNTS:
             value = getattr(operation, name)
             if type(value) is not int or value < 0:
                 raise OperationError(name, value, "an integer of at least 0")
@@ -362,23 +355,11 @@ class JaxEngine:
             self._flush()
         pending = len(self._answers.pending_copies)
         before = [len(zeros) for zeros in self._answers.zeros]
-        later = self._add(
-            Code.ALLOCATE,
-            request,
-            room=self._room_of(reach),
-            read=self._answers.allocation,
-            new=operation.new,
-            hit=operation.hit,
-            lookahead=operation.lookahead,
-            external=operation.external,
-            delay=int(operation.delay),
-            must_fit=int(operation.must_fit),
-            reserved=operation.reserved,
-            in_flight=operation.in_flight,
-            shared_prefix=-1 if operation.shared_prefix is None else operation.shared_prefix,
-            tokens=encoder,
-            flags=int(flags),
-        )
+        boundary = -1 if operation.shared_prefix is None else operation.shared_prefix
+        columns = {name: int(getattr(operation, name)) for name in (*AMOUNTS, "delay", "must_fit")}
+        more = {"shared_prefix": boundary, "tokens": encoder, "flags": int(flags)}
+        room, read = self._room_of(reach), self._answers.allocation
+        later = self._add(Code.ALLOCATE, request, room=room, read=read, **columns, **more)
         if self.config.zeroing and operation.external:
             self._flush()
             if later.value.blocks is not None:
@@ -403,23 +384,9 @@ class JaxEngine:
 
     # Batches.
 
-    def _add(
-        self,
-        code: Code,
-        request: Request | None,
-        payload: Sequence[int] = (),
-        room: Room | None = None,
-        read: Any = None,
-        **arguments: int,
-    ) -> Later:
-        return self._dispatcher.add(code, request, payload, room, read, **arguments)
-
     def _now(self, later: Later) -> Any:
         self._flush()
         return later.value.ok if isinstance(later.value, oplog.Reset) else later.value
-
-    def _flush(self) -> None:
-        self._dispatcher.flush()
 
     def _take_events(self, waiting: Sequence[Later], changes: np.ndarray) -> None:
         self._changes = changes

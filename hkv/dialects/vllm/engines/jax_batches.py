@@ -40,17 +40,21 @@ CODES = tuple(code for code in cache.ALL if code != Code.FORK)
 """Operations that logs know."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Room that answers need in the results of a dispatch: block ids and events."""
+
+    ids: int
+    events: int
+
+
+NO_ROOM = Room(0, 0)
+
+
 class Dispatcher:
-    """The compiled cache's state, and the operations that wait for the next dispatch.
+    """The compiled cache's state as of the last dispatch, and the operations that wait for the next.
 
-    Args:
-      config: the configuration.
-      done: takes what was performed and its changes, int32[n, 4], after each dispatch.
-
-    Attributes:
-      parameters: the configuration on the device.
-      state: the cache, as of the last dispatch.
-      buckets: sizes of the state's arrays.
+    `done` takes what was performed and its changes, int32[n, 4], after each dispatch.
     """
 
     def __init__(self, config: VllmConfig, done: Callable[[Sequence[Later], np.ndarray], None]) -> None:
@@ -61,28 +65,21 @@ class Dispatcher:
         self.parameters, self.state = jax.device_put(cache.init(config, self.buckets))
         self._batch = Batch()
         self._waiting: list[Later] = []
-        self._room = Room(0, 0)
+        self._room = NO_ROOM
 
     def add(
         self,
         code: Code,
         request: Request | None,
-        payload: Sequence[int],
-        room: Room | None,
-        read: Any,
+        payload: Sequence[int] = (),
+        room: Room = NO_ROOM,
+        read: Any = None,
         **arguments: int,
     ) -> Later:
         """Adds an operation; dispatches those before it first if there is no room for it beside them.
 
-        Args:
-          code: what it is.
-          request: whose; None for none.
-          payload: numbers that it brings.
-          room: block ids and events that it may answer.
-          read: takes its row of the results and the block ids; None where it only succeeds or fails.
-          arguments: columns of the operation.
+        `read` takes its row of the results and the block ids; None where it only succeeds or fails.
         """
-        room = room or Room(0, 0)
         full = len(self._batch) >= OPERATIONS - 1 or self._batch.payload_size + len(payload) > PAYLOAD
         if len(self._batch) and (full or self._room.ids + room.ids > IDS or self._room.events + room.events > EVENTS):
             self.flush()
@@ -97,7 +94,7 @@ class Dispatcher:
         if not len(self._batch):
             return
         batch, waiting, room = self._batch, self._waiting, self._room
-        self._batch, self._waiting, self._room = Batch(), [], Room(0, 0)
+        self._batch, self._waiting, self._room = Batch(), [], NO_ROOM
         operations = jax.device_put(batch.build(OPERATIONS, PAYLOAD))
         ids, events = bucket(room.ids, IDS), bucket(room.events, EVENTS)
         self.state, results = cache.run(self.parameters, self.state, operations, ids=ids, events=events, only=CODES)
@@ -162,9 +159,6 @@ REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 class Answers:
     """Reads an operation's row of results, and keeps what allocations queued: copies, and blocks to be zeroed.
 
-    Args:
-      zeroed: of each group of the cache, whether its new blocks are to be zeroed.
-
     Attributes:
       pending_copies: group, source and target of copies that were not taken yet.
       zeros: of each group, the blocks that are to be zeroed.
@@ -211,14 +205,10 @@ class Answers:
     def zero_loaded(
         self, rows: Rows, starts: Sequence[int], before: Sequence[int], blocks: Rows, loaded: Sequence[int]
     ) -> None:
-        """Enters the blocks that an allocation took for tokens from elsewhere, which its answer leaves out.
+        """Enters the blocks that an allocation took for tokens from elsewhere, which its answer `blocks` leaves out.
 
-        Args:
-          rows: the request's rows after it.
-          starts: of each group, the columns of the hit that it adopted.
-          before: of each group, the number of blocks that were to be zeroed before it.
-          blocks: its answer, of each group the new blocks.
-          loaded: groups whose blocks a load writes.
+        Of each group, `starts` has the columns of the hit that it adopted, `before` the number of blocks that were to
+        be zeroed before it; `rows` are the request's after it, and a load writes the blocks of the groups `loaded`.
         """
         for group, row in enumerate(rows):
             if self._zeroed[group] and group not in loaded:
@@ -267,18 +257,14 @@ def check(row: np.ndarray) -> None:
 
 @dataclasses.dataclass
 class Request:
-    """A request as the host knows it.
+    """A request as the host knows it; one that came by keys has no tokens and no chain.
 
     Attributes:
-      slot: its request slot in the compiled cache.
       num_tokens: prompt and output.
-      tokens: the tokens themselves; empty for a keyed request.
-      chain: computes its prefix keys; None for a keyed request.
+      chain: computes its prefix keys.
       numbers: its prefix keys, interned.
-      identity: everything besides its tokens that identifies its prefix.
       session: the session that its events name, "" for none.
       reports: whether its hits are published as events.
-      running: True if it holds blocks, as far as answers have come back.
     """
 
     slot: int
@@ -334,14 +320,6 @@ def said(operation: AllocateOp) -> Flag:
     if operation.scheduled is not None:
         flags |= Flag.OTHERS | (Flag.SCHEDULED if operation.scheduled else Flag(0))
     return flags
-
-
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """Room that answers need in the results of a dispatch: block ids and events."""
-
-    ids: int
-    events: int
 
 
 @dataclasses.dataclass

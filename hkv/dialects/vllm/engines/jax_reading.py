@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hkv.contract.events import DEVICE
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.engines.engine import describe_removed, describe_stored
+from hkv.dialects.vllm.engines.engine import describe_stored
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, Hit, Offer, Offers
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
 from hkv.errors import EngineFailure
@@ -36,14 +37,7 @@ ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT
 
 
 class Teller(NamedTuple):
-    """A request, as far as the events about it say.
-
-    Attributes:
-      tokens: prompt and output.
-      numbers: its prefix keys, interned.
-      identity: everything besides its tokens that identifies its prefix.
-      session: its session, "" for none.
-    """
+    """A request, as far as the events about it say: prompt and output, and its prefix keys, interned."""
 
     tokens: Sequence[int]
     numbers: Sequence[int]
@@ -52,14 +46,7 @@ class Teller(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Tokens of a request in one group, blocks of which are named by an event.
-
-    Attributes:
-      group: the group.
-      block_size: tokens per block.
-      start: first token; `end`: the token after the last.
-      ends: of each block named, the token after its last.
-    """
+    """Tokens of a request in one group, blocks of which an event names: `ends`, the token after each one's last."""
 
     group: int
     block_size: int
@@ -69,19 +56,11 @@ class Span(NamedTuple):
 
 
 class Reader:
-    """Translates entries of the key table, rows and the queue.
+    """Translates entries of the key table, rows and the queue."""
 
-    Args:
-      config: the configuration.
-      parameters: the same as data, for the columns of its groups.
-      interner: knows the keys' names.
-      version: of the log format; version 1 names no keys in events.
-    """
-
-    def __init__(self, config: VllmConfig, parameters: Parameters, interner: Interner, version: int) -> None:
+    def __init__(self, config: VllmConfig, parameters: Parameters, interner: Interner) -> None:
         self._config = config
         self._interner = interner
-        self._version = version
         table = np.asarray(jax.device_get(parameters.groups))
         self._columns = table[:, GroupField.COLUMN].tolist()
         self._members = table[:, GroupField.MEMBER].tolist()
@@ -89,12 +68,7 @@ class Reader:
         self._width = len(table)
 
     def state(self, state: Any, slots: Mapping[str, int]) -> CacheState:
-        """State of the cache, as far as engines are compared.
-
-        Args:
-          state: a `State` of NumPy arrays.
-          slots: the request slot of each name.
-        """
+        """State of the cache, as far as engines are compared; `slots` of requests by name."""
         counters, ring = state.counters, len(state.queue) - 1
         places = np.arange(counters[Counter.HEAD], counters[Counter.TAIL]) % ring
         queue = state.queue[places]
@@ -142,13 +116,7 @@ class Reader:
         return eviction_of(value, state.buckets.groups) if value < NOT_RETAINED else None
 
     def events(self, rows: np.ndarray, requests: Mapping[int, Teller]) -> list[CacheEvent]:
-        """Events as logs write them.
-
-        Args:
-          rows: events that operations reported, int32[n, 4].
-          requests: the request in each slot.
-        """
-        with_keys = self._version > 1
+        """Events as logs write them, of those that operations reported, int32[n, 4]; requests by slot."""
         found: list[CacheEvent] = []
         stored: list[int] = []
         for word, *values in rows.tolist():
@@ -157,12 +125,10 @@ class Reader:
                 stored.append(values[0] // self._width)
             elif code == Event.REMOVED:
                 number, column = divmod(values[0], self._width)
-                keys = [self._text(number)] if with_keys else None
-                removed = CacheEvent(type="removed", group=self._members[column], num_blocks=1, keys=keys)
-                found.append(describe_removed(removed) if self._version > 2 else removed)
+                group, keys = self._members[column], [self._text(number)]
+                found.append(CacheEvent(type="removed", group=group, num_blocks=1, keys=keys, medium=DEVICE))
             elif code == Event.CLEARED:
-                if with_keys:
-                    found.append(CacheEvent(type="cleared"))
+                found.append(CacheEvent(type="cleared"))
             else:
                 found.append(self._stored(code, values, stored, requests[slot]))
                 stored = []
@@ -183,15 +149,16 @@ class Reader:
         tokens, numbers, identity, session = request
         hash_block = self._config.hash_block_size
         event = CacheEvent(
-            type="stored", group=group, num_blocks=len(ends), block_size=size, tokens=list(tokens[start:end])
+            type="stored",
+            group=group,
+            num_blocks=len(ends),
+            block_size=size,
+            tokens=list(tokens[start:end]),
+            keys=[self._text(numbers[end // hash_block - 1]) for end in ends],
+            parent=self._text(numbers[start // hash_block - 1]) if start else "",
         )
-        if self._version > 1:
-            event.keys = [self._text(numbers[end // hash_block - 1]) for end in ends]
-            event.parent = self._text(numbers[start // hash_block - 1]) if start else ""
-        if self._version > 2:
-            ahead = [tokens[place : place + self._config.hash_lookahead] for place in ends]
-            return describe_stored(event, self._config, identity, session, ends, ahead)
-        return event
+        ahead = [tokens[place : place + self._config.hash_lookahead] for place in ends]
+        return describe_stored(event, self._config, identity, session, ends, ahead)
 
 
 def resumed(state: State, slot: int, tokens: int, keys: int, prompt: int) -> State:
@@ -199,13 +166,8 @@ def resumed(state: State, slot: int, tokens: int, keys: int, prompt: int) -> Sta
 
     Nothing that was noted of its next allocation, or of its last lookup, holds.
     """
-    changes = {
-        Request.TOKENS: tokens,
-        Request.KEYS: keys,
-        Request.PROMPT: prompt,
-        Request.NOOP_UNTIL: 0,
-        Request.HIT: -1,
-    }
+    changes = {Request.TOKENS: tokens, Request.KEYS: keys, Request.PROMPT: prompt}
+    changes |= {Request.NOOP_UNTIL: 0, Request.HIT: -1}
     requests = np.array(jax.device_get(state.requests))
     for field, value in changes.items():
         requests[slot, field] = value
@@ -231,12 +193,7 @@ BUG = "hit-reported-by-columns"
 
 
 def spans_of(hit: Hit, config: VllmConfig, num_keys: int) -> Iterator[Span]:
-    """Spans of blocks that a hit consists of, one or two a group; none where nothing was hit.
-
-    Args:
-      hit: the answer to the lookup.
-      config: configuration of the cache.
-      num_keys: prefix keys that the request has.
+    """Spans of blocks that a hit consists of, one or two a group; `num_keys` are the request's prefix keys.
 
     Raises:
       EngineFailure: the defect, asked for by name, made the engine fail.
@@ -281,12 +238,9 @@ class _State(NamedTuple):
 
 
 class PendingOffers:
-    """Offers that were not taken yet.
+    """Offers that were not taken yet; `offered` are the groups whose states are.
 
-    Args:
-      offered: of each group, whether its states are offered.
-      block_sizes: tokens in a block of each group.
-      stale: whether a state is offered that its block does not hold any more (defect offer-outlives-state).
+    With `stale`, a state is offered that its block does not hold any more (defect offer-outlives-state).
     """
 
     def __init__(self, offered: Sequence[bool], block_sizes: Sequence[int], stale: bool) -> None:
@@ -297,14 +251,10 @@ class PendingOffers:
     def note(
         self, id: str, events: np.ndarray, copies: Iterable[Sequence[int]], request: np.ndarray, state: CacheState
     ) -> None:
-        """Takes note of what one operation about a request did.
+        """Takes note of what one operation about a request did, `state` being the cache after it.
 
-        Args:
-          id: the request.
-          events: changes to keys, int32[n, 4] (`hkv.state.workspace.Event`).
-          copies: group, source and target of copies that it left to the cache.
-          request: the request's words in the compiled cache's state, int32[REQUEST_WORDS + GROUP_WORDS * groups].
-          state: the cache after it.
+        `events` are its changes to keys, int32[n, 4] (`hkv.state.workspace.Event`), `copies` group, source and target
+        of those that it left to the cache, `request` the request's words in the compiled cache's state.
         """
         for group, _, target in copies:
             tail = self._tails.pop((id, group), None)
@@ -359,10 +309,7 @@ class PendingOffers:
 def connector_hit(config: VllmConfig, by_itself: Callable[[int], Hit], lookup: Callable[[], Hit]) -> ConnectorHit:
     """The hit of a request whose groups a connector may complete.
 
-    Args:
-      config: the configuration.
-      by_itself: looks the request up in the groups of one place of `finder_groups` alone.
-      lookup: looks it up in all groups together.
+    `by_itself` looks the request up in the groups of one place of `finder_groups` alone, `lookup` in all together.
     """
     rows, hits = [[] for _ in config.topology.specs], [0] * len(config.topology.specs)
     for place, members in enumerate(finder_groups(config)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.engines.engine import describe_removed, describe_stored
+from hkv.contract.events import DEVICE
+from hkv.dialects.vllm.engines.engine import describe_stored, told
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import (
     AllocateOp,
@@ -63,7 +64,6 @@ class NumpyEngine:
 
         self.manager = Manager(to_config(header))
         self._version = header.oplog
-        self._live = header.oplog >= 3
 
     step, advance, append, free, drop, evict, copies, reset = map(
         _of_manager, ("step", "advance", "append", "free", "drop", "evict", "copies", "reset")
@@ -113,7 +113,7 @@ class NumpyEngine:
         live.resume(self.manager, operation.id, keep, tokens, operation.prompt, identity, keys)
 
     def commit(self, id: str, tokens: int) -> None:
-        self.manager.commit(id, tokens, checked=not self._live)
+        self.manager.commit(id, tokens, checked=self._version < 3)
 
     def pending_copies(self) -> list[list[tuple[int, int]]]:
         """Copies that `copies` would drain, (source, target), a list a group."""
@@ -125,15 +125,11 @@ class NumpyEngine:
         return self.manager.evictions
 
     def events(self) -> list[CacheEvent]:
-        from reference.state.events import Cleared
-
-        events = self.manager.events()
-        return [self._event(event) for event in events if self._version > 1 or not isinstance(event, Cleared)]
+        return told(map(self._event, self.manager.events()), self._version)
 
     def _event(self, event: object) -> CacheEvent:
         from reference.state.events import Removed, Stored
 
-        with_keys = self._version > 1
         match event:
             case Stored():
                 stored = CacheEvent(
@@ -142,17 +138,14 @@ class NumpyEngine:
                     num_blocks=len(event.chains),
                     block_size=event.block_size,
                     tokens=list(event.tokens),
-                    keys=[key_text(chain) for chain in event.chains] if with_keys else None,
-                    parent=("" if event.parent is None else key_text(event.parent)) if with_keys else None,
+                    keys=[key_text(chain) for chain in event.chains],
+                    parent="" if event.parent is None else key_text(event.parent),
                 )
-                if not self._live:
-                    return stored
                 config = self.manager.config
                 return describe_stored(stored, config, event.identity, event.session, event.ends, event.ahead)
             case Removed():
-                keys = [key_text(event.chain)] if with_keys else None
-                removed = CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys)
-                return describe_removed(removed) if self._live else removed
+                keys = [key_text(event.chain)]
+                return CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys, medium=DEVICE)
             case _:
                 return CacheEvent(type="cleared")
 

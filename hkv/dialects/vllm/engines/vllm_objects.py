@@ -149,16 +149,16 @@ def set_preempted(request: Any) -> None:
     request.status = _statuses().PREEMPTED
 
 
-def event(event: Any, version: int) -> CacheEvent | None:
-    """A KV event as logs of that version write it, or None where that version leaves it out: version 1 a reset."""
+def event(event: Any) -> CacheEvent:
+    """A KV event as the latest version of logs writes it."""
     from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
-    keys = _keys(event.block_hashes) if version > 1 and not isinstance(event, AllBlocksCleared) else None
     match event:
         case BlockStored():
-            parent = event.parent_block_hash
-            named = version > 1 and keys is not None and not isinstance(parent, int)
-            stored = CacheEvent(
+            keys, parent = _keys(event.block_hashes), event.parent_block_hash
+            named = keys is not None and not isinstance(parent, int)
+            blocks = event.extra_keys or ()
+            return CacheEvent(
                 type="stored",
                 group=event.group_idx,
                 num_blocks=len(event.block_hashes),
@@ -166,26 +166,21 @@ def event(event: Any, version: int) -> CacheEvent | None:
                 tokens=list(event.token_ids),
                 keys=keys,
                 parent=None if not named else "" if parent is None else bytes(parent[:KEY_BYTES]).hex(),  # type: ignore[index]
+                medium=event.medium,
+                lora_name=event.lora_name or "",
+                extra_keys=[None if keys is None else [_extra_key(key) for key in keys] for keys in blocks],
+                spec_kind=event.kv_cache_spec_kind,
+                window=event.kv_cache_spec_sliding_window or 0,
+                session=event.session_id or "",
+                lookahead=[list(tokens) for tokens in event.lookahead_token_ids or ()],
             )
-            return _described(stored, event) if version > 2 else stored
         case BlockRemoved():
-            removed = CacheEvent(type="removed", group=event.group_idx, num_blocks=len(event.block_hashes), keys=keys)
-            removed.medium = event.medium if version > 2 else None
-            return removed
+            keys, count = _keys(event.block_hashes), len(event.block_hashes)
+            return CacheEvent(type="removed", group=event.group_idx, num_blocks=count, keys=keys, medium=event.medium)
         case AllBlocksCleared():
-            return CacheEvent(type="cleared") if version > 1 else None
+            return CacheEvent(type="cleared")
         case _:
             raise ConfigError("event", type(event).__name__, "BlockStored, BlockRemoved or AllBlocksCleared")
-
-
-def _described(stored: CacheEvent, event: Any) -> CacheEvent:
-    """A stored event with the fields of version 3."""
-    stored.medium, stored.lora_name, stored.session = event.medium, event.lora_name or "", event.session_id or ""
-    stored.spec_kind, stored.window = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window or 0
-    blocks = event.extra_keys or ()
-    stored.extra_keys = [None if keys is None else [_extra_key(key) for key in keys] for keys in blocks]
-    stored.lookahead = [list(tokens) for tokens in event.lookahead_token_ids or ()]
-    return stored
 
 
 def _extra_key(key: Any) -> str | tuple[str, int]:
