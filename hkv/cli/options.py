@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
-from hkv.contract.options import declared_of, listed, option, parameters
+from hkv.contract.options import OwnCommand, declared_of, listed, option, parameters
 from hkv.errors import ConfigError, UnsupportedConfigError
 
 Declared = TypeVar("Declared")
@@ -30,14 +30,6 @@ def command_of(
         return click.command(name, params=parameters(declared), **settings)(called)
 
     return made
-
-
-class OwnCommand(Protocol):
-    """Options and code that a dialect adds to a command."""
-
-    def options(self) -> Sequence[click.Option]:
-        """Options that only some dialects have, this one among them."""
-        ...
 
 
 Command = TypeVar("Command", bound=OwnCommand)

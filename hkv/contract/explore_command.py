@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import click
 
+from hkv.contract.options import OwnCommand, option
 from hkv.errors import ConfigError
 
 Progress = Callable[[str, float], None]
@@ -196,12 +197,25 @@ class Search(abc.ABC):
         """Coverage and result so far."""
 
 
-class ExploreCommand:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    """The size of a space, which every dialect's command has."""
+
+    num_blocks: int = option(
+        5, type=click.IntRange(2, MOST["num_blocks"]), help="Blocks of each pool, the null block included."
+    )
+    requests: int = option(2, type=click.IntRange(1, MOST["requests"]), help="Requests at the same time.")
+    max_model_len: int = option(3, type=click.IntRange(1, MOST["max_model_len"]), help="Tokens of the longest request.")
+    prompt: int | None = option(
+        type=click.IntRange(1, MOST["max_model_len"]),
+        help="Tokens of the longest prompt.  [default: the longest request]",
+    )
+
+
+class ExploreCommand(OwnCommand):
     """`hkv explore` under one dialect's rules."""
 
-    def options(self) -> Sequence[click.Option]:
-        """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
-        return ()
+    declared = SizeOptions
 
     def search(self, options: dict[str, Any]) -> Search | None:
         """The search that the command's options ask for; HKVError where there is no such cache, or it is too large."""
@@ -217,31 +231,6 @@ class ExploreCommand:
 
 
 def space_of(options: dict[str, Any]) -> Space:
-    """The traffic that `size_options` ask for."""
+    """The traffic that `SizeOptions` ask for."""
     longest, prompt = options["max_model_len"], options["prompt"]
     return Space(requests=options["requests"], prompt=longest if prompt is None else prompt, max_model_len=longest)
-
-
-def size_options() -> Sequence[click.Option]:
-    """Options for the size of a space, which every dialect has."""
-    sizes = (
-        ("num_blocks", 5, 2, "Blocks of each pool, the null block included."),
-        ("requests", 2, 1, "Requests at the same time."),
-        ("max_model_len", 3, 1, "Tokens of the longest request."),
-    )
-    prompt = click.Option(
-        ["--prompt"],
-        type=click.IntRange(1, MOST["max_model_len"]),
-        help="Tokens of the longest prompt.  [default: the longest request]",
-    )
-    counts = (
-        click.Option(
-            [f"--{name.replace('_', '-')}"],
-            default=default,
-            show_default=True,
-            type=click.IntRange(least, MOST[name]),
-            help=said,
-        )
-        for name, default, least, said in sizes
-    )
-    return (*counts, prompt)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -23,7 +23,7 @@ Declared = TypeVar("Declared")
 _OPTION = "hkv.contract.options"
 
 
-def option(default: Any = None, *names: str, **settings: Any) -> Any:
+def option(default: Any = None, /, *names: str, **settings: Any) -> Any:
     """A field that is an option: its default, its names where it has others than the field's, and click's settings."""
     return dataclasses.field(default=default, metadata={_OPTION: (names, settings)})
 
@@ -60,14 +60,16 @@ def parameters(declared: type) -> list[click.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any], names: Sequence[str], settings: dict[str, Any]) -> click.Option:
-    inferred: dict[str, Any] = {}
+    inferred: dict[str, Any] = {"default": None} if any("/" in name for name in names) else {}  # not yes, and not no
     if field.default == ():
-        inferred["multiple"] = True
+        inferred |= {"multiple": True}
     elif field.default is not None:
         inferred |= {"default": field.default, "show_default": field.default != ""}
     if field.default is False:
         inferred |= {"is_flag": True, "show_default": False}
-    return click.Option([field.name, *(names or (f"--{field.name.replace('_', '-')}",))], **inferred | settings)
+    names = names or (f"--{field.name.replace('_', '-')}",)
+    named = any(name.isidentifier() for name in names)  # the name that values have, if not the field's
+    return click.Option([*names] if named else [field.name, *names], **inferred | settings)
 
 
 def declared_of(declared: type[Declared], values: Mapping[str, Any]) -> Declared:
@@ -82,6 +84,26 @@ def declared_of(declared: type[Declared], values: Mapping[str, Any]) -> Declared
             case _:
                 made[field.name] = values[field.name]
     return declared(**made)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """No option."""
+
+
+class OwnCommand:
+    """A dialect's part of a command.
+
+    Attributes:
+      declared: fields that are options which only some dialects have, this one among them. Their defaults stand for not
+        being given.
+    """
+
+    declared: ClassVar[type] = NoOptions
+
+    def options(self) -> list[click.Parameter]:
+        """The same for click."""
+        return parameters(self.declared)
 
 
 # Types of values.

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hkv.contract.options import OneOrMore
+from hkv.contract.options import OneOrMore, OwnCommand, option
 from hkv.errors import UnsupportedConfigError
 from hkv.limits import show_bytes
 from hkv.model.huggingface import Model
@@ -27,12 +27,8 @@ class ModelPlan:
     show: Callable[[Console], None]
 
 
-class PlanCommand(abc.ABC):
+class PlanCommand(OwnCommand, abc.ABC):
     """`hkv plan` under one dialect's rules."""
-
-    def options(self) -> Sequence[click.Option]:
-        """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
-        return ()
 
     @abc.abstractmethod
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
@@ -68,30 +64,10 @@ class PlanCommand(abc.ABC):
         return ""
 
 
-def option(default: Any, /, *names: str, **click_option: Any) -> Any:
-    """A dataclass's field that is an option of the command line as well, with its names and click's arguments there."""
-    return dataclasses.field(default=default, metadata={"names": names, "click": click_option})
-
-
-def command_options(declared: type) -> list[click.Option]:
-    """The options of the command line that a dataclass's fields declare, in their order, with the fields' defaults."""
-    found = []
-    for field in dataclasses.fields(declared):
-        if "option" in field.metadata:
-            found.append(field.metadata["option"]())
-        elif names := field.metadata.get("names"):
-            found.append(click.Option(list(names), **{"default": field.default, **field.metadata["click"]}))
-    return found
-
-
-def length_option() -> click.Option:
-    """`--max-model-len`, of dialects that say how many requests fit."""
-    return click.Option(
-        ["--max-model-len"],
-        type=OneOrMore(click.STRING),
-        metavar="N,...",
-        help="Tokens of the longest request, 32k and 32K as vLLM reads them; `auto` for the longest that fits.",
-    )
+def length_option() -> Any:
+    """A field for `--max-model-len`, of dialects that say how many requests fit."""
+    said = "Tokens of the longest request, 32k and 32K as vLLM reads them; `auto` for the longest that fits."
+    return option(None, "--max-model-len", type=OneOrMore(click.STRING), metavar="N,...", help=said)
 
 
 def sequence_bytes(model: Model, tokens: int) -> int:

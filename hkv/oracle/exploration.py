@@ -11,10 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
-
-import click
 
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
@@ -27,7 +25,6 @@ from hkv.contract.explore_command import (
     Space,
     World,
     check_small,
-    size_options,
     space_of,
 )
 from hkv.contract.invariant import InvariantError
@@ -71,9 +68,6 @@ class PlainExploreCommand(ExploreCommand):
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-
-    def options(self) -> Sequence[click.Option]:
-        return size_options()
 
     def world(self, options: dict[str, Any]) -> tuple[Any, World]:
         if options["watermark"]:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hkv.contract import registry
-from hkv.contract.options import COUNT, RANKS, TOKENS, option
+from hkv.contract.options import COUNT, RANKS, TOKENS, OwnCommand, option
 from hkv.errors import ConfigError
 from hkv.limits import (
     MAX_BLOCKS,
@@ -168,12 +168,8 @@ class StudiedCache:
     resolved: str = ""
 
 
-class ReplayCommand(abc.ABC):
+class ReplayCommand(OwnCommand, abc.ABC):
     """`hkv replay` under one dialect's rules."""
-
-    def options(self) -> Sequence[click.Option]:
-        """Options that only some dialects have, this one among them. Their defaults stand for not being given."""
-        return ()
 
     @abc.abstractmethod
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:

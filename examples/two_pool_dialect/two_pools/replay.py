@@ -1,10 +1,12 @@
 """Request traces through the cache, a share of all blocks for the window's pool, and why hits ended."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from hkv.contract.options import option
 from hkv.replay.plain import PlainLoop, PlainMisses, PlainReplayCommand
 from hkv.replay.reasons import EVICTED, HAD, NEVER_SEEN, Lacking
 from hkv.replay.schedule import LiveRequest
@@ -48,15 +50,23 @@ class PoolsMisses(PlainMisses):
         return len(path) * size, [Lacking(HAD if len(path) * size >= asked else NEVER_SEEN), Lacking(window)]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolsOptions:
+    """An option of `hkv replay` that this dialect adds, and `hkv sweep` varies."""
+
+    window_share: float | None = option(
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        help="two-pools: the window's share of --num-blocks.",
+    )
+
+
 class PoolsReplay(PlainReplayCommand):
     """Both pools by their blocks, or all blocks and the window's share of them."""
 
+    declared = PoolsOptions
+
     def __init__(self) -> None:
         super().__init__(PoolsLoop, PoolsMisses)
-
-    def options(self) -> Sequence[click.Option]:
-        share = click.FloatRange(0, 1, min_open=True, max_open=True)
-        return (click.Option(["--window-share"], type=share, help="two-pools: the window's share of --num-blocks."),)
 
     def num_blocks(self, options: dict[str, Any]) -> Sequence[int]:
         share, blocks = options["window_share"], options["num_blocks"]

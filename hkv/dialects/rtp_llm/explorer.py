@@ -5,33 +5,37 @@ A world is the reference with its watch; `hkv.oracle.exploration` searches bread
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
-import click
 import numpy as np
 
-from hkv.contract.explore_command import TOKENS, ExploreCommand, Space, World, check_small, size_options, space_of
+from hkv.contract.explore_command import TOKENS, ExploreCommand, SizeOptions, Space, World, check_small, space_of
 from hkv.contract.invariant import Invariant
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants.moment import RtpWatch
 from hkv.dialects.rtp_llm.log import RtpAnswer, RtpHeader, RtpOp, to_rtp_header
-from hkv.dialects.rtp_llm.replay_command import RtpReplayCommand, check_eviction, config_of_groups
+from hkv.dialects.rtp_llm.replay_command import RtpReplayOptions, check_eviction, config_of_groups
 from hkv.errors import ConfigError
 from hkv.model.group_policy import GroupPolicy
 from hkv.model.topology import Topology
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RtpExploreOptions(RtpReplayOptions, SizeOptions):
+    """The size of a space, and how its cache evicts."""
+
+
 class RtpExploreCommand(ExploreCommand):
     """Small caches of RTP-LLM's."""
 
-    def options(self) -> Sequence[click.Option]:
-        return (*size_options(), *RtpReplayCommand().options())
+    declared = RtpExploreOptions
 
     def world(self, options: dict[str, Any]) -> tuple[RtpHeader, World]:
         check_eviction(options)

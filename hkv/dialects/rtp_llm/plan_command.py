@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-import click
 from rich.console import Console
 
 from hkv.contract.plan_command import (
     Capacity,
     ModelPlan,
     PlanCommand,
-    command_options,
     length_option,
     model_record,
     plan_table,
@@ -39,11 +37,18 @@ BLOCK_SIZE = 64
 """Tokens per block unless told otherwise."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RtpPlanOptions(RtpOptions):
+    """Settings of a server, the longest request, and what it leaves free."""
+
+    max_model_len: str | None = length_option()
+    reserve_ratio: int | None = reserve_option()
+
+
 class RtpPlanCommand(PlanCommand):
     """A shared pool, or one a group."""
 
-    def options(self) -> Sequence[click.Option]:
-        return (*command_options(RtpOptions), length_option(), reserve_option())
+    declared = RtpPlanOptions
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         model, cache, wanted, capacity = _planned(memory, options)

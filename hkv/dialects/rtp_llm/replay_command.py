@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from hkv.contract.options import option
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
 from hkv.dialects.rtp_llm.planned_cache import config_of_plan
@@ -20,20 +22,22 @@ from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_n
 from hkv.replay.schedule import Schedule
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RtpReplayOptions:
+    """Options of a replay that RTP-LLM's rules add."""
+
+    linear_step: int | None = option(
+        type=click.IntRange(0, MAX_TOKENS), help="rtp-llm: blocks between two kept states.  [default: 1]"
+    )
+    reserve_ratio: int | None = reserve_option("rtp-llm: ")
+    prefix_tree: bool = option(False, help="rtp-llm: evict chains of the prefix tree.")
+    independent_eviction: bool = option(False, help="rtp-llm: windows may lose blocks alone.")
+
+
 class RtpReplayCommand(ReplayCommand):
     """Groups or models over a shared pool, or one a group."""
 
-    def options(self) -> Sequence[click.Option]:
-        return (
-            click.Option(
-                ["--linear-step"],
-                type=click.IntRange(0, MAX_TOKENS),
-                help="rtp-llm: blocks between two kept states.  [default: 1]",
-            ),
-            reserve_option("rtp-llm: "),
-            click.Option(["--prefix-tree"], is_flag=True, help="rtp-llm: evict chains of the prefix tree."),
-            click.Option(["--independent-eviction"], is_flag=True, help="rtp-llm: windows may lose blocks alone."),
-        )
+    declared = RtpReplayOptions
 
     def studied(self, options: dict[str, Any]) -> StudiedCache:
         check_eviction(options)

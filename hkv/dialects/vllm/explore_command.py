@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
@@ -10,7 +11,8 @@ from typing import Any
 
 import click
 
-from hkv.contract.explore_command import Exploration, ExploreCommand, Progress, Report, Search, size_options
+from hkv.contract.explore_command import Exploration, ExploreCommand, Progress, Report, Search, SizeOptions
+from hkv.contract.options import option
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Space, explore
@@ -23,44 +25,60 @@ from hkv.model.topology import Topology
 from hkv.spec import LayerSpec
 from hkv.testing.planting import Patch, applied
 
+RULES = "hkv.dialects.vllm."
+QUEUE = "hkv.state.free_queue:"
+
+DEFECTS = MappingProxyType(
+    {
+        "window-one-short": Patch(
+            f"{RULES}kinds.sliding_window:parameters",
+            '"REACH": kept,',
+            '"REACH": kept - 1,',
+        ),
+        "window-run-too-long": Patch(
+            f"{RULES}rules.hit:_search",
+            "jnp.maximum(query.need, 0) + drop, 1)",
+            "jnp.maximum(query.need, 0) + 1, 1)",
+        ),
+        "hit-of-everything": Patch(
+            f"{RULES}rules.hit:longest_hit", "jnp.maximum(tokens - 1, 0)", "jnp.maximum(tokens, 0)"
+        ),
+        "room-not-counted": Patch(
+            f"{RULES}rules.admit:fits",
+            "(total.estimate <= limit) & (demand.capped | (total.checked <= w.free))",
+            "total.estimate <= limit + 1",
+        ),
+        "shared-block-freed": Patch(f"{QUEUE}release", "(references == -1)", "(references <= -1)"),
+        "cached-blocks-first": Patch(
+            f"{QUEUE}release", 'w.read("keys", w.key(block)) != 0', 'w.read("keys", w.key(block)) == 0'
+        ),
+        "adopted-block-stays-queued": Patch(
+            f"{QUEUE}adopt", "jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1)", "w.queue.shape[0] - 1"
+        ),
+    }
+)
+"""Every defect, by name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VllmOptions(SizeOptions):
+    """The size of a space, what is left out of it, and how it is searched."""
+
+    eagle: Sequence[int] | None = option(type=EagleGroups(), help="EAGLE drop rule, for these groups.")
+    retention: int | None = option(
+        "dense", type=Retention(), show_default=False, help="Tokens between retained boundaries; 0: none."
+    )
+    without: Sequence[str] = option((), type=click.Choice(tuple(MOVES)), help="Leave these operations out; repeatable.")
+    plant: str | None = option(type=click.Choice(tuple(DEFECTS)), help="Plant this defect in the compiled cache first.")
+    form: str | None = option(type=click.Choice(FORMS), help="How states are stepped together.  [default: by backend]")
+    chunk: int = option(CHUNK, type=click.IntRange(1, MAX_LANES), help="States stepped at once.")
+    workers: int = option(2, type=click.IntRange(1, MAX_WORKERS), help="Dispatches at the same time.")
+
 
 class VllmExploreCommand(ExploreCommand):
     """The compiled cache, with every judge of `hkv.dialects.vllm.explorer.judges`."""
 
-    def options(self) -> Sequence[click.Option]:
-        return (
-            *size_options(),
-            click.Option(["--eagle"], type=EagleGroups(), help="EAGLE drop rule, for these groups."),
-            click.Option(
-                ["--retention"], default="dense", type=Retention(), help="Tokens between retained boundaries; 0: none."
-            ),
-            click.Option(
-                ["--without"],
-                multiple=True,
-                type=click.Choice(tuple(MOVES)),
-                help="Leave these operations out; repeatable.",
-            ),
-            click.Option(
-                ["--plant"], type=click.Choice(tuple(DEFECTS)), help="Plant this defect in the compiled cache first."
-            ),
-            click.Option(
-                ["--form"], type=click.Choice(FORMS), help="How states are stepped together.  [default: by backend]"
-            ),
-            click.Option(
-                ["--chunk"],
-                default=CHUNK,
-                show_default=True,
-                type=click.IntRange(1, MAX_LANES),
-                help="States stepped at once.",
-            ),
-            click.Option(
-                ["--workers"],
-                default=2,
-                show_default=True,
-                type=click.IntRange(1, MAX_WORKERS),
-                help="Dispatches at the same time.",
-            ),
-        )
+    declared = VllmOptions
 
     def search(self, options: dict[str, Any]) -> VllmSearch:
         return VllmSearch(options)
@@ -114,44 +132,6 @@ def _space(options: dict[str, Any]) -> Space:
     )
     prompt = options["max_model_len"] if options["prompt"] is None else options["prompt"]
     return Space(config=config, requests=options["requests"], prompt=prompt, without=frozenset(options["without"]))
-
-
-# Defects to plant in the compiled rules, each a change in one line, to see that exploring finds them.
-
-
-RULES = "hkv.dialects.vllm."
-QUEUE = "hkv.state.free_queue:"
-
-DEFECTS = MappingProxyType(
-    {
-        "window-one-short": Patch(
-            f"{RULES}kinds.sliding_window:parameters",
-            '"REACH": kept,',
-            '"REACH": kept - 1,',
-        ),
-        "window-run-too-long": Patch(
-            f"{RULES}rules.hit:_search",
-            "jnp.maximum(query.need, 0) + drop, 1)",
-            "jnp.maximum(query.need, 0) + 1, 1)",
-        ),
-        "hit-of-everything": Patch(
-            f"{RULES}rules.hit:longest_hit", "jnp.maximum(tokens - 1, 0)", "jnp.maximum(tokens, 0)"
-        ),
-        "room-not-counted": Patch(
-            f"{RULES}rules.admit:fits",
-            "(total.estimate <= limit) & (demand.capped | (total.checked <= w.free))",
-            "total.estimate <= limit + 1",
-        ),
-        "shared-block-freed": Patch(f"{QUEUE}release", "(references == -1)", "(references <= -1)"),
-        "cached-blocks-first": Patch(
-            f"{QUEUE}release", 'w.read("keys", w.key(block)) != 0', 'w.read("keys", w.key(block)) == 0'
-        ),
-        "adopted-block-stays-queued": Patch(
-            f"{QUEUE}adopt", "jnp.where(queued, w.place(place - 1), w.queue.shape[0] - 1)", "w.queue.shape[0] - 1"
-        ),
-    }
-)
-"""Every defect, by name."""
 
 
 @contextlib.contextmanager

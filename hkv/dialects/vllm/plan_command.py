@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
-import click
-
-from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, command_options
+from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_memory
 from hkv.dialects.vllm.planning.engine_plan import plan_config
@@ -27,10 +24,8 @@ INDEX_SUFFIX = ".json"
 class VllmPlanCommand(PlanCommand):
     """One pool of blocks, what fits, and what vLLM says at start-up. Options are `vllm serve`'s, and its defaults."""
 
+    declared = EngineOptions
     replays_workloads = True
-
-    def options(self) -> Sequence[click.Option]:
-        return command_options(EngineOptions)
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         planned = _planned(memory, options)

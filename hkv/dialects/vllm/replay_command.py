@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hkv.contract.options import option
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
 from hkv.dialects.vllm.planning.cache_plan import serve
@@ -69,26 +70,27 @@ class Retention(click.ParamType):
         return "dense" if value is None else value
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VllmReplayOptions:
+    """Options of a replay that vLLM's rules add."""
+
+    draft: str | None = option(metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module.")
+    eagle: Sequence[int] | None = option(type=EagleGroups(), help="EAGLE drop rule, for these groups.")
+    retention: int | None = option(
+        "0",
+        type=Retention(),
+        help="Tokens between retained replay boundaries of windows and states; 0: the last one only.",
+    )
+    device: str | None = option(
+        type=click.Choice([*DEVICES, *UNPLANNED]),
+        help="Take --step-tokens and --max-running as `vllm serve` does on this device.",
+    )
+
+
 class VllmReplayCommand(ReplayCommand):
     """Groups or models over one pool."""
 
-    def options(self) -> Sequence[click.Option]:
-        return (
-            click.Option(["--draft"], metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module."),
-            click.Option(["--eagle"], type=EagleGroups(), help="EAGLE drop rule, for these groups."),
-            click.Option(
-                ["--retention"],
-                default="0",
-                show_default=True,
-                type=Retention(),
-                help="Tokens between retained replay boundaries of windows and states; 0: the last one only.",
-            ),
-            click.Option(
-                ["--device"],
-                type=click.Choice([*DEVICES, *UNPLANNED]),
-                help="Take --step-tokens and --max-running as `vllm serve` does on this device.",
-            ),
-        )
+    declared = VllmReplayOptions
 
     def studied(self, options: dict[str, Any]) -> StudiedCache:
         if options["device"] is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from hkv.contract.options import option
 from hkv.contract.plan_command import Capacity
 from hkv.dialects.rtp_llm.config import RESERVE_RATIO, reserve_for_ratio
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
@@ -35,13 +36,10 @@ class _Pool(NamedTuple):
     held: _Held
 
 
-def reserve_option(name: str = "") -> click.Option:
-    """`--reserve-ratio`, with the dialect's name before its help where a command has several."""
-    return click.Option(
-        ["--reserve-ratio"],
-        type=click.IntRange(0, 100),
-        help=f"{name}Percent of the blocks that a first allocation leaves free.  [default: {RESERVE_RATIO}]",
-    )
+def reserve_option(name: str = "") -> Any:
+    """A field for `--reserve-ratio`, with the dialect's name before its help where a command has several."""
+    said = f"{name}Percent of the blocks that a first allocation leaves free.  [default: {RESERVE_RATIO}]"
+    return option(type=click.IntRange(0, 100), help=said)
 
 
 def reserve_ratio(options: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from hkv.contract.plan_command import option
+from hkv.contract.options import option
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whole
 
@@ -40,44 +40,35 @@ class RtpOptions:
 
     modules: int = option(
         1,
+        "draft_modules",
         "--draft-modules",
         type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
-        show_default=True,
         help="Copies of the draft, with --dialect rtp-llm.",
     )
     pools: str = option(
         "shared",
-        "--pools",
         default=None,
         type=click.Choice(["shared", "independent"]),
         help="One pool, or one a group; left out, one where the model's groups can share it.",
     )
-    role: str = option(
-        "", "--role", default=None, type=click.Choice(ROLES), help="Work of the server.  [default: both]"
-    )
+    role: str = option("", default=None, type=click.Choice(ROLES), help="Work of the server.  [default: both]")
     prefill_ranks: int = option(
         1,
-        "--prefill-ranks",
         type=click.IntRange(1, MAX_RANKS),
-        show_default=True,
         help="Context-parallel ranks of the prefill servers behind a decode server.",
     )
     step: int = option(
         1,
+        "linear_step",
         "--linear-step",
         type=click.IntRange(0, MAX_TOKENS),
-        show_default=True,
         help="Blocks between two kept states, by which pools of windows shrink.",
     )
     pinned: bool = option(
-        False, "--pinned-pools", is_flag=True, help="Put pools of rings and windows into pinned memory."
+        False, "pinned_pools", "--pinned-pools", help="Put pools of rings and windows into pinned memory."
     )
     explicit_blocks: tuple[tuple[str, int], ...] = option(
-        (),
-        "--explicit-blocks",
-        multiple=True,
-        metavar="TAG=N",
-        help="Blocks of the pool of that group; repeatable.",
+        (), metavar="TAG=N", help="Blocks of the pool of that group; repeatable."
     )
     block_size: int = 64
     kernel_block_size: int = 0

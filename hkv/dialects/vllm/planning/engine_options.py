@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import math
 import tomllib
 
 import click
 
-from hkv.contract.plan_command import length_option, option
+from hkv.contract.options import Number, option
+from hkv.contract.plan_command import length_option
 from hkv.dialects.vllm.planning.speculation import Speculation
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.orders import Order
@@ -84,13 +84,6 @@ KDA_BACKENDS = ("auto", "flashkda", "triton")
 inside a chunk, `hkv.model.huggingface.model` says."""
 
 
-def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """The value, NaN apart, which `click.FloatRange` takes for a number in any range."""
-    if math.isnan(value):
-        raise click.BadParameter(f"{value!r} is not a number.", ctx, param)
-    return value
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Options of `vllm serve`, with its own defaults.
@@ -111,49 +104,34 @@ class EngineOptions:
 
     device: str = option(
         DEFAULT_DEVICE,
-        "device",
         "--gpu",
         "--device",
         metavar="NAME",
-        show_default=True,
         help=f"GPU: its memory, and vLLM's defaults on it: {', '.join(DEVICES)}.",
     )
     gpu_memory: int | None = option(
-        None, "--gpu-memory", metavar="SIZE", help="Memory that each GPU reports; left out, what those of --gpu do."
+        metavar="SIZE", help="Memory that each GPU reports; left out, what those of --gpu do."
     )
     gpu_memory_utilization: float = option(
-        0.92,
-        "--gpu-memory-utilization",
-        type=click.FloatRange(0, 1, min_open=True),
-        callback=_no_nan,
-        show_default=True,
-        help="Share of --gpu-memory that vLLM takes.",
+        0.92, type=Number(0, 1, min_open=True), help="Share of --gpu-memory that vLLM takes."
     )
     weights: int | None = option(
-        None,
-        "--weights",
         metavar="SIZE|INDEX",
         help="Weights on each GPU, or model.safetensors.index.json, dealt out evenly; left out, vLLM's classes'.",
     )
     activations: int | None = option(
-        None,
-        "--activations",
         metavar="SIZE",
         help="What profiling finds beside the weights: activations, CUDA graphs, the rest; left out, an estimate.",
     )
     num_gpu_blocks_override: int | None = option(
-        None, "--num-gpu-blocks-override", type=click.IntRange(1, MAX_BLOCKS), help="Blocks, whatever the memory."
+        type=click.IntRange(1, MAX_BLOCKS), help="Blocks, whatever the memory."
     )
-    max_model_len: int | None = dataclasses.field(default=None, metadata={"option": length_option})
+    max_model_len: int | None = length_option()
     max_num_batched_tokens: int | None = option(
-        None,
-        "--max-num-batched-tokens",
         type=click.IntRange(1, MAX_TOKENS),
         help="Tokens of one step; left out, vLLM's default for --device and --usage-context.",
     )
-    max_num_seqs: int | None = option(
-        None, "--max-num-seqs", type=click.IntRange(1, MAX_TOKENS), help="Requests of one step."
-    )
+    max_num_seqs: int | None = option(type=click.IntRange(1, MAX_TOKENS), help="Requests of one step.")
     async_scheduling: bool | None = option(
         None,
         "--async-scheduling/--no-async-scheduling",
@@ -164,30 +142,29 @@ class EngineOptions:
         "--enable-chunked-prefill/--no-enable-chunked-prefill",
         help="Compute prompts in several steps; vLLM's default.",
     )
-    performance_mode: str = option(
-        PERFORMANCE_MODES[0], "--performance-mode", type=click.Choice(PERFORMANCE_MODES), show_default=True
-    )
+    performance_mode: str = option(PERFORMANCE_MODES[0], type=click.Choice(PERFORMANCE_MODES))
     usage_context: str = option(
         USAGE_CONTEXTS[0],
-        "--usage-context",
         type=click.Choice(USAGE_CONTEXTS, case_sensitive=False),
-        show_default=True,
         help="Who makes the engine: `vllm serve`, `LLM(...)` or `vllm run-batch`.",
     )
     max_in_flight_tokens: int | None = option(
         None,
+        "max_in_flight",
         "--max-in-flight",
         type=click.IntRange(1, MAX_TOKENS),
         help="Tokens scheduled and not settled; left out, those of all steps that run at once.",
     )
-    speculation: Speculation | None = option(  # noqa: RUF009
+    speculation: Speculation | None = option(
         None,
+        "speculative_config",
         "--speculative-config",
         metavar="JSON",
         help='How tokens are drafted, such as \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
     )
     kv_cache_layout: str | None = option(
         None,
+        "layout",
         "--layout",
         metavar="ORDER",
         help="LBHNC, LBNHC, LHBNC, BLHNC, BLNHC or BHLNC; left out, the first fit.",
@@ -201,48 +178,38 @@ class EngineOptions:
     )
     disable_hybrid_kv_cache_manager: bool | None = option(
         None,
-        "disable_hybrid_kv_cache_manager",
         "--no-hybrid/--no-disable-hybrid-kv-cache-manager",
         "--disable-hybrid-kv-cache-manager/--enable-hybrid-kv-cache-manager",
         help="Cache every layer like full attention; vLLM's default with chunked attention.",
     )
     gdn_prefill_backend: str | None = option(
-        None,
-        "--gdn-prefill-backend",
         type=click.Choice(GDN_BACKENDS),
         help="Kernel for prompts of gated delta nets; FlashInfer's, if the GPU has it, keeps a state in a chunk.",
     )
     kda_prefill_backend: str = option(
         KDA_BACKENDS[0],
-        "--kda-prefill-backend",
         type=click.Choice(KDA_BACKENDS),
-        show_default=True,
         help="Kernel for prompts of Kimi K3's layers; FlashKDA keeps a state in a chunk.",
     )
     prefix_match_unit: int | None = option(
-        None, "--prefix-match-unit", type=click.IntRange(1, MAX_TOKENS), help="Tokens between two hashes of a prefix."
+        type=click.IntRange(1, MAX_TOKENS), help="Tokens between two hashes of a prefix."
     )
     data_parallel_size: int = option(
         1,
-        "data_parallel_size",
         "--dp",
         "--data-parallel-size",
         "-dp",
         type=click.IntRange(1, MAX_RANKS),
-        show_default=True,
         help="Engines with a cache each; the plan is for one.",
     )
     enable_expert_parallel: bool = option(
         False,
-        "enable_expert_parallel",
         "--ep/--no-ep",
         "--enable-expert-parallel",
         "-ep",
         help="Deal experts out to ranks; with --dp it may lower the tokens of a step.",
     )
-    all2all_backend: str = option(
-        ALL2ALL_BACKENDS[0], "--all2all-backend", type=click.Choice(ALL2ALL_BACKENDS), show_default=True
-    )
+    all2all_backend: str = option(ALL2ALL_BACKENDS[0], type=click.Choice(ALL2ALL_BACKENDS))
     gpu_memory_reported: bool = False
     kv_cache_memory_bytes: int | None = None
     tensor_parallel_size: int = 1
