@@ -318,14 +318,14 @@ def test_a_manager_in_use_is_refused(header: Header, tmp_path: pathlib.Path) -> 
 
 
 def test_a_share_of_managers_is_recorded(header: Header, tmp_path: pathlib.Path) -> None:
-    from hkv.dialects.vllm.attach.attach import Attached
+    from hkv.dialects.vllm.attach.attach import attach_all
 
     session = Session(AttachSettings(folder=str(tmp_path), share=0.5))
-    attached = Attached(session)
+    detach = attach_all(session)
     try:
         managers = [manager_of(header) for _ in range(40)]
     finally:
-        attached.detach()
+        detach()
     for manager in managers:
         manager.new_step_starts()
     session.close()

@@ -206,9 +206,9 @@ class VllmDialect(Dialect):
         return attach(target, session)
 
     def attach_all(self, session: Session) -> Callable[[], None]:
-        from hkv.dialects.vllm.attach.attach import Attached
+        from hkv.dialects.vllm.attach.attach import attach_all
 
-        return Attached(session).detach
+        return attach_all(session)
 
     def plan_command(self) -> PlanCommand:
         from hkv.dialects.vllm.plan_command import VllmPlanCommand

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from hkv.contract import registry
@@ -18,12 +19,9 @@ from hkv.errors import ConfigError, HKVError
 
 
 def attach(manager: Any, session: Session, max_in_flight_tokens: int | None = None) -> Observer:
-    """Observes one manager from now on.
+    """Observes one `KVCacheManager` of vLLM 0.33, which has done nothing yet, from now on.
 
-    Args:
-      manager: vLLM 0.33's `KVCacheManager`, which has done nothing yet.
-      session: the process's observation.
-      max_in_flight_tokens: as the manager was made with; None: derived.
+    `max_in_flight_tokens` are those that it was made with; None: derived.
 
     Raises:
       HKVError: a log has no words for its configuration, or for what it has done already.
@@ -48,37 +46,25 @@ def is_attached() -> bool:
     return hasattr(KVCacheManager.__init__, "__wrapped__")
 
 
-class Attached:
-    """Observation of every manager that this process makes; `detach` ends it.
+def attach_all(session: Session) -> Callable[[], None]:
+    """Observes every manager that this process makes, until the function is called that it returns."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-    Args:
-      session: the process's observation.
-    """
+    made = KVCacheManager.__init__
 
-    def __init__(self, session: Session) -> None:
-        from vllm.v1.core.kv_cache_manager import KVCacheManager
-
-        self._cls, self._made = KVCacheManager, KVCacheManager.__init__
-        made = self._made
-
-        @functools.wraps(made)
-        def observed(manager: Any, *arguments: Any, **named: Any) -> None:
-            made(manager, *arguments, **named)
-            if type(manager) is not KVCacheManager:
-                session.refuse(type(manager).__name__, "a subclass of KVCacheManager")
-                return
-            if not session.draws():
-                session.refuse(type(manager).__name__, f"not drawn: share is {session.share:g}")
-                return
+    @functools.wraps(made)
+    def observed(manager: Any, *arguments: Any, **named: Any) -> None:
+        made(manager, *arguments, **named)
+        if type(manager) is not KVCacheManager:
+            session.refuse(type(manager).__name__, "a subclass of KVCacheManager")
+        elif not session.draws():
+            session.refuse(type(manager).__name__, f"not drawn: share is {session.share:g}")
+        else:
             try:
                 attach(manager, session, named.get("max_in_flight_tokens"))
             except HKVError as error:
                 groups = manager.kv_cache_config.kv_cache_groups
-                what = ",".join(type(group.kv_cache_spec).__name__ for group in groups)
-                session.refuse(what, str(error))
+                session.refuse(",".join(type(group.kv_cache_spec).__name__ for group in groups), str(error))
 
-        KVCacheManager.__init__ = observed  # type: ignore[method-assign]
-
-    def detach(self) -> None:
-        """Observes no manager that is made from now on."""
-        self._cls.__init__ = self._made
+    KVCacheManager.__init__ = observed  # type: ignore[method-assign]
+    return functools.partial(setattr, KVCacheManager, "__init__", made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from hkv.dialects.vllm import kinds
@@ -19,15 +19,12 @@ FEATURE = "attached"
 """The `feature` of logs of live caches."""
 
 
-def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tuple[str, ...] = MANAGER_BUGS) -> Header:
+def header_from(manager: Any, max_in_flight_tokens: int | None = None) -> Header:
     """Header of version 3 for a manager; its chain hash, which the manager does not know, is the default.
 
     Prefill context parallelism (`pcp_world_size`) is not said: no block id depends on it, only what vLLM asserts.
 
-    Args:
-      manager: the manager, of vLLM 0.33.
-      max_in_flight_tokens: as the manager was made with, which it does not keep; None: derived from what it made of it.
-      bugs: defects (`hkv.dialects.vllm.bugs`) that the manager has.
+    `max_in_flight_tokens` are those it was made with, which it does not keep; None: derived from what it made of it.
 
     Raises:
       UnsupportedConfigError: the log has no words for it.
@@ -65,7 +62,7 @@ def header_from(manager: Any, max_in_flight_tokens: int | None = None, bugs: tup
         context_parallel=ranks,
         watermark=(manager.watermark_blocks + 0.5) / pool.num_gpu_blocks if manager.watermark_blocks else 0.0,
         shared_prefix_checkpoint=manager.mamba_shared_prefix_checkpoint,
-        bugs=sorted(bugs),
+        bugs=sorted(MANAGER_BUGS),
         zeroing=bool(manager.kv_cache_config.needs_kv_cache_zeroing),
         offloads=bool(offering(manager)),
     )
@@ -206,12 +203,7 @@ lists of both, which only grow but for those of streaming sessions, of which the
 
 
 class Turn(list[int]):
-    """Tokens of a streaming session, whose prompt and multimodal items grow, too.
-
-    Attributes:
-      prompt: tokens of its prompt.
-      items: number of its multimodal items.
-    """
+    """Tokens of a streaming session, with the length of its prompt and the number of its multimodal items."""
 
     prompt: int
     items: int
@@ -233,16 +225,7 @@ def see(request: Any) -> Seen:
 
 
 class Sight:
-    """Looks at one manager.
-
-    Args:
-      manager: vLLM's `KVCacheManager`.
-      whole: whether marks hold the whole state.
-
-    Attributes:
-      whole: as given.
-      mark: takes a mark.
-    """
+    """Looks at one manager: `mark` takes a mark, which holds the whole state if `whole`."""
 
     def __init__(self, manager: Any, whole: bool) -> None:
         self._manager, self._pool = manager, manager.block_pool
@@ -274,18 +257,5 @@ class Sight:
 
     def state(self) -> CacheState:
         """The whole state; rows stand under vLLM's own ids."""
-        blocks = [block for block in self._pool.blocks if not block.is_null]
         groups = self._manager.coordinator.single_type_managers
-        ids = dict.fromkeys(id for group in groups for id in group.req_to_blocks)
-        rows = {id: ids_of(self._manager.coordinator.get_blocks(id)) for id in ids}
-        return CacheState(
-            free=[block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()],
-            refs={str(block.block_id): block.ref_cnt for block in blocks if block.ref_cnt},
-            rows={id: row for id, row in rows.items() if any(row)},
-            cached={str(b.block_id): vllm_objects.cached_entry(b) for b in blocks if b.block_hash is not None},
-        )
-
-
-def ids_of(groups: Iterable[Iterable[Any]]) -> list[list[int]]:
-    """Block ids per group."""
-    return [[block.block_id for block in group] for group in groups]
+        return vllm_objects.state(self._manager, dict.fromkeys(id for group in groups for id in group.req_to_blocks))

@@ -5,12 +5,14 @@ A hook notes the call, its answer, and marks of the state before and after it; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from hkv.dialects.vllm.attach.header import Sight, ids_of, offering, see, turn_of
+from hkv.dialects.vllm.attach.header import Sight, offering, see, turn_of
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
+from hkv.dialects.vllm.engines import vllm_objects
 
 Facts = tuple[Callable[..., None], tuple[Any, ...]]
 """Method of the observer that makes operations of a call, and its arguments."""
@@ -32,48 +34,40 @@ The coordinator's others, called for each request of a step, change blocks throu
 """
 
 
-ZEROING = ("take_new_block_ids", "record_blocks_for_zeroing")
-"""Methods of which a log says something only where new blocks are zeroed; the first is called in every step."""
-
-
-OFFLOADS = ("take_boundary_state_offloads", "finalize_partial_tail_offloads")
-"""Methods of which a log says something only where there are recurrent groups; the first is called in every step."""
-
-
 class Hooks:
-    """Sets the hooks; calls of one hooked method by another are not noted.
-
-    Args:
-      manager: the manager.
-      observer: who is told.
-      sight: looks at the manager.
-    """
+    """Sets the hooks; calls of one hooked method by another are not noted."""
 
     def __init__(self, manager: Any, observer: Observer, sight: Sight) -> None:
         self._manager, self._observer, self._sight = manager, observer, sight
         self._inside = [False]  # a list, whose item costs the hooks less than an attribute
         self._set: list[tuple[Any, str]] = []
         pool = manager.block_pool
-        for name in (
-            "new_step_starts",
-            "get_computed_blocks",
-            "cache_blocks",
-            "free",
-            "pop_blocks_for_free",
-            "remove_skipped_blocks",
-            "evict_blocks",
-            "reset_prefix_cache",
-            "take_events",
-            "take_kv_cache_block_copies",
-            *(ZEROING if manager.kv_cache_config.needs_kv_cache_zeroing else ()),
-            *(OFFLOADS if offering(manager) else ()),
-        ):
-            self._hook(manager, name, getattr(self, f"_{name}"))
+        looks = {
+            "new_step_starts": self._new_step_starts,
+            "get_computed_blocks": self._get_computed_blocks,
+            "cache_blocks": _as_called(observer.cached),
+            "free": self._free,
+            "pop_blocks_for_free": self._pop_blocks_for_free,
+            "remove_skipped_blocks": _as_called(observer.retired),
+            "evict_blocks": _as_called(observer.evicted),
+            "reset_prefix_cache": _as_called(observer.reset),
+            "take_events": self._take_events,
+            "take_kv_cache_block_copies": self._take_kv_cache_block_copies,
+        }
+        # Said only where new blocks are zeroed, or where there are recurrent groups; some are called in every step.
+        if manager.kv_cache_config.needs_kv_cache_zeroing:
+            looks["take_new_block_ids"] = _as_called(observer.zeroed)
+            looks["record_blocks_for_zeroing"] = _as_called(observer.unwritten)
+        if offering(manager):
+            looks["take_boundary_state_offloads"] = _as_called(observer.offered)
+            looks["finalize_partial_tail_offloads"] = self._finalize_partial_tail_offloads
+        for name, look in looks.items():
+            self._hook(manager, name, look)
         self._put(manager, "allocate_slots", self._allocate_slots)
-        self._hook(pool, "free_blocks", self._free_blocks)
-        self._hook(pool, "touch", self._touch)
+        self._hook(pool, "free_blocks", _as_called(observer.released))
+        self._hook(pool, "touch", _as_called(observer.held))
         self._hook(pool, "take_events", self._take_events)
-        self._hook(pool, "evict_blocks", self._evict_blocks)
+        self._hook(pool, "evict_blocks", looks["evict_blocks"])
         for owner, name in MUTATING:
             self._hook(getattr(manager, owner), name, self._by_nobody(f"{owner}.{name}"))
         for single in offering(manager):
@@ -98,11 +92,8 @@ class Hooks:
     def _hook(self, owner: Any, name: str, look: Callable[..., Callable[[Any], Facts | None] | None]) -> None:
         """Hooks a method that is called seldom.
 
-        Args:
-          owner: the object.
-          name: the method.
-          look: takes the call's arguments before it; returns a function that takes its answer, and returns the facts
-            or None for a call that is nobody's business.
+        `look` takes the call's arguments before it; it returns a function that takes its answer, and returns the facts,
+        or None for a call that is nobody's business.
         """
 
         def make(method: Any) -> Any:
@@ -156,35 +147,16 @@ class Hooks:
             has_scheduled_reqs: bool = True,
             skip_zeroing_group_ids: tuple[int, ...] = (),
         ) -> Any:
-            if inside[0] or not (observer.begun or observer.watching("allocate_slots")):
-                return method(
-                    request,
-                    num_new_tokens,
-                    num_new_computed_tokens,
-                    new_computed_blocks,
-                    num_lookahead_tokens,
-                    num_external_computed_tokens,
-                    delay_cache_blocks,
-                    num_encoder_tokens,
-                    full_sequence_must_fit,
-                    reserved_blocks,
-                    has_scheduled_reqs,
-                    skip_zeroing_group_ids,
-                )
-            before = whole_mark and whole_mark()
-            free, cached = queue.num_free_blocks, len(pool.cached_block_hash_to_block._cache)
-            computed, length, count = (
-                request.num_computed_tokens,
-                len(request._all_token_ids),
-                len(request.block_hashes),
-            )
-            turn = (turn_of(request), request.block_hashes.copy()) if request.resumable else None
-            in_flight, boundary, status = (
-                request.num_in_flight_tokens,
-                request.shared_prefix_boundary,
-                request.status,
-            )
-            adopted = None if new_computed_blocks is None else ids_of(new_computed_blocks.blocks)
+            nested = inside[0]
+            noted = not nested and (observer.begun or observer.watching("allocate_slots"))
+            if noted:
+                before = whole_mark and whole_mark()
+                free, cached = queue.num_free_blocks, len(pool.cached_block_hash_to_block._cache)
+                computed, length = request.num_computed_tokens, len(request._all_token_ids)
+                count, status = len(request.block_hashes), request.status
+                turn = (turn_of(request), request.block_hashes.copy()) if request.resumable else None
+                in_flight, boundary = request.num_in_flight_tokens, request.shared_prefix_boundary
+                adopted = None if new_computed_blocks is None else vllm_objects.ids(new_computed_blocks.blocks)
             inside[0] = True
             try:
                 # Argument by argument, as Python calls a Python function without a frame of C between them.
@@ -204,11 +176,13 @@ class Hooks:
                 )
             except Exception as error:
                 # Without anything to allocate, it raises before it changes anything.
-                if num_new_tokens or num_new_computed_tokens or num_external_computed_tokens:
+                if noted and (num_new_tokens or num_new_computed_tokens or num_external_computed_tokens):
                     observer.stop(f"allocate_slots raised {type(error).__name__}: {_brief(error)}")
                 raise
             finally:
-                inside[0] = False
+                inside[0] = nested
+            if not noted:
+                return answer
             note(
                 (
                     "allocate_slots",
@@ -258,10 +232,6 @@ class Hooks:
         seen = see(request)
         return lambda answer: (self._observer.looked_up, (seen, mode, max_cache_hit_length, answer))
 
-    def _cache_blocks(self, request: Any, num_computed_tokens: int) -> Any:
-        seen = see(request)
-        return lambda _: (self._observer.cached, (seen, num_computed_tokens))
-
     def _free(self, request: Any) -> Any:
         return lambda _: self._freed(request, False)
 
@@ -270,18 +240,6 @@ class Hooks:
 
     def _freed(self, request: Any, popped: bool) -> Facts:
         return self._observer.freed, (request.request_id, request.is_finished(), popped)
-
-    def _remove_skipped_blocks(
-        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
-    ) -> Any:
-        return lambda _: (self._observer.retired, (request_id, processed_computed_tokens))
-
-    def _evict_blocks(self, block_ids: set[int]) -> Any:
-        ids = sorted(block_ids)
-        return lambda _: (self._observer.evicted, (ids,))
-
-    def _reset_prefix_cache(self) -> Any:
-        return lambda done: (self._observer.reset, (done,))
 
     def _take_events(self) -> Any:
         if not self._manager.block_pool.enable_kv_cache_events:
@@ -295,34 +253,34 @@ class Hooks:
 
         return look
 
-    def _take_new_block_ids(self) -> Any:
-        return lambda ids: (self._observer.zeroed, (ids,))
-
-    def _record_blocks_for_zeroing(self, request_id: str, start_token: int) -> Any:
-        return lambda _: (self._observer.unwritten, (request_id, start_token))
-
-    def _take_boundary_state_offloads(self) -> Any:
-        return lambda offers: (self._observer.offered, ({id: list(each) for id, each in offers.items()},))
-
     def _finalize_partial_tail_offloads(self, request: Any) -> Any:
         seen, in_flight = see(request), request.num_in_flight_tokens
         return lambda tails: (self._observer.finalized, (seen, in_flight, list(tails)))
-
-    # The pool's, called by others than the manager.
-
-    def _free_blocks(self, ordered_blocks: Sequence[Any]) -> Any:
-        blocks = list(ordered_blocks)
-        return lambda _: (self._observer.released, (blocks,))
-
-    def _touch(self, blocks: Sequence[Any]) -> Any:
-        blocks = list(blocks)
-        return lambda _: (self._observer.held, (blocks,))
 
     def _by_nobody(self, name: str) -> Any:
         def look(*_: Any, **__: Any) -> None:
             self._observer.stop(f"{name} was called, not by the manager")
 
         return look
+
+
+def _as_called(tell: Callable[..., None]) -> Callable[..., Any]:
+    """Facts of a call that is told by its answer and its arguments, those as they were before it."""
+
+    def look(*arguments: Any, **named: Any) -> Any:
+        kept, named = [_kept(value) for value in arguments], {name: _kept(value) for name, value in named.items()}
+        return lambda answer: (functools.partial(tell, _kept(answer), *kept, **named), ())
+
+    return look
+
+
+def _kept(value: Any) -> Any:
+    """An argument or an answer as it is now."""
+    if isinstance(value, dict):
+        return {name: list(each) for name, each in value.items()}
+    if isinstance(value, list | set | tuple):
+        return list(value)
+    return see(value) if hasattr(value, "_all_token_ids") else value
 
 
 def _brief(error: Exception) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.attach import Sink
-from hkv.dialects.vllm.attach.header import MARKS, Mark, Seen, Sight, header_from, ids_of
+from hkv.dialects.vllm.attach.header import MARKS, Mark, Seen, Sight, header_from
 from hkv.dialects.vllm.attach.requests import Requests, Tracked, UntellableError
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log import structs as oplog
@@ -24,16 +24,10 @@ REFUSED = Allocation(None)
 
 
 class Observer:
-    """Notes what a manager is asked and what it answers, and says it to a sink as operations.
+    """Notes what a manager that has done nothing yet is asked and answers, and says it to a sink as operations.
 
     Hooks note calls in the manager's own thread; the sink performs the notes, in order, in a thread of its choice.
-
-    Args:
-      manager: vLLM's `KVCacheManager`, which has done nothing yet.
-      header: its header.
-      sink: where operations go.
-      states: as `hkv.contract.attach.Session.states`.
-      hooks: sets hooks on a manager, for this object and its sight; `remove` of what it returns takes them away.
+    `hooks` sets them, for this object and its sight; `remove` of what it returns takes them away.
 
     Attributes:
       note: takes a call: the hooked method's name, marks before and after it, a method of this object, its arguments;
@@ -198,7 +192,7 @@ class Observer:
             raise UntellableError(f"report mode {mode} for a request that came without it")
         name = self._requests.probe(seen) if tracked.running else tracked.name
         blocks, hit, boundary = answer
-        self._tell(oplog.LookupOp(id=name, limit=limit), Hit(hit, ids_of(blocks.blocks), boundary))
+        self._tell(oplog.LookupOp(id=name, limit=limit), Hit(hit, vllm_objects.ids(blocks.blocks), boundary))
         if tracked.running:
             self._tell(oplog.DropOp(id=name))
         self._found = (name, blocks, hit)
@@ -262,7 +256,7 @@ class Observer:
             self._tell(operation, REFUSED)
             return
         tracked.running = True
-        self._tell(operation, self._nothing if answer is self._empty else Allocation(ids_of(answer.blocks)))
+        self._tell(operation, self._nothing if answer is self._empty else Allocation(vllm_objects.ids(answer.blocks)))
 
     def _adopted(
         self, tracked: Tracked, found: Any, hit: int, blocks: Any, adopted: list[list[int]] | None
@@ -277,25 +271,27 @@ class Observer:
             raise UntellableError("a hit for a request that holds blocks")
         if found is None or self._found is not found or (found[0], found[2]) != (tracked.name, hit):
             return rows
-        if found[1] is blocks or (blocks is not None and ids_of(found[1].blocks) == rows):
+        if found[1] is blocks or (blocks is not None and vllm_objects.ids(found[1].blocks) == rows):
             return None
         return rows
 
-    def cached(self, seen: Seen, tokens: int) -> None:
+    def cached(self, answer: None, request: Seen, num_computed_tokens: int) -> None:
         """`cache_blocks` returned; of a request that holds no blocks, it did nothing."""
-        tracked = self._requests.up_to_date(seen)
+        tracked = self._requests.up_to_date(request)
         if tracked.running:
-            self._tell(oplog.CommitOp(id=tracked.name, tokens=tokens))
+            self._tell(oplog.CommitOp(id=tracked.name, tokens=num_computed_tokens))
 
-    def retired(self, request_id: str, processed: int) -> None:
+    def retired(
+        self, answer: None, request_id: str, processed_computed_tokens: int, num_prompt_tokens: Any = 0
+    ) -> None:
         """`remove_skipped_blocks` returned."""
-        tracked = self._requests.known(request_id)
+        tracked = self._requests.tracked.get(request_id)
         if tracked is not None:
-            self._tell(oplog.RetireOp(id=tracked.name, tokens=max(0, processed)))
+            self._tell(oplog.RetireOp(id=tracked.name, tokens=max(0, processed_computed_tokens)))
 
     def freed(self, request_id: str, finished: bool, popped: bool) -> None:
         """`free` or `pop_blocks_for_free` returned."""
-        tracked = self._requests.known(request_id)
+        tracked = self._requests.tracked.get(request_id)
         if tracked is None:
             return
         if tracked.running:
@@ -305,21 +301,21 @@ class Observer:
         if finished:
             self._requests.drop(tracked)
 
-    def released(self, blocks: Iterable[Any]) -> None:
+    def released(self, answer: None, ordered_blocks: list[Any]) -> None:
         """`BlockPool.free_blocks` returned, called from elsewhere than the manager."""
-        ids = [block.block_id for block in blocks if not block.is_null]
+        ids = [block.block_id for block in ordered_blocks if not block.is_null]
         if ids:
             self._tell(oplog.ReleaseOp(blocks=ids))
 
-    def held(self, blocks: Iterable[Any]) -> None:
+    def held(self, answer: None, blocks: list[Any]) -> None:
         """`BlockPool.touch` returned, called from elsewhere than the manager."""
         ids = [block.block_id for block in blocks if not block.is_null]
         if ids:
             self._tell(oplog.HoldOp(blocks=ids))
 
-    def evicted(self, ids: list[int]) -> None:
+    def evicted(self, answer: None, block_ids: list[int]) -> None:
         """`evict_blocks` returned."""
-        self._tell(oplog.EvictOp(blocks=ids))
+        self._tell(oplog.EvictOp(blocks=sorted(block_ids)))
 
     def reset(self, done: bool) -> None:
         """`reset_prefix_cache` returned."""
@@ -334,19 +330,19 @@ class Observer:
     def zeroed(self, ids: list[int]) -> None:
         """`take_new_block_ids` returned; where nothing is zeroed, the scheduler makes no use of it."""
         if self._header.zeroing:
-            self._tell(oplog.ZerosOp(), list(ids))
+            self._tell(oplog.ZerosOp(), ids)
 
-    def unwritten(self, request_id: str, tokens: int) -> None:
+    def unwritten(self, answer: None, request_id: str, start_token: int) -> None:
         """`record_blocks_for_zeroing` returned."""
-        tracked = self._requests.known(request_id)
+        tracked = self._requests.tracked.get(request_id)
         if tracked is not None and tracked.running and self._header.zeroing:
-            self._tell(oplog.UnwrittenOp(id=tracked.name, tokens=tokens))
+            self._tell(oplog.UnwrittenOp(id=tracked.name, tokens=start_token))
 
     def offered(self, offers: oplog.Offers) -> None:
         """`take_boundary_state_offloads` returned."""
         named: oplog.Offers = {}
         for id, states in offers.items():
-            tracked = self._requests.known(id)
+            tracked = self._requests.tracked.get(id)
             if tracked is None:
                 raise UntellableError(f"states of {id}, which is not there")
             named[tracked.name] = states

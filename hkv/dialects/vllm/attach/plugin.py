@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 
 from hkv.contract import registry
-from hkv.dialects.vllm.attach.attach import Attached, is_attached
+from hkv.dialects.vllm.attach.attach import attach_all, is_attached
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.attach.attach import Session, judge_stores, say, settings_from
@@ -26,7 +26,7 @@ def register() -> None:
     except (HKVError, OSError) as error:
         say(f"this process is not observed: {' '.join(str(error).split())}")
         return
-    Attached(session)
+    attach_all(session)
     judge_stores(session)
     session.say("vLLM's cache managers")
 

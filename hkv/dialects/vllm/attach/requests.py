@@ -23,19 +23,13 @@ class UntellableError(Exception):
 
 @dataclasses.dataclass(eq=False)
 class Tracked:
-    """A request as the log knows it.
+    """A request as the log knows it: vLLM's object, and what was told of it.
 
     Attributes:
-      name: its name in the log.
-      request: vLLM's object.
-      tokens: its tokens when they were last looked at: when it came, until the hash is known, of a streaming session.
-      hashes: its block hashes at that time.
-      told: number of tokens told.
-      computed: `computed` as told.
-      keys: number of keys told; None where the log's reader computes them.
-      shared_prefix: boundary as told.
+      tokens: its tokens when they were last looked at: when it came, until the hash is known, of a streaming session;
+        `hashes`, its block hashes at that time.
+      told: number of tokens told; `keys` of keys, None where the log's reader computes them.
       running: whether it holds blocks.
-      report: report mode as told.
       turn: of a streaming session, the lengths of its prompt and of its multimodal items as told; else None.
     """
 
@@ -57,13 +51,10 @@ class Tracked:
 
 
 class Requests:
-    """Tells requests and what became of them.
-
-    Args:
-      header: the log's header; its hash is changed while nothing was told of the keys.
-      tell: takes an operation.
+    """Tells requests and what became of them; the header's hash is changed while nothing was told of the keys.
 
     Attributes:
+      tracked: every request that the log knows, by vLLM's id.
       hash_known: whether the header names the chain hash.
       identities_told: whether the log says of every request so far what identifies its prefix besides its tokens.
     """
@@ -71,19 +62,10 @@ class Requests:
     def __init__(self, header: Header, tell: Callable[[Any], None]) -> None:
         self._header, self._tell = header, tell
         self.identities_told = True
-        self._by_id: dict[str, Tracked] = {}
+        self.tracked: dict[str, Tracked] = {}
         self._names: dict[str, int] = {}
         self._undecided: list[tuple[Tracked, oplog.RequestOp]] = []
         self.hash_known = not header.caching
-
-    def known(self, request_id: str) -> Tracked | None:
-        """The request of that id, if the log knows it."""
-        return self._by_id.get(request_id)
-
-    @property
-    def tracked(self) -> dict[str, Tracked]:
-        """Every request that the log knows, by vLLM's id."""
-        return self._by_id
 
     def up_to_date(self, seen: Seen) -> Tracked:
         """The request, everything told that has changed since.
@@ -92,7 +74,7 @@ class Requests:
           UntellableError: a log has no words for it.
         """
         request, computed, length, count, tokens, hashes = seen
-        tracked = self._by_id.get(request.request_id)
+        tracked = self.tracked.get(request.request_id)
         if tracked is not None and tracked.request is not request:
             if tracked.running:
                 raise UntellableError(f"another request of the name {request.request_id}, whose blocks it takes over")
@@ -112,7 +94,7 @@ class Requests:
 
     def drop(self, tracked: Tracked) -> None:
         """The request is heard of no more."""
-        del self._by_id[tracked.request.request_id]
+        del self.tracked[tracked.request.request_id]
         self._tell(oplog.DropOp(id=tracked.name))
 
     def probe(self, seen: Seen) -> str:
@@ -130,7 +112,7 @@ class Requests:
             raise UntellableError(f"request {request.request_id} without tokens")
         tracked = Tracked(self._name(request.request_id), request, tokens, hashes, told=len(prompt), turn=turn)
         operation = self._arrival(tracked, prompt)
-        self._by_id[request.request_id] = tracked
+        self.tracked[request.request_id] = tracked
         self._tell(operation)
         if not self.hash_known:
             self._undecided.append((tracked, operation))
@@ -273,10 +255,7 @@ def _hash_of(tracked: Tracked, header: Header) -> tuple[str, str]:
 def _extra(request: Any, count: int | None = None, prompt: int | None = None) -> ExtraKeys | None:
     """Everything besides its tokens that identifies a request's prefix; None where a log has no words for it.
 
-    Args:
-      request: vLLM's object.
-      count: number of its multimodal items; None for all.
-      prompt: tokens of its prompt; None for those that it has now.
+    `count` and `prompt` say how many of its multimodal items and of its tokens, if not all that it has now.
     """
     if request.prompt_embeds is not None:
         return None

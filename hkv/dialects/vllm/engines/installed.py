@@ -99,7 +99,7 @@ class InstalledVllmEngine:
         request = self._waiting(id)
         blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request, limit)
         self._found = (id, blocks) if hit else None
-        return Hit(hit, _ids(blocks.blocks), boundary)
+        return Hit(hit, vllm_objects.ids(blocks.blocks), boundary)
 
     def connector_lookup(self, id: str, limit: int | None = None) -> ConnectorHit:
         request = self._waiting(id)
@@ -110,11 +110,11 @@ class InstalledVllmEngine:
         if each is not None:
             most = request.num_tokens - 1 if limit is None else limit
             _, hits = self._call("connector_lookup", id, each, request.block_hashes, most)
-        return ConnectorHit(hit, _ids(blocks.blocks), boundary, diverged, list(hits))
+        return ConnectorHit(hit, vllm_objects.ids(blocks.blocks), boundary, diverged, list(hits))
 
     def truncate(self, rows: Rows, tokens: int) -> Rows:
         truncate = self._manager.truncate_computed_blocks
-        return _ids(self._call("truncate", tokens, truncate, self._blocks(rows), tokens).blocks)
+        return vllm_objects.ids(self._call("truncate", tokens, truncate, self._blocks(rows), tokens).blocks)
 
     def _blocks(self, rows: Rows) -> Any:
         return self._manager.create_kv_cache_blocks(tuple([self._pool.blocks[each] for each in row] for row in rows))
@@ -154,7 +154,7 @@ class InstalledVllmEngine:
             return Allocation(None)
         vllm_objects.set_running(request)
         self._running.add(operation.id)
-        return Allocation(_ids(blocks.blocks))
+        return Allocation(vllm_objects.ids(blocks.blocks))
 
     def advance(self, id: str, tokens: int) -> None:
         self._known(id).num_computed_tokens += tokens
@@ -252,16 +252,7 @@ class InstalledVllmEngine:
         return told(map(vllm_objects.event, self._manager.take_events()), self._version)
 
     def state(self) -> CacheState:
-        blocks = [block for block in self._pool.blocks if not block.is_null]
-        # The null block is asked too: it never has a key, unless somebody registers a skipped column.
-        keyed = [block for block in self._pool.blocks if block.block_hash is not None]
-        rows = {id: _ids(self._manager.get_blocks(id).blocks) for id in self._requests}
-        state = CacheState(
-            free=[block.block_id for block in self._pool.free_block_queue.get_all_free_blocks()],
-            refs={str(block.block_id): block.ref_cnt for block in blocks if block.ref_cnt},
-            rows={id: row for id, row in rows.items() if any(row)},
-            cached={str(block.block_id): vllm_objects.cached_entry(block) for block in keyed},
-        )
+        state = vllm_objects.state(self._manager, self._requests)
         self._check_questions(state)
         return state
 
@@ -338,10 +329,6 @@ class InstalledVllmEngine:
 def _agree(name: str, told: Any, due: Any) -> None:
     if told != due:
         raise OperationError(name, told, f"{due}, as vLLM's own rows, queue and index have it")
-
-
-def _ids(groups: Sequence[Sequence[Any]]) -> list[list[int]]:
-    return [[block.block_id for block in group] for group in groups]
 
 
 def _require_vllm(release: str | None) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.log.structs import CacheEvent, ExtraKeys, ResumeOp
+from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ExtraKeys, ResumeOp
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED, no_digest
 
@@ -185,6 +185,24 @@ def event(event: Any) -> CacheEvent:
 
 def _extra_key(key: Any) -> str | tuple[str, int]:
     return key.hex() if isinstance(key, bytes) else key
+
+
+def state(manager: Any, requests: Iterable[str]) -> CacheState:
+    """The state of a `KVCacheManager`; rows stand under the ids of these requests, which are vLLM's own."""
+    pool = manager.block_pool
+    # The null block is asked for a key too: it never has one, unless somebody registers a skipped column.
+    rows = {id: ids(manager.coordinator.get_blocks(id)) for id in requests}
+    return CacheState(
+        free=[block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
+        refs={str(block.block_id): block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null},
+        rows={id: row for id, row in rows.items() if any(row)},
+        cached={str(block.block_id): cached_entry(block) for block in pool.blocks if block.block_hash is not None},
+    )
+
+
+def ids(groups: Iterable[Iterable[Any]]) -> list[list[int]]:
+    """Block ids per group."""
+    return [[block.block_id for block in group] for group in groups]
 
 
 def cached_entry(block: Any) -> tuple[int, int, str]:
