@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
-from hkv.cli import progress
-from hkv.cli.compilation_cache import keep_programs
+from hkv.cli import keep_programs, progress
 from hkv.errors import ConfigError
 from hkv.machine import native_loops
 from tests import needs, quick_compilation

@@ -7,21 +7,24 @@ import gc
 import importlib
 import io
 import os
+import pathlib
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import click
+from click.core import ParameterSource
 
 import hkv
 from hkv import files
-from hkv.cli.compilation_cache import compilation_cache_option
 from hkv.cli.output_option import StandardOutputError, standard_output
 from hkv.cli.progress import INTERRUPTED, Interruption
-from hkv.errors import HKVError
+from hkv.errors import ConfigError, HKVError
 from hkv.limits import parse_bytes
 from hkv.machine import native_loops
+from hkv.machine.program_folder import distrusted, user_folder
 
 COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
@@ -85,12 +88,26 @@ def _set_input_limit(context: click.Context, parameter: click.Parameter, value: 
         os.environ[files.LIMIT] = value
 
 
+def _keep_programs(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    typed = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    keep_programs(value or None, insist=typed)
+
+
 @click.command(
     cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@compilation_cache_option
+@click.option(
+    "--compilation-cache",
+    metavar="DIR|off",
+    envvar="HKV_COMPILATION_CACHE",
+    show_envvar=True,
+    expose_value=False,
+    callback=_keep_programs,
+    help="Where compiled programs are kept, so that the next command need not compile them. They are run as the user "
+    "who reads them: a folder that others may write to is refused.  [default: the user's cache folder]",
+)
 @click.option(
     "--input-limit",
     metavar="SIZE",
@@ -218,3 +235,66 @@ def _blame_foreign_reference(error: ModuleNotFoundError) -> int:
     except HKVError as shadowed:
         return _complain(str(shadowed))
     return _admit(error)
+
+
+# `--compilation-cache`: where compiled programs are kept between commands.
+#
+# JAX reads its settings from the environment when it is imported, which most commands never do: the option only sets
+# the environment, before a subcommand's module is imported.
+
+PROGRAMS = "HKV_PROGRAM_FOLDER"
+"""`hkv.machine.kept_programs.FOLDER`, which imports JAX."""
+
+OFF = "off"
+
+MAX_SIZE = 1 << 28
+"""Bytes of JAX's cache, which drops what was used longest ago; `hkv.machine.kept_programs` has as much beside it."""
+
+LEAST_SECONDS = 0.2
+"""Programs that compile faster are not kept: reading one costs as much."""
+
+ENTRY, USED = "-cache", "-atime"
+"""Suffixes of JAX's files: a program, and when it was last used, which is written after it."""
+
+
+def keep_programs(where: str | None, *, insist: bool = False) -> None:
+    """Asks JAX, before it is imported, to keep compiled programs in a folder.
+
+    None stands for `JAX_COMPILATION_CACHE_DIR` if that is set, otherwise the user's folder; `off` keeps and reads
+    nothing. A folder that cannot be made or written is an error if `insist`, else nothing is kept; one that was named
+    and that somebody else may write to is an error.
+    """
+    if where == OFF:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        os.environ.pop(PROGRAMS, None)
+        return
+    if where is None and os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    folder = user_folder() if where is None else pathlib.Path(where).expanduser()
+    if folder is None or not _ready(folder):
+        if insist:
+            raise ConfigError("--compilation-cache", where, f"a folder that can be written, or {OFF}")
+        return
+    if reason := distrusted(folder):
+        if where is not None:
+            expected = f"a folder that nobody else may write to, as programs kept there are run: {reason}"
+            raise ConfigError("--compilation-cache", where, expected)
+        click.echo(f"hkv: compiled programs are not kept: {reason}", err=True)
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[PROGRAMS] = str(folder.absolute())
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_SIZE))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(LEAST_SECONDS))
+    # A disk that fills up, or a file that another process damaged, costs time and nothing else.
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
+
+
+def _ready(folder: pathlib.Path) -> bool:
+    """Makes the folder, and removes what an interrupted write left: JAX would neither use nor replace it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in folder.glob(f"*{ENTRY}"):
+            if not entry.with_name(entry.name.removesuffix(ENTRY) + USED).exists():
+                entry.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

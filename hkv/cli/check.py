@@ -10,8 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.engine_options import FORMS, check_timeout, timeout_option
-from hkv.cli.options import bugs_option, command_of, names_of, refuse_given
+from hkv.cli.options import FORMS, bugs_option, check_timeout, command_of, names_of, refuse_given, timeout_option
 from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry

@@ -11,10 +11,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from hkv.cli import varied_options
 from hkv.cli.options import command_of
 from hkv.cli.output_option import OutputPath, console, json_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
+from hkv.cli.replay import Words, parsed, points_of
 from hkv.contract.options import argument, check_plot_path, option
 from hkv.limits import MAX_COUNT, MAX_WORKERS
 from hkv.replay import plot
@@ -58,7 +58,7 @@ def command(given: Options) -> None:
     """
     if given.plot_path:
         check_plot_path(given.plot_path)
-    words = varied_options.parsed(given.given)
+    words = parsed(given.given)
     sides = _saved(words) if len(words.files) > 1 else _made(words, given.jobs or os.cpu_count() or 1)
     result = compared(sides)
     if given.plot_path:
@@ -69,17 +69,17 @@ def command(given: Options) -> None:
         _print(result, sides, given.most)
 
 
-def _saved(words: varied_options.Words) -> list[Side]:
+def _saved(words: Words) -> list[Side]:
     if words.fixed or words.axes:
         option = next(iter((*(each[0] for each in words.fixed), *words.axes)))
         raise click.UsageError(f"{option} is for a TRACE; the replays {', '.join(words.files)} have been made")
     return [read_side(path) for path in words.files]
 
 
-def _made(words: varied_options.Words, jobs: int) -> list[Side]:
+def _made(words: Words, jobs: int) -> list[Side]:
     if not words.files:
         raise click.UsageError("a TRACE, or at least two replays that were saved, are wanted")
-    points = varied_options.points_of(words)
+    points = points_of(words)
     if len(points) < 2:
         raise click.UsageError("one option at least has to have several values, or else several saved replays be given")
     varying = [option for option, values in words.axes.items() if len(values) > 1]

@@ -9,21 +9,22 @@ from typing import Any
 
 import click
 
-from hkv.cli.engine_options import (
+from hkv.cli.options import (
     FORMS,
     Traffic,
+    bugs_option,
     check_timeout,
+    command_of,
     defaults,
     dialect_option,
     ids_option,
+    names_of,
     seeds_option,
     timeout_option,
 )
-from hkv.cli.failing_case import print_case, print_log, print_other
-from hkv.cli.options import bugs_option, command_of, names_of
 from hkv.cli.output_option import OutputFolder, json_field, write_json
 from hkv.cli.progress import interruption, progress_bar
-from hkv.cli.shrink import shrink_with_bar
+from hkv.cli.shrink import print_case, print_log, print_other, shrink_with_bar
 from hkv.contract import registry
 from hkv.contract.options import group, option
 from hkv.errors import ConfigError

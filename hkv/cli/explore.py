@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from hkv.cli.engine_options import dialect_option
-from hkv.cli.options import command_of, commands, own_options, refuse_others
+from hkv.cli.options import command_of, commands, dialect_option, own_options, refuse_others
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import interruption, level_bar
 from hkv.contract import explore_command, registry

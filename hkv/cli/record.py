@@ -6,17 +6,17 @@ import dataclasses
 
 import click
 
-from hkv.cli.engine_options import (
+from hkv.cli.options import (
     FEATURE_NAMES,
     FORMS,
     VERSIONS,
     Restriction,
     check_timeout,
+    command_of,
     defaults,
     dialect_option,
     timeout_option,
 )
-from hkv.cli.options import command_of
 from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.contract import registry
 from hkv.contract.options import COUNT, SEED, group, option

@@ -12,10 +12,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli import varied_options
 from hkv.cli.options import command_of
 from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
+from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
 from hkv.limits import MAX_WORKERS, show_bytes
 from hkv.replay import plot, sweep
@@ -75,12 +75,12 @@ def command(given: Options) -> None:
         check_plot_path(plot_path)
     if given.jobs is not None and given.ray is not None:
         raise click.UsageError("--jobs counts what runs here; with --ray the cluster says how many there are")
-    words = varied_options.parsed(given.replayed)
+    words = parsed(given.replayed)
     if len(words.files) != 1:
         raise click.UsageError(f"one TRACE is wanted, not {len(words.files)}")
     if (sweep.MEMORY in words.axes) == (sweep.BLOCKS in words.axes):
         raise click.UsageError("either --memory, with --model, or --num-blocks, with --groups, is wanted")
-    points, path = varied_options.points_of(words), words.files[0]
+    points, path = points_of(words), words.files[0]
     known = points[0].options
     trace = InternedTrace(read_trace(path, known["tokens_per_id"], known["limit"]))
     how: dict[str, Any] = {"jobs": given.jobs or os.cpu_count() or 1, "ray": given.ray, "results": given.results}

@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from hkv.cli.engine_options import Traffic, check_timeout, dialect_option, seeds_option, timeout_option
-from hkv.cli.failing_case import print_broken
-from hkv.cli.options import command_of
+from hkv.cli.options import Traffic, check_timeout, command_of, dialect_option, seeds_option, timeout_option
 from hkv.cli.output_option import json_field, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
+from hkv.cli.shrink import print_broken
 from hkv.contract.options import argument, group
 from hkv.oracle.broken_invariant import Found, Watching
 from hkv.oracle.engines import engine_factory

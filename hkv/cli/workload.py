@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from hkv.cli import varied_options
+from hkv.cli.replay import parsed, points_of
 from hkv.limits import show_bytes
 from hkv.replay import plot, sweep
 from hkv.replay.swept import swept, without_evictions
@@ -140,7 +140,7 @@ def answered(
         drawn = isinstance(workload, Drawn)
         trace = InternedTrace(read_trace(path, TOKENS_PER_ID if drawn else None, None))
         sizes = [round(share * served.memory) for share in (SIZES if plot_path else (1, 2))]
-        points = varied_options.points_of(varied_options.parsed(served.words(path, sizes)))
+        points = points_of(parsed(served.words(path, sizes)))
         jobs = os.cpu_count() or 1
         rows, _ = swept(points, trace, jobs=jobs)
         infinite = without_evictions(points, rows, lambda left: swept(left, trace, jobs=jobs)[0])
@@ -174,7 +174,7 @@ def _rate(served: Served, path: str, trace: InternedTrace, jobs: int, step_ms: i
 
 def _row(words: list[str], trace: InternedTrace, jobs: int) -> Mapping[str, Any]:
     """Result of the one replay that a command line names."""
-    [row], _ = swept(varied_options.points_of(varied_options.parsed(words)), trace, jobs=jobs)
+    [row], _ = swept(points_of(parsed(words)), trace, jobs=jobs)
     return row
 
 

@@ -6,7 +6,7 @@ JAX and its settings, the machine, the shapes of the arguments. An answer is the
 `jax.experimental.serialize_executable` writes it.
 
 Nothing is kept unless the environment variable `HKV_PROGRAM_FOLDER` names a folder, as the command line sees to
-(`hkv.cli.compilation_cache`). Loading an executable is running its code: only a file of the user's own, sealed with the
+(`hkv.cli`). Loading an executable is running its code: only a file of the user's own, sealed with the
 user's key, is loaded (`hkv.machine.program_folder`). Code that is patched after it was imported is not seen; whoever
 does that keeps nothing.
 """

@@ -10,8 +10,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from hkv.cli import cli, compilation_cache
-from hkv.cli.compilation_cache import MAX_SIZE, keep_programs, user_folder
+import hkv.cli
+from hkv.cli import MAX_SIZE, cli, keep_programs, user_folder
 from hkv.errors import ConfigError
 
 SETTINGS = (
@@ -24,7 +24,7 @@ SETTINGS = (
 
 PROGRAM = """
 import sys
-from hkv.cli.compilation_cache import keep_programs
+from hkv.cli import keep_programs
 keep_programs(sys.argv[1])
 import jax, jax.numpy as jnp
 print(int(jax.jit(lambda x: jnp.sort(x)[0])(jnp.arange(7, 3, -1))))
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_is_an_error_only_where_it_was_typed(monkeypatch
     assert str(file) in str(result.exception)
     monkeypatch.setenv("HKV_COMPILATION_CACHE", str(file / "inside"))
     CliRunner().invoke(cli, ["check", "nothing"])
-    monkeypatch.setattr(compilation_cache, "user_folder", lambda: None)
+    monkeypatch.setattr(hkv.cli, "user_folder", lambda: None)
     keep_programs(None)
     assert folder() is None
 
@@ -129,7 +129,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path, monkeypatch, cap
     assert isinstance(result.exception, ConfigError)
     assert reason in str(result.exception)
     assert folder() is None
-    monkeypatch.setattr(compilation_cache, "user_folder", lambda: named)
+    monkeypatch.setattr(hkv.cli, "user_folder", lambda: named)
     keep_programs(None)
     assert folder() is None
     assert f"compiled programs are not kept: {reason}" in capsys.readouterr().err
