@@ -152,11 +152,7 @@ def _own_output() -> AbstractContextManager[None]:
 
 
 def run(arguments: Sequence[str], interruption: Interruption, output: AbstractContextManager[None]) -> int:
-    """Performs one command, as typed without the program's name, with that standard output.
-
-    Returns:
-      The exit status: the command's own, 2 for what it cannot use or write, `INTERRUPTED`, `CLOSED_PIPE` or `DEFECT`.
-    """
+    """Performs one command, as typed without the program's name, with that standard output."""
     status = 0
     try:
         with output:

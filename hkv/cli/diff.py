@@ -136,11 +136,7 @@ class _Report:
         self.documents: dict[str, Any] = {}
 
     def tell(self, shrink: bool, hurried: bool = False) -> None:
-        """Prints the differences, small if so wanted, and saves them.
-
-        Raises:
-          KeyboardInterrupt: shrinking was interrupted; every difference was reported, as small as it was by then.
-        """
+        """Prints the differences, small if so wanted, and saves them."""
         for found in self._comparison.differences(shrink, shrink_with_bar, hurried):
             name = f"{found.feature} seed {found.seed} version {found.version}"
             if self._talk:

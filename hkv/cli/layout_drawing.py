@@ -83,12 +83,7 @@ def _fit(text: str, columns: int, left: bool = False) -> str:
 
 
 def figure(levels: Sequence[Level], names: Sequence[str], title: str, path: str) -> bytes:
-    """The levels as a figure; the ending of the file that it is for, `.svg` or `.png`, says which kind; SVG for `-`.
-
-    Raises:
-      LayoutError: another ending.
-      MissingExtraError: Matplotlib is not installed.
-    """
+    """The levels as a figure; the ending of the file that it is for, `.svg` or `.png`, says which kind; SVG for `-`."""
     kind = "svg" if path == "-" else pathlib.Path(path).suffix.lower().removeprefix(".")
     if kind not in ("svg", "png"):
         raise LayoutError("--image", path, "a file that ends in .svg or .png")

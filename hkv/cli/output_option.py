@@ -26,12 +26,7 @@ _TAKEN = "hkv.cli.output_option.taken"
 
 
 class OutputPath(click.ParamType):
-    """A file to write, or `-`; a path that is standard output's own, such as `/dev/stdout`, is read as `-` too.
-
-    Raises:
-      FileError: a folder, an empty name, or a place where this user may not write.
-      click.UsageError: a second result for standard output.
-    """
+    """A file to write, or `-`; a path that is standard output's own, such as `/dev/stdout`, is read as `-` too."""
 
     name = "file"
 
@@ -51,11 +46,7 @@ class OutputPath(click.ParamType):
 
 
 class OutputFolder(click.ParamType):
-    """A folder to write files in, made if need be.
-
-    Raises:
-      FileError: a file, an empty name, or a place where this user may not write.
-    """
+    """A folder to write files in, made if need be."""
 
     name = "folder"
 

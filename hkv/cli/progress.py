@@ -130,9 +130,6 @@ class Interruption:
     one that is interrupted leaves it running; at exit JAX destroys its client and its devices, and the compilation,
     when it comes to use them, reads freed memory (a segmentation fault with jaxlib 0.10.2). There is no way to join or
     to stop it, so `leave` ends the process at once.
-
-    Args:
-      attended: somebody will call `report`; if not, last words are said as the exception passes.
     """
 
     def __init__(self, attended: bool = True) -> None:

@@ -221,12 +221,7 @@ def _names(*commands: ReplayCommand) -> set[str]:
 
 
 def points_of(words: Words) -> list[Point]:
-    """The replays that a command line asks for, each looked at and known to be no error.
-
-    Raises:
-      click.UsageError: one has options that do not go together.
-      HKVError: one has no cache.
-    """
+    """The replays that a command line asks for, each looked at and known to be no error."""
     asked = [
         {option: text for option, text in labels.items() if _concerns(option, words, labels)}
         for labels in sweep.points(words.axes)

@@ -24,7 +24,6 @@ class Failure:
     """Error that an engine raised instead of an answer.
 
     Attributes:
-      message: the error, in words.
       timed_out: True if the engine was silent for longer than it may be.
     """
 
@@ -104,12 +103,8 @@ def first_difference(want: Any, got: Any, path: str = "") -> Mismatch | None:
 
 
 def compare(want: Any, got: Any, answers: Callable[[Any, Any], Mismatch | None] = first_difference) -> Mismatch | None:
-    """The first difference between two answers, or None when they agree.
-
-    Args:
-      want: the answer to be met.
-      got: the other one; either may be a Failure, and two of them agree.
-      answers: finds the first difference between two that are none.
+    """The first difference between two answers, or None when they agree, as two Failures do; `answers` compares two
+    that are none.
     """
     if isinstance(want, Failure) or isinstance(got, Failure):
         if isinstance(want, Failure) and isinstance(got, Failure):

@@ -20,13 +20,8 @@ class Sink(Protocol):
     """Takes what a live cache was asked and answered."""
 
     def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Has calls of the cache performed.
-
-        Args:
-          perform: says the operations of one call to this sink.
-
-        Returns:
-          A function that takes a call, in the cache's own thread. Calls are performed in order, now or later.
+        """A function that takes a call, in the cache's own thread; `perform` says its operations to this sink, in
+        order, now or later.
         """
         ...
 

@@ -47,17 +47,7 @@ def check_bugs(names: Iterable[str], known: Bugs) -> None:
 
 
 def bugs_of_part(names: Iterable[str], part: str, title: str, known: Bugs) -> tuple[str, ...]:
-    """The names, every one that of a defect which shows in one part.
-
-    Args:
-      names: as given.
-      part: `planning` or `manager`.
-      title: of the dialect.
-      known: its defects.
-
-    Raises:
-      ConfigError: there is no such defect, or it is one of another part.
-    """
+    """The names, if all are those of defects that show in a part, `planning` or `manager`; else ConfigError."""
     found = tuple(names)
     if found and not known:
         raise ConfigError("bugs", ", ".join(found), f"nothing under {title}'s rules, of which no defect is known")

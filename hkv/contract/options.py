@@ -140,11 +140,7 @@ class Several(tuple[Any, ...]):
 
 
 class OneOrMore(click.ParamType):
-    """Values of another type, `inner`, separated by commas, as a `Several`.
-
-    Raises:
-      click.BadParameter: no value, one of another type, the same twice, or more than `MOST_VALUES`.
-    """
+    """Values of another type, `inner`, separated by commas, as a `Several`."""
 
     def __init__(self, inner: click.ParamType) -> None:
         self.inner = inner
@@ -168,11 +164,7 @@ class OneOrMore(click.ParamType):
 
 
 def percentage(name: str, text: str) -> float:
-    """The number in `60%`, or in `60`.
-
-    Raises:
-      ConfigError: it is none from 0 to 100.
-    """
+    """The number in `60%`, or in `60`; ConfigError unless it is one from 0 to 100."""
     try:
         found = float(text.removesuffix("%"))
     except ValueError:

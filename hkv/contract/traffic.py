@@ -13,11 +13,7 @@ Choices = Draw
 
 
 class RandomChoices:
-    """Decisions of a seeded pseudo-random generator: the same seed gives the same ones on every machine.
-
-    Args:
-      seed: of Python's `random.Random`.
-    """
+    """Decisions of a seeded pseudo-random generator: the same seed gives the same ones on every machine."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -22,9 +22,6 @@ class Broken:
     Attributes:
       name: of the dialect's `invariants`.
       line: of the operation after which it does not hold, 1-based in the log that the operations would be.
-      operation: that operation, in words.
-      problem: the problem, in words.
-      promise: promise of the invariant.
     """
 
     name: str
@@ -35,16 +32,7 @@ class Broken:
 
 
 def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any]) -> Broken | str:
-    """Performs operations on a fresh engine, asks every invariant after each, and stops at the first that is broken.
-
-    Args:
-      factory: makes the engine.
-      header: its configuration.
-      operations: the operations to perform.
-
-    Returns:
-      What is broken, or why there is nothing to say.
-    """
+    """The first invariant that a fresh engine breaks on some operations, or why there is nothing to say."""
 
     def drive(perform: Callable[[Any], Any]) -> None:
         for operation in operations:
@@ -58,15 +46,9 @@ def on_its_own(
 ) -> tuple[tuple[Any, ...], Broken | str]:
     """Lets an engine run on its own answers, every invariant asked after each operation, and stops at the first broken.
 
-    A wrong answer need not break anything by itself; what the engine does next on the strength of it may.
-
-    Args:
-      factory: makes the engine.
-      header: its configuration.
-      drive: drives traffic through the function that it is given, which performs an operation and returns the answer.
-
-    Returns:
-      The operations performed, and what is broken after the last, or why there is nothing to say.
+    A wrong answer need not break anything by itself; what the engine does next on the strength of it may. `drive` takes
+    the function that performs an operation. Returned are the operations performed, and what is broken after the last,
+    or why there is nothing to say.
     """
     dialect, performed = registry.dialect_of(header.dialect), list[Any]()
     if not dialect.invariants:
@@ -102,13 +84,9 @@ class Found:
     """Traffic under which an engine broke an invariant.
 
     Attributes:
-      feature: feature of the traffic.
       seed: of the configuration and the traffic.
-      version: of the log format.
-      header: the configuration.
       operations: everything up to the operation after which it does not hold.
       broken: the invariant; `failure` where the engine raised an error instead.
-      error: the error that said so.
     """
 
     feature: str
@@ -123,17 +101,10 @@ class Found:
 class Watching:
     """Drives an engine through the traffic of one seed after the other, every invariant asked after each operation.
 
-    Args:
-      factory: makes an empty engine of a header.
-      only: selection of the configurations that are drawn, and their dialect.
-      version: of the log format; None for all in turn.
-      steps: scheduling steps a seed.
-
     Attributes:
       seeds: seeds that the engine implements.
       not_implemented: seeds that it says it does not implement, and `reason`, what it said the first time.
-      performed: operations performed.
-      not_asked: capabilities that the engine lacks, with their meanings, and the invariants not asked for that.
+      lacks: capabilities that it lacks, with their meanings; `not_asked`: the invariants not asked for that.
     """
 
     def __init__(self, factory: EngineFactory, only: Only, version: int | None = None, steps: int = 16) -> None:
@@ -146,13 +117,7 @@ class Watching:
         self.not_asked: tuple[str, ...] = ()
 
     def seed(self, feature: str, seed: int) -> Found | None:
-        """The first invariant that the engine breaks under one seed's traffic, or None.
-
-        Raises:
-          EngineProcessError, MissingExtraError: it cannot start.
-          ConfigError: it cannot be made of a header.
-          UnsupportedConfigError: the dialect has no invariants, or the engine lacks what all of them look at.
-        """
+        """The first invariant that the engine breaks under one seed's traffic, or None."""
         version = self._versions[seed % len(self._versions)]
         header, choices = draw(feature, seed, version, self._only)
         try:
@@ -197,10 +162,6 @@ class Watching:
         self.not_asked = tuple(each.name for each in invariants if each.name not in asked)
 
     def require_some(self) -> None:
-        """Makes sure that the engine implements something of what was drawn.
-
-        Raises:
-          ConfigError: it does not.
-        """
+        """Raises ConfigError if the engine implements nothing of what was drawn."""
         if self.not_implemented and not self.seeds:
             raise ConfigError("engine", self.reason, "an engine that implements one of these configurations")

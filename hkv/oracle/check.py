@@ -65,15 +65,8 @@ class Difference:
 def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
     """Performs a log's operations on a fresh engine and returns the first difference, or None.
 
-    Args:
-      log: the log.
-      factory: makes the engine, from the log's own kind of header.
-      bugs: names of upstream defects to reproduce, besides those that the header names.
-
-    Raises:
-      FileError: the engine cannot represent the log's configuration.
-      UnsupportedConfigError: it does not implement that configuration, and says so.
-      EngineProcessError: it cannot start.
+    Defects of `bugs` are reproduced besides those that the header names. FileError if the engine cannot represent the
+    configuration; an engine that says it does not implement it, or cannot start, raises an error of its own.
     """
     try:
         engine = factory(with_bugs(log.header, bugs))
@@ -100,12 +93,6 @@ def known_defects(log: Log, factory: EngineFactory, difference: Difference, bugs
     Logs of live engines do not say which defects their traffic ran into: one that was recorded before a defect had a
     name differs until it is named. Defects are added one at a time, each time the one that moves the first difference
     furthest, so that a few that show on different lines are found together.
-
-    Args:
-      log: the log.
-      factory: makes the engine that it differs from.
-      difference: the first difference, with `bugs` reproduced.
-      bugs: defects that are reproduced already.
     """
     found: list[str] = []
     line = difference.line
@@ -130,12 +117,8 @@ def known_defects(log: Log, factory: EngineFactory, difference: Difference, bugs
 def judge_log(log: Log) -> tuple[Difference | None, frozenset[str]]:
     """Judges a log by the invariants of its dialect alone, without another engine.
 
-    Returns:
-      The first invariant that is broken, as a difference between its promise and the problem, or None; and the names of
-      the invariants that were asked.
-
-    Raises:
-      UnsupportedConfigError: the dialect has no invariants that logs are judged by.
+    The first one that is broken, as a difference between its promise and the problem, or None; and the names of those
+    that were asked.
     """
     dialect = registry.dialect_of(log.header.dialect)
     watch = dialect.watch_log(log)
@@ -172,13 +155,7 @@ def difference_of(path: str, performed: Sequence[tuple[int, Any]], field: str, w
 
 
 def junit_xml(engine: str, verdicts: Mapping[str, tuple[str, str]], failing: Collection[str]) -> bytes:
-    """A test suite of one case a log.
-
-    Args:
-      engine: name of the engine that was held against the logs; names the suite.
-      verdicts: by path, the verdict and what there is to say of it.
-      failing: verdicts that count as failures; the others but `agrees` count as skipped.
-    """
+    """A test suite of one case a log; verdicts that are neither `failing` nor `agrees` count as skipped."""
     failed = sum(verdict in failing for verdict, _ in verdicts.values())
     skipped = sum(verdict not in failing and verdict != "agrees" for verdict, _ in verdicts.values())
     counts = {"tests": str(len(verdicts)), "failures": str(failed), "skipped": str(skipped)}
@@ -206,18 +183,9 @@ AT_ONCE = 1 << 20
 
 
 class FollowedLog:
-    """A log, and an engine that performs what it says.
+    """A log, and an engine that performs what it says, up to the first `difference`.
 
-    Args:
-      path: of its first part; not compressed, as the end of what is compressed cannot be read before it is written.
-      factory: makes the engine.
-
-    Attributes:
-      operations: number of operations performed.
-      difference: the first one; nothing is performed after it.
-
-    Raises:
-      FileError: it is compressed.
+    It must not be compressed: the end of what is compressed cannot be read before it is written.
     """
 
     def __init__(self, path: str, factory: EngineFactory) -> None:
@@ -232,11 +200,7 @@ class FollowedLog:
         self._performed: collections.deque[tuple[int, Any]] = collections.deque(maxlen=16 * HISTORY)
 
     def advance(self) -> bool:
-        """Performs the whole lines that have come since; whether there were any.
-
-        Raises:
-          FileError: a line is none of a log, or the engine cannot represent the configuration.
-        """
+        """Performs the whole lines that have come since; whether there were any."""
         lines = self._new_lines()
         for line in lines:
             self._line += 1
@@ -280,18 +244,9 @@ class FollowedLog:
 
 
 def follow(paths: Sequence[str], factory: EngineFactory, quiet: float) -> Iterator[FollowedLog]:
-    """Follows logs, and those that come to the folders, until none has grown for so many seconds.
+    """Follows logs, and those that come to the folders, until none has grown for `quiet` seconds.
 
-    Args:
-      paths: logs and folders.
-      factory: makes the engine that each is held against.
-      quiet: seconds.
-
-    Yields:
-      Each log that differs, as it does; in the end every log.
-
-    Raises:
-      FileError: as `FollowedLog.advance` does; there is no such path.
+    Yields each log that differs, as it does; in the end every log.
     """
     followed: dict[str, FollowedLog] = {}
     last = time.monotonic()

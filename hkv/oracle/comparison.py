@@ -160,11 +160,8 @@ class DiffResult:
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Counts over seeds of one feature before the first on which two engines differ; fields as in `DiffResult`.
-
-    Attributes:
-      parted: the seed on which they differ, or None.
-    """
+    """Counts over seeds of one feature before the one on which two engines differ, `parted`; fields as in
+    `DiffResult`."""
 
     seeds: int
     not_implemented: int
@@ -178,21 +175,10 @@ def _shrink(shrinker: Shrinker, case: Case) -> Case:
 
 
 class Comparison:
-    """Compares two engines on one seed after the other.
+    """Compares two engines on one seed after the other; other arguments as of `diff`.
 
-    Args:
-      engines: two engines; where one is HKV's own, the other is in doubt (`trusted_first`), else the first. None for
-        the dialect's default.
-      only: selection of the configurations that are drawn, and their dialect.
-      version: of the log format; None for all in turn.
-      steps: scheduling steps a seed.
-      ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
-      bugs: names of upstream defects that both reproduce.
-      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
-
-    Attributes:
-      engines: names of the engine in doubt and of the one that counts.
-      features: features of the traffic.
+    Where one of the engines is HKV's own, the other is in doubt (`trusted_first`), else the first; None for the
+    dialect's default. `engines` are their names then, the one in doubt first.
     """
 
     def __init__(
@@ -219,11 +205,7 @@ class Comparison:
         self._parted: dict[str, tuple[int, Disagreement]] = {}
 
     def require(self, features: Sequence[str]) -> None:
-        """Makes sure that there is traffic about each feature, and that both engines can start.
-
-        Raises:
-          HKVError: not so.
-        """
+        """Makes sure that there is traffic about each feature, and that both engines can start."""
         for feature in features:
             draw(feature, 0, self._versions[0], self._only)
         rules = registry.dialect_of(self._only.dialect)
@@ -235,11 +217,7 @@ class Comparison:
                 continue
 
     def seed(self, feature: str, seed: int) -> bool:
-        """Compares the engines on one seed; whether they differ.
-
-        Raises:
-          EngineProcessError, MissingExtraError: one of them cannot start.
-        """
+        """Compares the engines on one seed; whether they differ."""
         version = self._version(seed)
         try:
             recording, parted = differ(
@@ -267,10 +245,8 @@ class Comparison:
         return Tally(self._compared, self._unsupported, self._reason, self._operations, None)
 
     def add(self, feature: str, tally: Tally) -> bool:
-        """Counts what was compared elsewhere as if it had been here; whether the engines differ.
-
-        Raises:
-          EngineFailure: they differ there, but not here.
+        """Counts what was compared elsewhere as if it had been here; whether the engines differ. EngineFailure if they
+        do there, but not here.
         """
         self._compared += tally.seeds
         self._unsupported += tally.not_implemented
@@ -285,15 +261,10 @@ class Comparison:
     def differences(
         self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = _shrink, hurried: bool = False
     ) -> Iterator[FoundDifference]:
-        """The differences so far, one a feature.
+        """The differences so far, one a feature, made small by `shrinking` if `shrink`.
 
-        Args:
-          shrink: whether to make them small.
-          shrinking: function that shrinks a case; it may report progress.
-          hurried: whether to leave out the traffic of further seeds, in which an invariant may be broken.
-
-        Raises:
-          KeyboardInterrupt: shrinking was interrupted; every difference was yielded, as small as it was by then.
+        `hurried` leaves out the traffic of further seeds, in which an invariant may be broken. An interrupt is raised
+        again once every difference was yielded, as small as it was by then.
         """
         interrupt: KeyboardInterrupt | None = None
         for feature, (seed, parted) in self._parted.items():
@@ -331,11 +302,7 @@ class Comparison:
             raise interrupt
 
     def result(self, found: Sequence[FoundDifference]) -> DiffResult:
-        """Result of the comparison.
-
-        Raises:
-          ConfigError: the engines implement no configuration in common.
-        """
+        """Result of the comparison; ConfigError if the engines implement no configuration in common."""
         hint = self._hint() if self._unsupported > self._compared else ""
         if self._unsupported and not self._compared:
             expected = "one configuration at least that both engines implement"
@@ -425,18 +392,8 @@ def compare_in_cluster(
 ) -> None:
     """Compares two engines on all seeds of each feature, up to the first on which they differ.
 
-    That one is compared here once more, so that it can be made small here.
-
-    Args:
-      comparison: gets the counts and the differences, those of one process that goes through the seeds in order.
-      arguments: those that it was made from; its engines are names.
-      features: features of the traffic.
-      seeds: seeds of each.
-      address: the cluster's, as `hkv.cluster.in_cluster` takes it.
-      progress: called for each seed.
-
-    Raises:
-      HKVError: no cluster, an engine that cannot start there, or one that differs there but not here.
+    That one is compared here once more, so that it can be made small here. The comparison gets the counts and
+    differences that one process would, going through the seeds in order; `arguments` are those that it was made from.
     """
     places = range(0, len(seeds), STRETCH)
     stretches = [(feature, seeds[place : place + STRETCH]) for feature in features for place in places]

@@ -29,7 +29,6 @@ class Diagnosis:
 
     Attributes:
       case: operations up to the one that is answered differently, or on to the broken invariant.
-      seed: seed of its traffic.
       broken: the first invariant that the engine in doubt breaks; in words, why there is none.
     """
 
@@ -43,10 +42,6 @@ class Traffic:
     """Seeds of one feature.
 
     Attributes:
-      feature: the feature.
-      only: selection among the configurations.
-      version: version of the log format, by seed.
-      steps: scheduling steps.
       bugs: whether upstream defects are asked for, besides those that configurations name: they break some invariants,
         of which no case is kept that the right engine breaks too.
       further: seeds whose traffic an engine in doubt is given, until it breaks an invariant.
@@ -65,11 +60,6 @@ def diagnosed(shrinker: Shrinker, found: Diagnosis, traffic: Traffic) -> Diagnos
 
     A wrong answer need not break an invariant by itself. The engine then runs on, with the traffic of this seed and of
     the next ones, on its own answers. Where none breaks any, what was found is returned, with how far none did.
-
-    Args:
-      shrinker: shrinker for the two engines.
-      found: the difference.
-      traffic: seeds to go on with.
     """
     case, said = shrinker.diagnosed(found.case, found.case.operations)
     if isinstance(said, Broken) or not registry.dialect_of(case.header.dialect).invariants:
@@ -87,14 +77,7 @@ def diagnosed(shrinker: Shrinker, found: Diagnosis, traffic: Traffic) -> Diagnos
 def smaller(
     shrinker: Shrinker, found: Diagnosis, traffic: Traffic, shrink: Callable[[Shrinker, Case], Case]
 ) -> Diagnosis:
-    """A case that is small already; while it is a long one, the smallest of those that the next seeds' are made to.
-
-    Args:
-      shrinker: shrinker for the two engines, which keeps the broken invariant.
-      found: the case, made small.
-      traffic: seeds to look for others in.
-      shrink: makes a case small.
-    """
+    """A case that is small already; while it is a long one, the smallest of those that the next seeds' are made to."""
     keeps, best, left = shrinker.keeps, found, OTHERS
     if keeps is None or len(best.case.operations) <= READABLE:
         return best

@@ -13,10 +13,8 @@ from hkv.errors import EngineProcessError, HKVError, MissingExtraError, Unsuppor
 
 
 def make_engine(factory: EngineFactory, header: Any) -> Any:
-    """An engine of a header's configuration.
-
-    Raises:
-      UnsupportedConfigError: it does not implement it, or has no methods for what logs of its version ask for.
+    """An engine of a header's configuration; UnsupportedConfigError if it has no methods for what logs of its version
+    ask for.
     """
     engine = factory(header)
     if missing := registry.dialect_of(header.dialect).missing_methods(engine, header):
@@ -80,12 +78,8 @@ TRIES = 3
 
 
 def flags_for(factory: EngineFactory, dialect: str) -> str:
-    """Options of `hkv diff` under which an engine implements what is drawn; "" when it implements no group by itself.
-
-    Args:
-      factory: makes the engine; what it refuses, for whatever reason, counts as not implemented.
-      dialect: name of the configurations' dialect.
-    """
+    """Options of `hkv diff` under which an engine implements what is drawn; "" when it implements no group by
+    itself."""
     rules = registry.dialect_of(dialect)
     versions, features = rules.drawn_versions(frozenset()), rules.short_features(dialect)
     found = [
@@ -132,15 +126,7 @@ def _implements(factory: EngineFactory, header: Any) -> bool:
 class Pair:
     """Performs every operation on both engines and compares what they answer.
 
-    Args:
-      dialect: dialect of the operations.
-      tested: the engine in doubt.
-      right: the engine whose answers count.
-      version: of the log format.
-      names: comparison of their block ids.
-
-    Attributes:
-      timed_out: whether the engine in doubt was silent, at any operation, for as long as it may be.
+    `timed_out`: the engine in doubt was silent, at any operation, for as long as it may be.
     """
 
     def __init__(self, dialect: Dialect, tested: Any, right: Any, version: int, names: SameNames) -> None:
@@ -164,13 +150,7 @@ class Pair:
 
 
 def make_pair(tested: EngineFactory, right: EngineFactory, header: Any, ids: str = "exact") -> Pair | Mismatch:
-    """Both engines, empty, or how they disagree about the configuration itself.
-
-    Raises:
-      ConfigError: block ids cannot be compared in that way.
-      UnsupportedConfigError: one of them does not implement the configuration, and says so.
-      EngineProcessError, MissingExtraError: one of them cannot start.
-    """
+    """Both engines, empty, or how they disagree about the configuration itself."""
     dialect = registry.dialect_of(header.dialect)
     names = dialect.renaming(ids, header)
     made: list[Any] = []

@@ -48,10 +48,6 @@ def trusted_first(engines: Sequence[Any], dialect: str) -> tuple[Any, Any]:
 
     A reference counts before any other engine, HKV's compiled form before engines of others: those that drive an
     installed package, run in a process or are somebody's class. Of two of one standing, the second counts.
-
-    Args:
-      engines: names, or factories.
-      dialect: name of the dialect.
     """
     rules = registry.dialect_of(dialect)
 
@@ -163,18 +159,10 @@ TIMEOUT = 10.0
 
 
 class EngineProcess:
-    """A process that speaks the process protocol, whatever the operations are.
+    """A process that speaks the process protocol, whatever the operations are; the header is sent as the first line.
 
-    Args:
-      header: the configuration, sent as the first line.
-      command: command line that starts it.
-      timeout: seconds that one answer may take.
-
-    Raises:
-      UnsupportedConfigError: it does not implement this configuration.
-      ConfigError: it says that the configuration is wrong.
-      EngineProcessError: from here on any method: it died, hung or broke the protocol.
-      OperationError: any method: it answered that it cannot perform the operation.
+    It refuses a configuration with UnsupportedConfigError or ConfigError, an operation with OperationError; from any
+    method, EngineProcessError: it died, hung or broke the protocol.
     """
 
     def __init__(self, header: Any, command: str, timeout: float = TIMEOUT) -> None:
@@ -251,12 +239,7 @@ PREFIX = "cmd:"
 
 
 def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
-    """A factory that starts `command` afresh for every header.
-
-    Args:
-      command: a command line, split as a shell would; no shell runs.
-      timeout: seconds that one answer may take.
-    """
+    """A factory that starts `command`, split as a shell would, afresh for every header; no shell runs."""
 
     def start(header: Any) -> Any:
         return registry.dialect_of(header.dialect).process_engine(EngineProcess(header, command, timeout))
@@ -277,13 +260,6 @@ class LineProcess:
     """A process; its standard error is ours. It ends with this object at the latest, with all that it started.
 
     It leads a session of its own, so that what it started can be ended with it; Ctrl-C reaches HKV, which ends it.
-
-    Args:
-      command: as a shell would split it; no shell runs.
-      timeout: seconds to wait for a line to be taken or given.
-
-    Raises:
-      EngineProcessError: it cannot be started.
     """
 
     def __init__(self, command: str, timeout: float) -> None:
@@ -308,15 +284,7 @@ class LineProcess:
         self._end = weakref.finalize(self, _end, self._process)
 
     def ask(self, line: bytes, what: str) -> bytes:
-        """Sends a line and returns the one that comes back, both without their newline.
-
-        Args:
-          line: the line.
-          what: name of what is asked, for messages.
-
-        Raises:
-          EngineProcessError: the process ended, was silent for too long, or said something before it was asked.
-        """
+        """Sends a line and returns the one that comes back, both without their newline."""
         if not self._end.alive:
             raise EngineProcessError("engine", f"cmd:{self.command}", f"a process that still runs, to answer {what}")
         try:

@@ -29,8 +29,6 @@ class Message:
     """A batch as it was sent.
 
     Attributes:
-      seq: its sequence number.
-      payload: the batch, in msgpack.
       replayed: whether it had been missed and was asked for again.
     """
 
@@ -85,8 +83,7 @@ class Sequencer:
     or the connection was lost, that batch is asked for as well, and a publisher that began anew has another in its
     place.
 
-    Args:
-      replay: returns the messages from a sequence number on that can still be had; None when nobody can be asked.
+    `replay` returns the messages from a sequence number on that can still be had; None when nobody can be asked.
     """
 
     def __init__(self, replay: Any = None) -> None:
@@ -162,17 +159,9 @@ class Sequencer:
 
 
 class Subscription:
-    """Follows a publisher. A context manager; iterating waits for messages.
+    """Follows a publisher. A context manager; iterating waits for messages, `seconds` long at most.
 
-    Args:
-      endpoint: of the publisher, such as `tcp://127.0.0.1:5557`.
-      replay_endpoint: endpoint at which missed batches can be asked for, or None.
-      topic: only messages whose topic begins so.
-      seconds: stop after so many; None for never.
-
-    Raises:
-      MissingExtraError: pyzmq is not installed.
-      ConfigError: an endpoint that ZMQ does not take.
+    Missed batches are asked for at `replay_endpoint`; only messages whose topic begins with `topic` come.
     """
 
     def __init__(
@@ -266,21 +255,13 @@ class Subscription:
 
 
 def read_recording(path: str | os.PathLike[str]) -> Iterator[Item]:
-    """The messages of a recording: JSON lines of `seq` and `payload`, the batch in base64.
-
-    Raises:
-      FileError: the file cannot be read, or is none; names the line.
-    """
+    """The messages of a recording: JSON lines of `seq` and `payload`, the batch in base64."""
     with opened(str(path)) as file:
         yield from read_recording_lines(lines_of(file, str(path)), str(path))
 
 
 def read_recording_lines(recorded: Iterable[bytes], path: str) -> Iterator[Item]:
-    """The messages of a recording's lines; `path` is for messages only.
-
-    Raises:
-      FileError: they are none; names the line.
-    """
+    """The messages of a recording's lines; `path` is for messages only."""
     sequencer = Sequencer()
     for number, line in enumerate(recorded, 1):
         found = decode_json(line, path, number, "a line with seq and payload", _Line)
@@ -299,11 +280,7 @@ def recorded_line(message: Message) -> bytes:
 
 
 def write_recording(path: str | os.PathLike[str], messages: Iterable[Message]) -> None:
-    """Writes messages to a file, one a line; it is there once all have come.
-
-    Raises:
-      FileError: it cannot be written.
-    """
+    """Writes messages to a file, one a line; it is there once all have come."""
     with OutputFile(path) as output:
         for message in messages:
             output.file.write(recorded_line(message))

@@ -37,11 +37,7 @@ TOTALITY = "totality"
 
 
 def explore_command_of(dialect: Dialect) -> ExploreCommand:
-    """A dialect's part of `hkv explore`, its own or that of its engine alone.
-
-    Raises:
-      UnsupportedConfigError: the dialect's caches are not explored.
-    """
+    """A dialect's part of `hkv explore`, its own or that of its engine alone."""
     own = dialect.explore_command()
     if own is not None:
         return own
@@ -51,11 +47,7 @@ def explore_command_of(dialect: Dialect) -> ExploreCommand:
 
 
 def search_of(command: ExploreCommand, options: dict[str, Any]) -> Search:
-    """The search that a command's options ask for.
-
-    Raises:
-      HKVError: there is no such cache, or it is too large.
-    """
+    """The search that a command's options ask for."""
     own = command.search(options)
     if own is not None:
         return own
@@ -118,8 +110,6 @@ class ShortestWay:
 
     Attributes:
       invariants: the one that the last operation breaks.
-      header: the configuration.
-      operations: the operations.
     """
 
     invariants: tuple[str, ...]
@@ -148,17 +138,7 @@ class ShortestWay:
 
 
 class BreadthFirst(Search):
-    """One search.
-
-    Args:
-      header: the configuration.
-      world: the empty cache.
-      limit_states: most distinct states; None for no limit.
-      seconds: time after which no further state is expanded; None for no limit.
-
-    Attributes:
-      report: result so far.
-    """
+    """One search; `report` is its result so far."""
 
     def __init__(
         self, header: Any, world: World, *, limit_states: int | None = None, seconds: float | None = None

@@ -25,10 +25,8 @@ from hkv.files import STANDARD_INPUT, OutputFile, lines_of, opened
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """The files that `paths` name: each file itself, and every log in a folder, sorted; `-` is standard input.
 
-    Logs end in `.jsonl`, `.jsonl.gz` or `.jsonl.zst`; later parts of a log are not logs of their own.
-
-    Raises:
-      FileError: a path does not exist, or a folder has no log.
+    Logs end in `.jsonl`, `.jsonl.gz` or `.jsonl.zst`; later parts of a log are not logs of their own. FileError for a
+    path that does not exist, or a folder without logs.
     """
     found: list[str] = []
     for path in map(pathlib.Path, paths):
@@ -48,11 +46,7 @@ def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
-    """Reads and checks a log, whichever dialect its header names.
-
-    Raises:
-      FileError: the file cannot be read, or is no log; names file, line, field, value and what was expected.
-    """
+    """A log, whichever dialect its header names; FileError says where it is none, and what was expected."""
     return _parse(_lines_of_parts(pathlib.Path(path)), str(path))
 
 
@@ -72,11 +66,7 @@ def part_path(path: pathlib.Path, part: int) -> pathlib.Path:
 
 
 def parse_log(data: bytes, path: str) -> Log:
-    """The log that these bytes are; `path` is for messages only.
-
-    Raises:
-      FileError: they are none.
-    """
+    """The log that these bytes are; `path` is for messages only."""
     return _parse(lines_of(io.BytesIO(data), path), path)
 
 
@@ -138,11 +128,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 def open_output(path: pathlib.Path) -> BinaryIO:
-    """A new file to write a log to, compressed as its name says.
-
-    Raises:
-      MissingExtraError: it is to be a Zstandard file, and there is no package for that.
-    """
+    """A new file to write a log to, compressed as its name says."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "wb", compresslevel=4))
     if path.suffix == ".zst":
@@ -151,11 +137,7 @@ def open_output(path: pathlib.Path) -> BinaryIO:
 
 
 def zstandard() -> Any:
-    """The package of that name.
-
-    Raises:
-      MissingExtraError: it is not installed.
-    """
+    """The package of that name."""
     try:
         return importlib.import_module("zstandard")
     except ImportError:
@@ -169,22 +151,12 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replaces the file at `path`, making its folder if need be; a reader sees the old bytes or all of the new ones.
 
     A device or a pipe at `path` is written as a stream: `hkv.files.OutputFile` says what counts as which.
-
-    Raises:
-      FileError: it cannot be written there.
     """
     write_all_atomically({path: data})
 
 
 def write_all_atomically(files: Mapping[str | os.PathLike[str], bytes]) -> None:
-    """Replaces several files once all of them are written beside their places, making folders if need be.
-
-    Args:
-      files: contents by path.
-
-    Raises:
-      FileError: one cannot be written; none was replaced then.
-    """
+    """Replaces several files, given by path, once all of them are written beside their places; else none of them."""
     with contextlib.ExitStack() as stack:
         opened: list[OutputFile] = []
         for path, data in files.items():

@@ -22,13 +22,8 @@ DRAWS = 2_000
 
 @dataclasses.dataclass
 class Recording:
-    """Record of a run: a configuration, operations, and the answers to them so far.
-
-    Attributes:
-      header: the configuration.
-      operations: the operations.
-      answers: of the first engine, one an operation; of one that ended the run, where it gave any, the last.
-    """
+    """A configuration, operations, and the answers to them so far: of one that ended the run, where it gave any, the
+    last."""
 
     header: Any
     operations: list[Any] = dataclasses.field(default_factory=list)
@@ -56,16 +51,8 @@ class _Parted(Exception):  # noqa: N818
 
 @dataclasses.dataclass(frozen=True)
 class Only:
-    """Selection among the configurations of a feature.
-
-    Attributes:
-      kinds: kinds of groups that they may have; empty for all.
-      max_groups: most groups that they may have; None for any number.
-      dialect: name of the configurations' dialect.
-
-    Raises:
-      ConfigError: there is no such dialect, or no such kind under its rules.
-    """
+    """Selection among the configurations of a feature: kinds of groups, all if empty, most groups, and the dialect's
+    name."""
 
     kinds: frozenset[str] = frozenset()
     max_groups: int | None = None
@@ -88,11 +75,7 @@ ALL = Only()
 
 @functools.cache
 def features_of(only: Only, version: int | None = None) -> tuple[str, ...]:
-    """Features that have configurations in a selection, of that version, or of all that are drawn in turn.
-
-    Raises:
-      ConfigError: there is none.
-    """
+    """Features that have configurations in a selection, of that version, or of all that are drawn in turn."""
     dialect = registry.dialect_of(only.dialect)
     versions = dialect.drawn_versions(only.kinds) if version is None else (version,)
 
@@ -113,11 +96,7 @@ def features_of(only: Only, version: int | None = None) -> tuple[str, ...]:
 
 
 def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, RandomChoices]:
-    """The configuration of a seed, and the choices that its traffic goes on with.
-
-    Raises:
-      ConfigError: unknown feature or version, or a feature that has no configuration of the wanted sort.
-    """
+    """The configuration of a seed, and the choices that its traffic goes on with."""
     dialect = registry.dialect_of(only.dialect)
     features = dialect.features(only.dialect)
     if feature not in features:
@@ -143,11 +122,7 @@ def _kept(version: int, only: Only) -> list[Kept]:
 
 
 def record(factory: EngineFactory, feature: str, seed: int, version: int, steps: int, only: Only = ALL) -> Recording:
-    """Drives an engine through the traffic of a seed.
-
-    Raises:
-      HKVError: the engine cannot represent the configuration, or refused an operation that is legal.
-    """
+    """Drives an engine through the traffic of a seed."""
     header, choices = draw(feature, seed, version, only)
     dialect = registry.dialect_of(only.dialect)
     engine = factory(header)
@@ -174,25 +149,10 @@ def differ(
     only: Only = ALL,
     bugs: Sequence[str] = (),
 ) -> tuple[Recording, Disagreement | None]:
-    """Drives two engines through the traffic of a seed and compares every answer.
+    """Drives two engines through the traffic of a seed, both with defects of `bugs`, and compares every answer.
 
-    Args:
-      tested: the engine in doubt.
-      right: the engine whose answers count.
-      feature: feature of the traffic.
-      seed: of the configuration and the traffic.
-      version: of the log format.
-      steps: scheduling steps.
-      ids: `exact`, or `isomorphic`: block ids may differ by a renaming.
-      only: selection of the configurations that are drawn.
-      bugs: names of upstream defects that both reproduce, besides those that a configuration names.
-
-    Returns:
-      What happened, and where they parted, or None if they agreed to the end.
-
-    Raises:
-      UnsupportedConfigError: one of them does not implement the configuration, and says so.
-      EngineProcessError, MissingExtraError: one of them cannot start.
+    What happened, and where they parted, or None if they agreed to the end. An engine that does not implement the
+    configuration, or cannot start, raises an error of its own.
     """
     header, choices = draw(feature, seed, version, only)
     header = with_bugs(header, bugs)
@@ -236,11 +196,6 @@ def choose(reached: Mapping[Name, frozenset[Hashable]], count: int, sort: Callab
     Each element counts by the inverse of the number of sets that hold it, half as much each time that one is chosen
     which holds it, until `TIMES` are. The first name wins among equals. The first names are one of each sort, `EACH`
     times over, the others of any.
-
-    Args:
-      reached: what each name reached.
-      count: most names.
-      sort: sort of a name.
     """
     often = collections.Counter(element for elements in reached.values() for element in elements)
     worth = {element: 1 / times for element, times in often.items()}
@@ -263,12 +218,6 @@ def draw_kept(kept: Sequence[Kept], seed: int, version: int, versions: tuple[int
 
     The first time that seeds go through them, with the versions in turn, traffic is as it was when a configuration was
     chosen; later, and under another version, it is the seed's own.
-
-    Args:
-      kept: configurations of the version, one at least.
-      seed: of the configuration and the traffic.
-      version: of the log format.
-      versions: those that seeds have in turn.
     """
     again, place = divmod(seed // len(versions), len(kept))
     header, own = kept[place]

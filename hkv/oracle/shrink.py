@@ -34,19 +34,10 @@ class Shrinker:
 
     What bounds the search is the number of candidates, never the time, so that a case is as small on a busy machine.
 
-    Args:
-      tested: the engine in doubt.
-      right: the engine that counts.
-      ids: `exact` or `isomorphic`, how block ids are compared.
-      progress: called after each attempt with the number of operations left.
-      candidates: most candidates that are tried.
-
     Attributes:
-      tested: as given.
-      progress: as given; may be set anew.
+      progress: called after each attempt with the number of operations left.
       keeps: name of the invariant that is to be broken still; None for any or none.
-      attempts: candidates tried so far, none of them twice.
-      timeouts: of these, the ones in which an engine was silent until its timeout.
+      attempts: candidates tried so far; `timeouts`: of these, the ones in which an engine was silent until its timeout.
       best: the smallest case so far of the last `shrink`; None before the first.
       problem: error for which the last `shrink` gave up before its time; None if it met none.
     """
@@ -93,10 +84,8 @@ class Shrinker:
     def diagnosed(self, case: Case, operations: Sequence[Any], header: Any = None) -> tuple[Case, Broken | str]:
         """The case on to the first invariant that is broken, which is kept from now on, and what is broken.
 
-        Args:
-          case: operations up to the first disagreement; returned where no other is found.
-          operations: those, or others, that may go on from there on the answers of the engine in doubt.
-          header: configuration of the others; None for the case's own.
+        `operations` are its own, or others under another header, that may go on from there on the answers of the engine
+        in doubt; where no invariant is broken, `case` is returned.
         """
         header = case.header if header is None else header
         broken = on_its_own(self.tested, header, repaired(header, operations))[1]
@@ -244,12 +233,7 @@ def legal_headers(rules: ShrinkRules, header: Any) -> Iterator[Any]:
 
 
 def smaller_header(best: Best, rules: ShrinkRules) -> Candidates:
-    """A smaller configuration; once one is taken, what is smaller than that.
-
-    Args:
-      best: the case.
-      rules: rules of the dialect, which give smaller headers.
-    """
+    """A smaller configuration; once one is taken, what is smaller than that."""
     taken = True
     while taken:
         asked, taken = best.case.header, False
@@ -265,10 +249,6 @@ def one_simpler(best: Best, simpler: Callable[[Any, Any], Iterator[tuple[Any, An
 
     A candidate that is taken changes the operation, or leaves it out, and what `simpler` said of it is void: the
     operation that stands at the place afterwards is asked about anew.
-
-    Args:
-      best: the case.
-      simpler: of a header and an operation, what may stand in their place.
     """
     place = 0
     while place < len(best.case.operations):

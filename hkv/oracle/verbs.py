@@ -35,15 +35,7 @@ RECORDED = 2
 
 
 def named_engine(engine: EngineLike, timeout: float | None = None) -> tuple[str, EngineFactory]:
-    """An engine's name, for reports, and its factory.
-
-    Args:
-      engine: the engine.
-      timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
-
-    Raises:
-      ConfigError: there is no engine of that name.
-    """
+    """An engine's name, for reports, and its factory."""
     if isinstance(engine, str):
         return engine, engine_factory(engine, timeout)
     return str(getattr(engine, "__qualname__", engine)), engine
@@ -163,11 +155,7 @@ class CheckResult:
 class Check:
     """Holds an engine against one log after the other; `result` may be asked at any time.
 
-    Args:
-      engine: the engine; None to judge logs by invariants alone.
-      bugs: names of upstream defects to reproduce, beside those that headers name.
-      coverage: whether to count the rules that logs exercise.
-      timeout: as in `named_engine`.
+    Without an engine, logs are judged by invariants alone. Other arguments as of `check`.
     """
 
     def __init__(self, engine: EngineLike | None, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
@@ -180,12 +168,7 @@ class Check:
         self._rules: dict[str, str] = {}
 
     def log(self, path: str) -> None:
-        """Checks one log.
-
-        Raises:
-          FileError: it cannot be read, is no log, or has a configuration that the engine cannot represent.
-          EngineProcessError: the engine cannot start.
-        """
+        """Checks one log."""
         log = read_log(path)
         dialect = registry.dialect_of(log.header.dialect)
         bugs_of_part(self._bugs, "manager", dialect.title, dialect.bugs)
@@ -223,11 +206,7 @@ class Check:
         return make
 
     def log_or_note(self, path: str) -> None:
-        """Checks one log; what is wrong with the file is noted.
-
-        Raises:
-          EngineProcessError: the engine cannot start.
-        """
+        """Checks one log; what is wrong with the file is noted."""
         try:
             self.log(path)
         except FileError as error:
@@ -240,11 +219,7 @@ class Check:
         return CheckResult(self._name, checked, unsupported, rules, unusable, dict(self._not_compared))
 
     def finished(self) -> CheckResult:
-        """Result of all checks.
-
-        Raises:
-          ConfigError: the engine implements none of the logs.
-        """
+        """Result of all checks; ConfigError if the engine implements none of the logs."""
         if self._unsupported and not self._checked and not self._unusable:
             reason = next(iter(self._unsupported.values()))
             raise ConfigError("engine", self._name, f"one that implements one of these logs ({reason})")
@@ -370,19 +345,7 @@ def explain(log: Path | Log, line: int, request: str | None = None) -> Explanati
 
 
 def account(log: Log, line: int, request: str | None = None, reference: str = "numpy") -> Explanation:
-    """Account from `Dialect.resumptions` and the answers of a built-in engine; of blocks, nothing is told.
-
-    Args:
-      log: the log.
-      line: 1-based line number of an operation.
-      request: the request; None for the one that the line names.
-      reference: name of the engine.
-
-    Raises:
-      FileError: there is no such line.
-      ConfigError: the line names no request and none was given, or the request has not arrived by then.
-      UnsupportedConfigError: the dialect has no such engine, or no resumptions.
-    """
+    """Account from `Dialect.resumptions` and the answers of a built-in engine; of blocks, nothing is told."""
     dialect = registry.dialect_of(log.header.dialect)
     operation, id, before = find_request(log, line, request, type(None))
     make = dialect.engine(reference)

@@ -38,11 +38,7 @@ class Drawing(Protocol):
 
 
 class HypothesisChoices:
-    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.contract.traffic.Choices`.
-
-    Args:
-      data: Hypothesis's object that draws.
-    """
+    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.contract.traffic.Choices`."""
 
     def __init__(self, data: Drawing) -> None:
         self._data = data

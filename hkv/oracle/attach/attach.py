@@ -46,9 +46,6 @@ def attach(target: Any, settings: AttachSettings | str, dialect: str = registry.
 def attach_all(settings: AttachSettings | str) -> Session:
     """Observes every cache that this process makes, of each installed engine that a dialect can observe, and judges the
     calls of each installed store of chunks.
-
-    Raises:
-      ConfigError: there is no such engine.
     """
     session = Session(settings_of(settings) if isinstance(settings, str) else settings)
     observed = []
@@ -78,16 +75,10 @@ class CallError(AssertionError):
 
 
 class CallJudge:
-    """Compares the answers of live calls with those of HKV's oracle, up to the first difference.
+    """Compares the answers of live calls with those of HKV's oracle, up to the first `difference`.
 
-    Args:
-      package: whose calls they are.
-      path: the file that is written at the end: how often each call was judged, and the first difference.
-      raises: whether a difference is raised in the caller, besides being reported.
-
-    Attributes:
-      judged: number of calls judged, by name.
-      difference: the first difference in words, or None.
+    The file at the path says at the end how often each call was `judged`, and the difference, which is raised in the
+    caller as well if `raises`.
     """
 
     def __init__(self, package: str, path: pathlib.Path, raises: bool) -> None:
@@ -103,11 +94,7 @@ class CallJudge:
         self._undo = observe(self.judge)
 
     def judge(self, call: str, arguments: Mapping[str, Any], want: Any, got: Any) -> None:
-        """Compares two answers.
-
-        Raises:
-          CallError: they differ, no call has before, and differences are raised.
-        """
+        """Compares two answers."""
         with self._lock:
             if self.difference is not None:
                 return
@@ -210,10 +197,8 @@ class Session:
             self._writer.put(self._say)
 
     def say(self, subject: str) -> None:
-        """Says in one line on standard error what becomes of caches in this process, as will every fork of it.
-
-        Args:
-          subject: whose caches, such as "vLLM's cache managers".
+        """Says in one line on standard error what becomes of caches in this process, as will every fork of it; the
+        subject is such as "vLLM's cache managers".
         """
         self._subject = subject
         self._say()
@@ -280,11 +265,7 @@ class Session:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the session.
-
-        Raises:
-          Exception: the error that kept a log from being written.
-        """
+        """Ends the session; raises the error that kept a log from being written."""
         atexit.unregister(self.close)
         if self._closed:
             return
@@ -361,11 +342,7 @@ class AttachSettings:
 
 
 def settings_of(text: str) -> AttachSettings:
-    """The settings that a text stands for: a folder, or a JSON object of `AttachSettings`.
-
-    Raises:
-      ConfigError: neither.
-    """
+    """The settings that a text stands for: a folder, or a JSON object of `AttachSettings`."""
     if not text.lstrip().startswith("{"):
         return AttachSettings(folder=text)
     try:

@@ -34,11 +34,7 @@ AT_ONCE = 32
 
 
 class ShadowError(AssertionError):
-    """A live cache answered otherwise than HKV's engine beside it.
-
-    Args:
-      difference: where, and how.
-    """
+    """A live cache answered otherwise than HKV's engine beside it."""
 
     def __init__(self, difference: Difference) -> None:
         self.difference = difference
@@ -46,12 +42,7 @@ class ShadowError(AssertionError):
 
 
 class RecordSink:
-    """Writes a log, in the writing thread.
-
-    Args:
-      file: the log.
-      writer: the thread that performs calls and writes.
-    """
+    """Writes a log, in the writing thread."""
 
     def __init__(self, file: LogFile, writer: LogWriter) -> None:
         self._file, self._writer = file, writer
@@ -168,11 +159,7 @@ WRITTEN = 1 << 16
 
 
 class LogWriter:
-    """A thread that writes logs.
-
-    Attributes:
-      problem: the error that ended it, or None.
-    """
+    """A thread that writes logs; `problem` is the error that ended it, or None."""
 
     def __init__(self) -> None:
         self.problem: Exception | None = None
@@ -242,13 +229,7 @@ class LogWriter:
 
 
 class LogFile:
-    """One log, part by part.
-
-    Args:
-      path: of its first part.
-      dialect: whose rules it follows.
-      part_bytes: bytes, before compression, after which the next part begins; None for one part.
-    """
+    """One log, part by part: after `part_bytes` bytes, before compression, the next part begins; None for one part."""
 
     def __init__(self, path: pathlib.Path, dialect: Dialect, part_bytes: int | None = None) -> None:
         self.path = path

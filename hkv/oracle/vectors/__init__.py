@@ -47,18 +47,8 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def write_vectors(folder: pathlib.Path, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Writes all families, the schema, and an index with the SHA-256 of each file; all of them or none.
-
-    Args:
-      folder: folder that they are written to; made if need be.
-      progress: called after each family.
-
-    Returns:
-      The index: of each file its family, number of cases and SHA-256.
-
-    Raises:
-      FileError: a file cannot be written.
-    """
+    """Writes all families, the schema, and an index with the SHA-256 of each file, all of them or none; returns the
+    index."""
     index: dict[str, Any] = {"vectors": VERSION, "dialect": registry.DEFAULT, "files": {}}
     files: dict[str | os.PathLike[str], bytes] = {folder / "vectors.schema.json": schema()}
     for family, document in documents():

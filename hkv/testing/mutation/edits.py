@@ -120,15 +120,8 @@ class Edit:
 
 
 def edits_of(source: str, scope: str = "") -> list[Edit]:
-    """Every edit of a source text that leaves it valid Python, in the order of the text.
-
-    Args:
-      source: text of a module, its lines ended by newlines alone.
-      scope: qualified name of the class or function that is edited; "" for the whole module.
-
-    Raises:
-      ConfigError: nothing of that name is defined, or the text is no Python.
-    """
+    """Every edit of a source text, or of the class or function `scope` in it, that leaves it valid Python, in its
+    order."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:

@@ -50,8 +50,6 @@ class Target:
     """Source to edit.
 
     Attributes:
-      name: as it was asked for.
-      path: real path of the file.
       scope: qualified name of the class or function; "" for all.
       source: text, its lines ended by newlines alone.
     """
@@ -62,20 +60,13 @@ class Target:
     source: str
 
     def edits(self) -> list[Edit]:
-        """Every edit of it, in order of the text.
-
-        Raises:
-          ConfigError: it defines nothing of that name, or is no Python.
-        """
+        """Every edit of it, in order of the text."""
         return edits_of(self.source, self.scope)
 
 
 def target_of(name: str) -> Target:
-    """The source of `MODULE[:CLASS]`, a module by its import name or by the path of its file.
-
-    Raises:
-      ConfigError: there is no such module, or it has no Python source.
-    """
+    """The source of `MODULE[:CLASS]`, a module by its import name or by the path of its file; ConfigError if there is
+    none."""
     module, _, scope = name.partition(":")
     wanted = "a module that can be imported, or the path of a Python file, with :NAME of a class or function behind it"
     if module.endswith(".py"):
@@ -104,8 +95,6 @@ class Verdict(msgspec.Struct, frozen=True):
       key: `Edit.key`.
       outcome: see `Outcome`.
       status: exit status of the judge, negative for a signal; None if it did not run.
-      said: last line that it printed.
-      seconds: processor time that it took.
     """
 
     key: str
@@ -120,11 +109,6 @@ class Run:
     """One run of a judge.
 
     Attributes:
-      status: exit status, negative for a signal.
-      said: last line that it printed.
-      seconds: processor time.
-      seen: the edited text was imported.
-      late: it was ended by the limit.
       reached: lines of the statements that ran, if they were asked for.
     """
 
@@ -139,13 +123,8 @@ class Run:
 class Judge:
     """A command that judges a module: it passes with exit status 0.
 
-    Args:
-      target: the module.
-      command: command line; `hkv`, `pytest` and `python` are run by this interpreter.
-      limit: seconds of processor time of one run; None for five times what the check takes, and 30.
-
-    Raises:
-      ConfigError: an empty command, or one that cannot be read.
+    `hkv`, `pytest` and `python` are run by this interpreter. `limit`: seconds of processor time of one run; None for
+    five times what the check takes, and 30.
     """
 
     def __init__(self, target: Target, command: str, limit: float | None) -> None:
@@ -161,11 +140,7 @@ class Judge:
         self._reached: frozenset[int] = frozenset()
 
     def check(self) -> Run:
-        """Runs the judge with the module as it is, and notes which of its statements it runs.
-
-        Raises:
-          ConfigError: the judge fails, does not end in time, cannot start, or never imports the module.
-        """
+        """Runs the judge with the module as it is, which it has to pass, and notes which of its statements it runs."""
         run = self._run(self._target.source, reach=True)
         if run.late:
             raise ConfigError(
@@ -266,14 +241,8 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
 class State:
     """Verdicts that outlive the process: one JSON object a line, each written as soon as it is known.
 
-    Args:
-      path: the file, made if it is not there; None keeps nothing.
-      target: the module.
-      command: the judge.
-
-    Raises:
-      ConfigError: the file was begun for another text or judge, or is none of these files.
-      OSError: it cannot be read or written.
+    Without a path nothing is kept. ConfigError if the file was begun for another text or judge, or is none of these
+    files.
     """
 
     def __init__(self, path: pathlib.Path | None, target: Target, command: str) -> None:
