@@ -48,6 +48,9 @@ def header() -> Header:
     return sample.header(oplog=3, num_blocks=12)
 
 
+WITH_STATES = [{"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}, *sample.header().groups]
+
+
 class Observation:
     """One manager under observation."""
 
@@ -66,6 +69,10 @@ class Observation:
         assert check_log(log, engine_factory("numpy")) is None
         return log
 
+    def said(self, *kinds: type[oplog.Operation]) -> list[Any]:
+        """Operations of these kinds in the log."""
+        return [each for each in self.log().operations if isinstance(each, kinds)]
+
 
 @pytest.fixture
 def observation(header: Header, tmp_path: pathlib.Path) -> Observation:
@@ -79,11 +86,10 @@ def test_headers_come_from_the_objects() -> None:
         wanted, _ = draw("core", seed, 3, Only())
         manager = manager_of(wanted)
         found = header_from(manager, wanted.max_in_flight_tokens)
+        for group in wanted.groups:  # vLLM's spec says nothing of it: more than the pool has, nobody gets
+            if "encoder_len" in group:
+                group["encoder_len"] = wanted.num_blocks * group["block_size"]
         for name in ("num_blocks", "groups", "scheduler_block_size", "hash_block_size", "caching", "partial_hits"):
-            if name == "groups":
-                for group in wanted.groups:  # vLLM's spec says nothing of it: more than the pool has, nobody gets
-                    if "encoder_len" in group:
-                        group["encoder_len"] = wanted.num_blocks * group["block_size"]
             assert getattr(found, name) == getattr(wanted, name), name
         assert int(found.watermark * found.num_blocks) == int(wanted.watermark * wanted.num_blocks)
         derived = header_from(manager)
@@ -104,9 +110,8 @@ def test_an_encoders_tokens_are_said(tmp_path: pathlib.Path) -> None:
     request.num_computed_tokens = 3
     manager.allocate_slots(request, 1)
     manager.free(request)
-    log = observation.log()
-    said = [op.encoder for op in log.operations if isinstance(op, oplog.AllocateOp)]
-    assert (said, log.header.groups[1]["encoder_len"]) == ([5, None], 24)
+    assert [each.encoder for each in observation.said(oplog.AllocateOp)] == [5, None]
+    assert observation.log().header.groups[1]["encoder_len"] == 24
 
 
 def test_prefill_context_parallelism_changes_no_block(
@@ -149,7 +154,7 @@ def test_calls_and_answers_are_said(observation: Observation) -> None:
     names = [type(operation).__name__ for operation in operations if not isinstance(operation, oplog.StateOp)]
     assert names.count("AllocateOp") == 3
     assert {"StepOp", "ComputedOp", "AppendOp", "FreeOp", "DropOp", "PopOp", "ReleaseOp"} <= set(names)
-    assert [operation.id for operation in operations if isinstance(operation, oplog.RequestOp)] == ["a", "a#2"]
+    assert [each.id for each in observation.said(oplog.RequestOp)] == ["a", "a#2"]
 
 
 def test_events_say_whose_blocks_they_are(observation: Observation) -> None:
@@ -158,9 +163,7 @@ def test_events_say_whose_blocks_they_are(observation: Observation) -> None:
     request.session_id = "talk"
     manager.allocate_slots(request, 5)
     manager.take_events()
-    (answer,) = [each.want for each in observation.log().operations if isinstance(each, oplog.EventsOp)]
-    assert answer is not None
-    (event,) = answer
+    ((event,),) = (each.want for each in observation.said(oplog.EventsOp))
     assert (event.lora_name, event.session, event.medium, event.spec_kind) == ("x", "talk", "GPU", "full_attention")
     assert event.extra_keys == [["x", "s"], ["x"]]
 
@@ -172,9 +175,8 @@ def test_a_hit_that_is_published_is_said(observation: Observation) -> None:
     request.kv_cache_report_mode = "full"
     assert manager.get_computed_blocks(request)[1] == 4
     assert len(manager.take_events()) == 2
-    operations = observation.log().operations
-    assert [each.report for each in operations if isinstance(each, oplog.RequestOp)] == [None, "full"]
-    assert not any(isinstance(each, oplog.EndOp) for each in operations)
+    assert [each.report for each in observation.said(oplog.RequestOp)] == [None, "full"]
+    assert not observation.said(oplog.EndOp)
 
 
 def test_a_streaming_session_goes_on(observation: Observation) -> None:
@@ -192,10 +194,9 @@ def test_a_streaming_session_goes_on(observation: Observation) -> None:
     request.num_prompt_tokens = 8
     request.update_block_hashes()
     manager.allocate_slots(request, 3)
-    log = observation.log()
-    (said,) = [each for each in log.operations if isinstance(each, oplog.ResumeOp)]
+    (said,) = observation.said(oplog.ResumeOp)
     assert (said.keep, said.tokens, said.prompt) == (5, [7, 8, 9], 8)
-    assert not any(isinstance(each, oplog.EndOp) for each in log.operations)
+    assert not observation.said(oplog.EndOp)
 
 
 def test_blocks_to_be_zeroed_are_said(tmp_path: pathlib.Path) -> None:
@@ -207,25 +208,21 @@ def test_blocks_to_be_zeroed_are_said(tmp_path: pathlib.Path) -> None:
     )
     manager.record_blocks_for_zeroing("a", 2)
     assert manager.take_new_block_ids() == [2]
-    log = observation.log()
-    assert log.header.zeroing
-    said = [each for each in log.operations if isinstance(each, oplog.AllocateOp | oplog.UnwrittenOp | oplog.ZerosOp)]
-    assert [type(each).__name__ for each in said] == ["AllocateOp", "UnwrittenOp", "ZerosOp"]
+    kinds = [oplog.AllocateOp, oplog.UnwrittenOp, oplog.ZerosOp]
+    assert [type(each) for each in observation.said(*kinds)] == kinds
+    assert observation.log().header.zeroing
 
 
 def test_states_that_are_offered_are_said(tmp_path: pathlib.Path) -> None:
-    groups = [{"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}, *sample.header().groups]
-    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=groups), tmp_path)
+    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=WITH_STATES), tmp_path)
     manager = observation.manager
     request = request_of("a", [1, 2, 3, 4, 5])
     manager.allocate_slots(request, 2)
     offered = manager.take_boundary_state_offloads()
     request.num_computed_tokens = 2
     assert manager.finalize_partial_tail_offloads(request) == []
-    log = observation.log()
-    assert log.header.offloads
-    said = [each for each in log.operations if isinstance(each, oplog.OffloadsOp | oplog.FinalizeOp)]
-    assert [each.want for each in said] == [offered, []]
+    assert [each.want for each in observation.said(oplog.OffloadsOp, oplog.FinalizeOp)] == [offered, []]
+    assert observation.log().header.offloads
     assert offered == {"a": [(0, 1, 2)]}
 
 
@@ -238,19 +235,15 @@ def test_the_end_of_a_prompt_that_is_offered_is_said(tmp_path: pathlib.Path) -> 
     manager.allocate_slots(request, 6)
     request.num_computed_tokens = 6
     tails = manager.finalize_partial_tail_offloads(request)
-    log = observation.log()
-    (said,) = [each for each in log.operations if isinstance(each, oplog.FinalizeOp)]
-    assert said.want == tails
+    assert [each.want for each in observation.said(oplog.FinalizeOp)] == [tails]
     assert [(group, tokens) for group, _, tokens in tails] == [(0, 6)]
 
 
 def test_offers_that_are_taken_past_the_manager_end_the_log(tmp_path: pathlib.Path) -> None:
-    groups = [{"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}, *sample.header().groups]
-    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=groups), tmp_path)
+    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=WITH_STATES), tmp_path)
     observation.manager.allocate_slots(request_of("a", [1, 2, 3]), 2)
     observation.manager.coordinator.single_type_managers[0].take_pending_boundary_state_offloads()
-    end = observation.log().operations[-1]
-    assert isinstance(end, oplog.EndOp)
+    (end,) = observation.said(oplog.EndOp)
     assert "take_pending_boundary_state_offloads was called, not by the manager" in end.reason
 
 
@@ -264,7 +257,7 @@ def test_calls_past_the_manager_are_said_too(observation: Observation) -> None:
     manager.block_pool.free_blocks(iter([manager.block_pool.blocks[2]]))
     said = [each for each in observation.log().operations if not isinstance(each, oplog.StateOp)]
     assert [type(each).__name__ for each in said[-3:]] == ["EvictOp", "HoldOp", "ReleaseOp"]
-    assert not any(isinstance(each, oplog.CommitOp) for each in said)
+    assert not observation.said(oplog.CommitOp)
 
 
 def test_a_cut_hit_is_given(observation: Observation) -> None:
@@ -275,8 +268,8 @@ def test_a_cut_hit_is_given(observation: Observation) -> None:
     request = request_of("b", [1, 2, 3, 4, 5])
     blocks, _, _ = manager.get_computed_blocks(request, 4)
     manager.allocate_slots(request, 3, 2, manager.truncate_computed_blocks(blocks, 2))
-    allocations = [each for each in observation.log().operations if isinstance(each, oplog.AllocateOp)]
-    assert (allocations[-1].hit, allocations[-1].rows) == (2, [[1]])
+    last = observation.said(oplog.AllocateOp)[-1]
+    assert (last.hit, last.rows) == (2, [[1]])
 
 
 @pytest.mark.parametrize(
@@ -295,9 +288,8 @@ def test_a_cache_that_is_changed_from_outside_ends_its_log(observation: Observat
     manager.allocate_slots(request, 5)
     poke(manager)
     manager.new_step_starts()
-    last = observation.log().operations[-1]
-    assert isinstance(last, oplog.EndOp)
-    assert said in last.reason
+    (end,) = observation.said(oplog.EndOp)
+    assert said in end.reason
 
 
 def test_a_cache_that_is_changed_before_the_first_call_ends_its_log(observation: Observation) -> None:

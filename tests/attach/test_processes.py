@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -12,14 +11,12 @@ import time
 
 import pytest
 
-from hkv.contract import registry
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 
 PROGRAM = """
 import multiprocessing, os, pathlib, sys, time
-from hkv.contract import registry
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.engines import engine_factory
@@ -100,38 +97,3 @@ def test_a_log_is_on_disk_however_its_process_ends(start: str, ending: str, tmp_
     assert check_log(log, engine_factory("numpy")) is None
     for path, other in logs.items():
         assert path == log.path or len(other.operations) == 0
-
-
-@pytest.mark.vllm
-def test_a_forked_engine_core_is_recorded(tmp_path: pathlib.Path) -> None:
-    """VLLM's default: the plugin is loaded in the parent, managers are made in the child."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import multiprocessing\n"
-        "from hkv.dialects.vllm.attach.plugin import register\n"
-        "from hkv.oracle.record import Only, draw\n"
-        "from tests.attach.test_live_vllm import manager_of, request_of\n"
-        "register()\n"
-        "def core():\n"
-        "    register()\n"
-        "    manager = manager_of(draw('core', 3, 2, Only(frozenset(['full_attention']), 1))[0])\n"
-        "    for number in range(200):\n"
-        "        request = request_of(f'r{number}', [1, 2, 3])\n"
-        "        manager.new_step_starts()\n"
-        "        manager.get_computed_blocks(request)\n"
-        "        manager.allocate_slots(request, 3)\n"
-        "        manager.free(request)\n"
-        "if __name__ == '__main__':\n"
-        "    process = multiprocessing.get_context('fork').Process(target=core)\n"
-        "    process.start()\n"
-        "    process.join()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "HKV_ATTACH": str(tmp_path / "l")}
-    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=True)
-    said = re.findall(rf"hkv: vLLM's cache managers are recorded to {tmp_path / 'l'} \(process (\d+)\)", done.stderr)
-    assert len(set(said)) == 2
-    assert [pathlib.Path(path).name.split("-")[0] for path in find_logs([tmp_path / "l"])] == said[1:]
-    (log,) = (read_log(path) for path in find_logs([tmp_path / "l"]))
-    assert len(log.operations) > 800
-    assert registry.dialect_of(log.header.dialect).ended(log) == ""
-    assert check_log(log, engine_factory("numpy")) is None

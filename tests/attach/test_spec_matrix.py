@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hkv.contract import registry
+from hkv.dialects.vllm.attach.header import header_from
 from hkv.dialects.vllm.log.structs import EventsOp
 from hkv.errors import UnsupportedConfigError
 from hkv.oracle.attach.attach import AttachSettings, Session
@@ -17,6 +19,8 @@ from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import read_log
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "oplog.md"
 
 UNMANAGED = {
     "EncoderOnlyAttentionSpec": "No manager registered",
@@ -56,17 +60,22 @@ def classes() -> list[str]:
     return sorted({each.__name__ for each in found} - {"KVCacheSpec", "AttentionSpec"})
 
 
-def manager(name: str, events: bool) -> Any:
-    """A manager of one group of that class, beside full attention where it cannot be alone."""
+def spec(name: str) -> Any:
+    """A spec of that class."""
     import torch
     from vllm.v1 import kv_cache_interface as vllm
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     cls = getattr(vllm, name)
     given = {"dtype": torch.bfloat16, "dtypes": (torch.float32,), **SPEC_FIELDS}
-    named = {field: value for field, value in given.items() if field in cls.__dataclass_fields__}
-    full = vllm.FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
-    specs = [full, cls(**named)] if name != "FullAttentionSpec" else [full]
+    return cls(**{field: value for field, value in given.items() if field in cls.__dataclass_fields__})
+
+
+def manager(name: str, events: bool) -> Any:
+    """A manager of one group of that class, beside full attention where it cannot be alone."""
+    from vllm.v1 import kv_cache_interface as vllm
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    specs = [spec(each) for each in dict.fromkeys(("FullAttentionSpec", name))]
     groups = [vllm.KVCacheGroupSpec([f"layer{index}"], spec) for index, spec in enumerate(specs)]
     config = vllm.KVCacheConfig(num_blocks=40, kv_cache_tensors=[], kv_cache_groups=groups)
     return KVCacheManager(
@@ -130,3 +139,34 @@ def test_a_class_is_told_rightly_or_refused(name: str, events: bool, tmp_path: p
     assert not events or told - {"full_attention"} or name in ALONE
     assert check_log(log, engine_factory("numpy")) is None
     assert judge_log(log)[0] is None
+
+
+ROLES = ("role HISPARSE_SOURCE", "role HISPARSE_INDEXER")
+
+
+def refused_group(name: str) -> Any:
+    """A group of each sort that is left out, by the name under which it is refused."""
+    from vllm.v1 import kv_cache_interface as vllm
+
+    if name == "UniformTypeKVCacheSpecs":
+        layers = {"a": spec("FullAttentionSpec"), "b": spec("SlidingWindowSpec")}
+        return vllm.KVCacheGroupSpec(["layer"], vllm.UniformTypeKVCacheSpecs(block_size=4, kv_cache_specs=layers))
+    role = name.removeprefix("role ") if name in ROLES else "DEFAULT"
+    found = spec("FullAttentionSpec" if name in ROLES else name)
+    return vllm.KVCacheGroupSpec(["layer"], found, role=vllm.KVCacheGroupRole[role])
+
+
+@pytest.mark.parametrize("name", [*UNMANAGED, *REFUSED, *ROLES])
+def test_a_group_that_a_log_cannot_describe_is_refused_by_its_name(name: str) -> None:
+    live = manager("FullAttentionSpec", True)
+    live.kv_cache_config = SimpleNamespace(kv_cache_groups=[refused_group(name)])
+    with pytest.raises(UnsupportedConfigError, match=name):
+        header_from(live)
+    assert f"| `{name}` |" in PAGE.read_text()
+
+
+def test_every_class_of_specs_is_described_or_refused() -> None:
+    """A class that a later vLLM adds is missed by nobody."""
+    from hkv.dialects.vllm.engines.vllm_objects import KINDS_BY_CLASS
+
+    assert {*classes()} - {*UNMANAGED, *REFUSED} == set(KINDS_BY_CLASS)

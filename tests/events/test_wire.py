@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
 from hkv.contract.events import (
+    DEVICE,
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
+    Event,
     EventError,
+    Hash,
     KeyIndex,
     Place,
     decode_batch,
     encode_batch,
 )
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine, key_text
 from hkv.dialects.vllm.log.structs import Answer, CacheEvent, EventsOp, Header, Operation
@@ -23,7 +30,35 @@ from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.errors import ConfigError
 from hkv.oracle.record import draw
-from tests.events.wire_events import wire_events
+from hkv.spec import spec_from_log
+
+
+def wire_events(events: Sequence[CacheEvent], header: Header) -> list[Event]:
+    """An engine's events as vLLM 0.33 publishes them; of keys, a log has the first 8 bytes, from version 2 on."""
+    return [_wire(event, header.groups) for event in events]
+
+
+def _wire(event: CacheEvent, groups: Sequence[dict[str, Any]]) -> Event:
+    if event.type == "cleared":
+        return AllBlocksCleared()
+    if event.keys is None:
+        raise ConfigError("events", event.type, "events with keys: version 2 of the log format")
+    hashes: list[Hash] = [bytes.fromhex(key) for key in event.keys]
+    if event.type == "removed":
+        return BlockRemoved(hashes, DEVICE, group_idx=event.group)
+    group = groups[event.group]
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=bytes.fromhex(event.parent) if event.parent else None,
+        token_ids=list(event.tokens or ()),
+        block_size=event.block_size,
+        lora_id=None,
+        medium=DEVICE,
+        lora_name=None,
+        group_idx=event.group,
+        kv_cache_spec_kind=kinds.layer(spec_from_log(group)).event_kind,
+        kv_cache_spec_sliding_window=group.get("window"),
+    )
 
 
 def stored(
