@@ -65,6 +65,14 @@ class Served:
     """A planned engine, as far as a replay needs it.
 
     Attributes:
+      config: the model's name.
+      memory: bytes for the cache on each GPU.
+      tp: tensor-parallel ranks.
+      gpus: GPUs of the engine.
+      kv_dtype: element type of its cache.
+      max_model_len: of the longest request.
+      step_tokens: most tokens of a step.
+      max_running: most requests of a step.
       retains: the model has windows or states, of which denser retention keeps more.
     """
 

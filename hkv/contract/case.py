@@ -98,7 +98,13 @@ class Repair(Protocol):
 
 
 class LifecycleRepair:
-    """Leaves out what can no longer follow, after a dialect has cut its numbers to what is legal."""
+    """Leaves out what can no longer follow, after a dialect has cut its numbers to what is legal.
+
+    Args:
+      lifecycle: follows the operations from the header on.
+      fit: the operation with its numbers cut to what is legal now; None when it cannot follow at all. Without it,
+        operations stay as they are.
+    """
 
     def __init__(self, lifecycle: Lifecycle, fit: Callable[[Any], Any | None] = lambda operation: operation) -> None:
         self._lifecycle = lifecycle

@@ -36,7 +36,11 @@ class Watch(Protocol):
     """An engine under watch: every operation passes through, and every invariant is asked after it."""
 
     def perform(self, operation: Any) -> Any:
-        """Performs one operation and returns the engine's answer."""
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
         ...
 
 
@@ -50,7 +54,9 @@ class Process(Protocol):
     """A process that performs operations; what it died of or said wrong is an `EngineProcessError`.
 
     Attributes:
+      lacks: capabilities that it says it lacks.
       perform: has it perform an operation, and reads the answer as the type that the operation declares.
+      close: ends it.
       request_keyed: a replay's requests, known by their prefix keys; `extend`, `num_free` and `num_available` likewise.
     """
 
@@ -107,7 +113,11 @@ class Dialect(abc.ABC):
         """Follows a log from its header on."""
 
     def header_of(self, name: str, groups: Sequence[Mapping[str, Any]], num_blocks: Sequence[int]) -> Any:
-        """Header of a cache that is not drawn: its groups as logs have them, and the blocks of its pool or pools."""
+        """Header of a cache that is not drawn: its groups as logs have them, and the blocks of its pool or pools.
+
+        Raises:
+          ConfigError: the dialect has no such cache.
+        """
         pooled = issubclass(self.log.header, PooledHeader)
         if not pooled and len(num_blocks) != 1:
             raise ConfigError("num_blocks", list(num_blocks), f"one number: {name} has one pool")
@@ -136,11 +146,21 @@ class Dialect(abc.ABC):
     # Comparing
 
     def compare(self, want: Any, got: Any, version: int) -> Mismatch | None:
-        """The first difference between two answers, or failures in their place; None when they agree."""
+        """The first difference between two answers, or failures in their place; None when they agree.
+
+        Args:
+          want: the answer to be met.
+          got: the other one.
+          version: of the log format.
+        """
         return compare(want, got)
 
     def renaming(self, ids: str, header: Any) -> SameNames:
-        """Comparison of two engines' block ids."""
+        """Comparison of two engines' block ids.
+
+        Raises:
+          ConfigError: the dialect has no such comparison.
+        """
         if ids != "exact":
             raise ConfigError("ids", ids, f"exact: {self.title}'s rules say which block is handed out")
         return SameNames()
@@ -187,7 +207,11 @@ class Dialect(abc.ABC):
         """Random traffic over some scheduling steps; every operation goes through `perform`, which answers it."""
 
     def moves(self, header: Any, choices: Choices, perform: Callable[[Any], Any]) -> Moves:
-        """Random traffic, move by move; `move_names` says which."""
+        """Random traffic, move by move; `move_names` says which.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no moves.
+        """
         raise self.lacks("moves")
 
     def topology(self, header: Any) -> Topology:
@@ -195,7 +219,11 @@ class Dialect(abc.ABC):
         return Topology.of_specs([spec_from_log(group) for group in header.groups])
 
     def draw_hit_case(self, choices: Choices) -> Any:
-        """A request and a set of cached prefixes of it, on which a hit can be compared with its definition."""
+        """A request and a set of cached prefixes of it, on which a hit can be compared with its definition.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no such cases.
+        """
         raise self.lacks("cases of hits")
 
     # Judging
@@ -230,11 +258,19 @@ class Dialect(abc.ABC):
         return MappingProxyType({})
 
     def watch(self, engine: Any, header: Any) -> Watch:
-        """The engine, every invariant that it has the capabilities for asked after each operation."""
+        """The engine, every invariant that it has the capabilities for asked after each operation.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no invariants, or the engine too little for any.
+        """
         raise self.lacks("invariants")
 
     def watch_log(self, log: Log) -> LogWatch:
-        """The cache that a log tells of: invariants are asked wherever the log says what they ask about."""
+        """The cache that a log tells of: invariants are asked wherever the log says what they ask about.
+
+        Raises:
+          UnsupportedConfigError: the dialect has no invariants that logs are judged by.
+        """
         raise self.lacks("invariants of logs")
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation | None:
@@ -288,17 +324,30 @@ class Dialect(abc.ABC):
     """The package whose live caches can be observed; empty where none can."""
 
     def attach(self, target: Any, session: Session) -> Observed:
-        """Observes one live cache of its engine from now on."""
+        """Observes one live cache of its engine from now on.
+
+        Raises:
+          UnsupportedConfigError: the dialect observes no live caches.
+          HKVError: this one cannot be observed.
+        """
         raise self.lacks("live caches that can be observed")
 
     def attach_all(self, session: Session) -> Callable[[], None]:
-        """Observes every cache of its engine that this process makes; calling what it returns ends that."""
+        """Observes every cache of its engine that this process makes; calling what it returns ends that.
+
+        Raises:
+          UnsupportedConfigError: the dialect observes no live caches.
+        """
         raise self.lacks("live caches that can be observed")
 
     # Replay and commands
 
     def plan_command(self) -> PlanCommand:
-        """The dialect's part of `hkv plan`."""
+        """The dialect's part of `hkv plan`.
+
+        Raises:
+          UnsupportedConfigError: the dialect plans no memory.
+        """
         raise self.lacks("memory plans")
 
     def explore_command(self) -> ExploreCommand | None:
@@ -306,12 +355,19 @@ class Dialect(abc.ABC):
         return None
 
     def next_operations(self, engine: Any, space: Space) -> Iterator[Any]:
-        """The operations that a built-in engine may be asked next, within the traffic that a small cache may see."""
+        """The operations that a built-in engine may be asked next, within the traffic that a small cache may see.
+
+        Raises:
+          UnsupportedConfigError: the dialect's caches are not explored.
+        """
         raise self.lacks("an explorer")
 
     def canonical(self, engine: Any) -> Hashable:
-        """State of a built-in engine, equal for two that differ in nothing that a rule can read; clocks count as
-        ranks."""
+        """State of a built-in engine, equal for two that differ in nothing that a rule can read; clocks count as ranks.
+
+        Raises:
+          UnsupportedConfigError: the dialect's caches are not explored.
+        """
         raise self.lacks("an explorer")
 
     def refuses(self, answer: Any) -> bool:
@@ -320,7 +376,11 @@ class Dialect(abc.ABC):
         return False
 
     def replay_command(self) -> Any:
-        """The dialect's part of `hkv replay`, a `hkv.replay.command.ReplayCommand`."""
+        """The dialect's part of `hkv replay`, a `hkv.replay.command.ReplayCommand`.
+
+        Raises:
+          UnsupportedConfigError: the dialect replays no traces.
+        """
         raise self.lacks("replays of request traces")
 
     def engine(self, name: str) -> Callable[[Any], Any] | None:

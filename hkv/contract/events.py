@@ -96,7 +96,13 @@ _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in (BlockStored, Blo
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Content of one message."""
+    """Content of one message.
+
+    Attributes:
+      ts: seconds, of the publisher's clock.
+      events: in order.
+      data_parallel_rank: of the publisher, or None.
+    """
 
     ts: float
     events: tuple[Event, ...]
@@ -109,7 +115,11 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """The batch that a message carries, events as maps or as arrays; EventError names the event and the field."""
+    """The batch that a message carries; events as maps or as arrays.
+
+    Raises:
+      EventError: it carries none; names the event and the field.
+    """
     try:
         found = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -158,7 +168,9 @@ class Problem:
     """A promise of KV events that a stream breaks (invariant B-I34).
 
     Attributes:
+      seq: sequence number of the batch.
       name: `removed unknown`, `parent unknown`, `two contents`, `tokens missing`, `block size`; of streams, `gap`.
+      text: the problem, in words.
     """
 
     seq: int

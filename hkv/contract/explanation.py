@@ -91,10 +91,16 @@ class Explanation:
 def find_request(log: Log, line: int, request: str | None, arrives: type, needed: bool = True) -> tuple[Any, str, int]:
     """The operation of a line, the request to tell about, and how many operations come before what is told.
 
-    Without a `request` it is the one that the line names, or the last one named before it and not dropped; its name is
-    "" where there is none and none is `needed`. An operation of the type `arrives`, by which the request comes, is
-    itself one that comes before. FileError where there is no such line, ConfigError where a needed request is not
-    named.
+    Args:
+      log: the log.
+      line: 1-based line number of an operation.
+      request: the request; None for the one that the line names, or the last one named before it and not dropped.
+      arrives: the type of the operation by which a request arrives, which is one that comes before.
+      needed: whether there has to be a request; else its name is "" where no line names one that was not dropped.
+
+    Raises:
+      FileError: there is no such line.
+      ConfigError: no line up to this one names a request, and none was given.
     """
     if not 2 <= line <= len(log.operations) + 1:
         raise FileError(log.path, None, "line", line, f"a line with an operation, from 2 to {len(log.operations) + 1}")
@@ -121,6 +127,10 @@ def _named_last(operations: Sequence[Any]) -> str | None:
 
 
 def check_there(id: str, line: int, requests: Mapping[str, object]) -> None:
-    """Raises ConfigError unless a request has arrived and was not dropped."""
+    """Make sure that a request has arrived.
+
+    Raises:
+      ConfigError: it has not, or was dropped.
+    """
     if id not in requests:
         raise ConfigError("request", id, f"a request that has arrived by line {line} and was not dropped")

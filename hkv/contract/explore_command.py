@@ -112,7 +112,16 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-    """Traffic that a small cache may see: requests at the same time, and the longest prompt and request in tokens."""
+    """Traffic that a small cache may see. Lengths are in tokens.
+
+    Attributes:
+      requests: most requests at the same time.
+      prompt: longest prompt.
+      max_model_len: longest request.
+
+    Raises:
+      ConfigError: something is too large.
+    """
 
     requests: int = 2
     prompt: int = 2
@@ -141,13 +150,22 @@ def check_small(name: str, value: object) -> None:
 
 
 class World(Protocol):
-    """A cache at one point of an exploration, with all that its invariants remember, and the `evictions` so far."""
+    """A cache at one point of an exploration, with all that its invariants remember.
+
+    Attributes:
+      evictions: blocks that were evicted so far.
+    """
 
     @property
     def evictions(self) -> int: ...
 
     def perform(self, operation: Any) -> Any:
-        """Performs one operation, asks every invariant, and returns the engine's answer; raises what either raises."""
+        """Performs one operation, asks every invariant, and returns the engine's answer.
+
+        Raises:
+          InvariantError: one does not hold after it.
+          Exception: whatever the engine raises.
+        """
         ...
 
     def refused(self, answer: Any) -> bool:
@@ -204,7 +222,11 @@ class ExploreCommand(OwnCommand):
         return None
 
     def world(self, options: dict[str, Any]) -> tuple[Any, World]:
-        """The header, and the empty cache, that the command's options ask for."""
+        """The header, and the empty cache, that the command's options ask for.
+
+        Raises:
+          HKVError: there is no such cache, or it is too large.
+        """
         raise NotImplementedError
 
 

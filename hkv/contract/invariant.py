@@ -33,7 +33,12 @@ class Unknown:
 
 
 class InvariantError(AssertionError):
-    """An invariant does not hold."""
+    """An invariant does not hold.
+
+    Args:
+      name: the invariant.
+      problem: the problem, in words.
+    """
 
     def __init__(self, name: str, problem: str) -> None:
         self.name = name
@@ -68,7 +73,12 @@ class Invariant:
         return self if self.start is None else dataclasses.replace(self, check=self.start(config), start=None)
 
     def __call__(self, moment: Any) -> None:
-        """Checks one moment: InvariantError says what is wrong first, OperationError that `begin` was not called."""
+        """Checks one moment.
+
+        Raises:
+          InvariantError: it does not hold; says what is wrong first.
+          OperationError: it remembers what happened, and `begin` was not called.
+        """
         if self.start is not None:
             raise OperationError("invariant", self.name, "one that was begun for a run")
         if self.after and not isinstance(moment.operation, self.after):
@@ -99,7 +109,11 @@ Remembering = TypeVar("Remembering", bound=Memory)
 
 
 class Register(dict[str, Invariant]):
-    """The invariants of one dialect, by name."""
+    """The invariants of one dialect, by name.
+
+    Args:
+      dialect: name of the dialect whose rules promise them, as `Invariant.dialect`.
+    """
 
     def __init__(self, dialect: str) -> None:
         super().__init__()
@@ -144,7 +158,11 @@ def judged(invariants: Iterable[Invariant], lacks: frozenset[str]) -> list[Invar
 
 @dataclasses.dataclass(frozen=True)
 class PlainMoment:
-    """An operation, its answer, and the answers of a look at the state before and after it."""
+    """An operation, its answer, and the answers of a look at the state before and after it.
+
+    Attributes:
+      header: configuration of the engine.
+    """
 
     header: Any
     operation: Any
@@ -156,7 +174,11 @@ class PlainMoment:
 class PlainWatch:
     """An engine that performs operations, looked at after each of them, for dialects with no moment of their own.
 
-    `look` is the operation that is answered with the whole state, and changes nothing.
+    Args:
+      engine: the engine, empty.
+      header: its configuration.
+      invariants: what is asked of each `PlainMoment`.
+      look: the operation that is answered with the whole state, and changes nothing.
     """
 
     def __init__(self, engine: Any, header: Any, invariants: Iterable[Invariant], look: Any) -> None:
@@ -165,7 +187,11 @@ class PlainWatch:
         self._state = engine.perform(look)
 
     def perform(self, operation: Any) -> Any:
-        """Performs one operation and returns the engine's answer."""
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
         answer = self._engine.perform(operation)
         moment = PlainMoment(self._header, operation, answer, self._state, self._engine.perform(self._look))
         for invariant in self._invariants:

@@ -28,6 +28,7 @@ class Log:
     """A log.
 
     Attributes:
+      path: its origin, as the caller named it.
       header: the configuration, as its dialect's `log.header`.
       operations: the operations in order; number `i` stands on line `i + 2`.
     """
@@ -54,8 +55,10 @@ class Lifecycle(Protocol):
     """Follows the operations of a log: which may come next, and what a shortened case owes."""
 
     def follow(self, operation: Any) -> None:
-        """Checks one operation and, as far as that needs no answer, performs it; OperationError names the field that
-        does not fit what came before, and nothing changed.
+        """Checks one operation and, as far as that needs no answer, performs it.
+
+        Raises:
+          OperationError: names the field that does not fit what came before; nothing changed.
         """
         ...
 
@@ -85,7 +88,11 @@ class PlainHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PooledHeader(PlainHeader, kw_only=True):
-    """`PlainHeader` of a cache in which each group has a pool of its own, of so many blocks each."""
+    """`PlainHeader` of a cache in which each group has a pool of its own.
+
+    Attributes:
+      num_blocks: blocks of each group's pool.
+    """
 
     num_blocks: list[int]  # pyright: ignore[reportIncompatibleVariableOverride] - decoded, never assigned
 
@@ -114,7 +121,10 @@ def later_fields(struct: type[Any]) -> tuple[tuple[str, int], ...]:
 class NamedRequests:
     """A lifecycle: requests arrive under a name that none has, and end; whatever else names one, it has arrived.
 
-    `granted` says of an answer to an arrival whether it lets the request in.
+    Args:
+      arrives: the operation by which a request arrives.
+      ends: the operation by which it ends.
+      granted: whether an answer to an arrival lets the request in.
     """
 
     def __init__(self, arrives: type, ends: type, granted: Callable[[Any], bool] = lambda answer: True) -> None:
@@ -122,7 +132,11 @@ class NamedRequests:
         self._names: set[str] = set()
 
     def follow(self, operation: Any) -> None:
-        """Checks one operation, and ends a request."""
+        """Checks one operation, and ends a request.
+
+        Raises:
+          OperationError: a name that is taken, or one that no request has; nothing changed.
+        """
         id = getattr(operation, "id", None)
         if id is None:
             return
@@ -138,7 +152,9 @@ class NamedRequests:
 
 
 class LogFormat:
-    """Header and operations of a dialect's logs. A subclass checks more, where structs do not say it all.
+    """Header and operations of a dialect's logs.
+
+    A subclass checks more, where structs do not say it all.
 
     Args:
       header: struct of the first line; has `oplog`, `dialect`, `feature`, `num_blocks`, `groups` and `bugs`.
@@ -146,6 +162,11 @@ class LogFormat:
       check: raises an HKVError for a header that the dialect forbids.
       smallest: of the numbers of a field, the smallest that is legal, where that is not 0.
       prefix: prefix of the names of its definitions in the published JSON schema.
+
+    Attributes:
+      header: as given.
+      operations: by name.
+      check: as given.
     """
 
     def __init__(
@@ -165,7 +186,11 @@ class LogFormat:
         self._decoders = {name: msgspec.json.Decoder(operation) for name, operation in self.operations.items()}
 
     def parse_header(self, line: bytes, found: dict[str, Any], path: str) -> Any:
-        """The header that the first line is, FileError if none; `found` is what `parse_object` says of it."""
+        """The header that the first line is; `found` is what `parse_object` says of it.
+
+        Raises:
+          FileError: it is none, or the dialect forbids it.
+        """
         header = decode(self._header_decoder, line, found, path, 1)
         self.check_header(header, path)
         if not header.feature:
@@ -177,11 +202,19 @@ class LogFormat:
         return header
 
     def check_header(self, header: Any, path: str) -> None:
-        """Raises FileError for a number out of range."""
+        """Checks the header's numbers.
+
+        Raises:
+          FileError: one is out of range.
+        """
         self._check_numbers(msgspec.to_builtins(header), path, 1)
 
     def parse_operation(self, line: bytes, path: str, number: int, header: Any) -> Any:
-        """The operation that a line is; FileError if none."""
+        """The operation that a line is.
+
+        Raises:
+          FileError: it is none.
+        """
         found = parse_object(line, path, number)
         name = found.get("op")
         if not isinstance(name, str) or name not in self.operations:
@@ -191,7 +224,11 @@ class LogFormat:
         return operation
 
     def check_operation(self, operation: Any, found: dict[str, Any], path: str, number: int, header: Any) -> None:
-        """Raises FileError for a number out of range, or an answer that is missing."""
+        """Checks an operation's numbers, and that it is answered.
+
+        Raises:
+          FileError: a number is out of range, or the answer is missing.
+        """
         self._check_numbers({key: value for key, value in found.items() if key != "want"}, path, number)
         check_answered(operation, path, number)
 
@@ -223,7 +260,11 @@ class LogFormat:
 
 
 def check_answered(operation: Any, path: str, number: int) -> None:
-    """Raises FileError unless an operation which has an answer holds one."""
+    """Make sure that an operation which has an answer holds one.
+
+    Raises:
+      FileError: it does not.
+    """
     if "want" in type(operation).__struct_fields__ and operation.want is None:
         raise FileError(path, number, "want", None, "what the recorded engine answered")
 
@@ -240,7 +281,11 @@ def _integers(value: Any) -> Iterable[int]:
 
 
 def parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
-    """The JSON object that one line of a log is; FileError if none."""
+    """The JSON object that one line of a log is.
+
+    Raises:
+      FileError: it is none.
+    """
     try:
         found = _ANYTHING.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -252,8 +297,11 @@ def parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
 
 
 def decode(decoder: msgspec.json.Decoder[Any], line: bytes, found: object, path: str, number: int) -> Any:
-    """One line as the typed value that a decoder makes; FileError names the field. `found` is what `parse_object` says
-    of it."""
+    """One line as the typed value that a decoder makes; `found` is what `parse_object` says of it.
+
+    Raises:
+      FileError: a field is missing, unknown or of another type.
+    """
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, RecursionError, OverflowError) as error:

@@ -140,7 +140,11 @@ class Several(tuple[Any, ...]):
 
 
 class OneOrMore(click.ParamType):
-    """Values of another type, `inner`, separated by commas, as a `Several`."""
+    """Values of another type, `inner`, separated by commas, as a `Several`.
+
+    Raises:
+      click.BadParameter: no value, one of another type, the same twice, or more than `MOST_VALUES`.
+    """
 
     def __init__(self, inner: click.ParamType) -> None:
         self.inner = inner
@@ -164,7 +168,11 @@ class OneOrMore(click.ParamType):
 
 
 def percentage(name: str, text: str) -> float:
-    """The number in `60%`, or in `60`; ConfigError unless it is one from 0 to 100."""
+    """The number in `60%`, or in `60`.
+
+    Raises:
+      ConfigError: it is none from 0 to 100.
+    """
     try:
         found = float(text.removesuffix("%"))
     except ValueError:

@@ -32,13 +32,27 @@ class PlanCommand(OwnCommand, abc.ABC):
 
     @abc.abstractmethod
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
-        """The plan of `options["config"]`; `memory`: bytes for the cache on each GPU, None where it was not given.
+        """The plan of `options["config"]`.
 
-        The command's options come by name, `bugs` as the set that was named.
+        Args:
+          memory: bytes for the cache on each GPU, or None if it was not given.
+          options: the command's, by name; `bugs` as the set that was named.
+
+        Raises:
+          HKVError: the options, the model or the memory cannot be used.
         """
 
     def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
-        """The row of `options["config"]` in a table of several models or options; arguments as of `plan`."""
+        """The row of `options["config"]` in a table of several models or options.
+
+        Args:
+          memory: bytes for the cache on each GPU, or None if it was not given.
+          options: the command's, by name; `bugs` as the set that was named.
+
+        Raises:
+          UnsupportedConfigError: the dialect's plan does not say how many requests fit.
+          HKVError: the options, the model or the memory cannot be used.
+        """
         expected = "one model and one value of each option with this dialect, whose plan has no concurrency"
         raise UnsupportedConfigError("table, --csv or --plot", options["config"], expected)
 
@@ -65,7 +79,12 @@ def sequence_bytes(model: Model, tokens: int) -> int:
 
 
 def model_record(model: Model, tokens: int | None = None) -> dict[str, Any]:
-    """Facts of a model's cache, as plain values; `tokens` of the longest request, None for the model's."""
+    """Facts of a model's cache, as plain values.
+
+    Args:
+      model: the model.
+      tokens: of the longest request; None for the model's.
+    """
     return {
         "model_type": model.model_type,
         "num_layers": model.num_layers,

@@ -24,6 +24,7 @@ class Patch:
       target: `module:qualified name` of a function, method, property or class method; of a jitted or cached function,
         its own code is edited, which programs that were compiled before do not notice.
       old: text that must stand in its source exactly once.
+      new: text to put in its place.
     """
 
     target: str
@@ -31,7 +32,11 @@ class Patch:
     new: str
 
     def function(self) -> FunctionType:
-        """The function object that runs."""
+        """The function object that runs.
+
+        Raises:
+          OperationError: there is no such function.
+        """
         module, _, path = self.target.partition(":")
         try:
             found = importlib.import_module(module)
@@ -52,7 +57,11 @@ class Patch:
         return found
 
     def code(self) -> CodeType:
-        """The function's code after the edit."""
+        """The function's code after the edit.
+
+        Raises:
+          OperationError: the old text does not stand there exactly once, is the new one, or the result is no Python.
+        """
         function = self.function()
         source = textwrap.dedent(inspect.getsource(function))
         times = source.count(self.old)
@@ -67,7 +76,12 @@ class Patch:
 
 
 def compiled(source: str, function: FunctionType) -> CodeType:
-    """The code of a function's source, closing over the same names as `function`, so that it can take its place."""
+    """The code of a function's source, closing over the same names as `function`, so that it can take its place.
+
+    Raises:
+      SyntaxError: it is no Python.
+      OperationError: it closes over other names.
+    """
     tree = ast.parse(source)
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
@@ -104,8 +118,13 @@ def _inner(code: CodeType, name: str) -> CodeType:
 def applied(*patches: Patch) -> Iterator[None]:
     """Lets functions run their edited code until the block ends; nothing is written to disk.
 
-    The function objects stay the same, so every class, module and record that holds one is affected. Where a patch does
-    not fit, nothing is changed.
+    The function objects stay the same, so every class, module and record that holds one is affected.
+
+    Args:
+      patches: edits of different functions, or of the same one in several places.
+
+    Raises:
+      OperationError: a patch does not fit; then nothing was changed.
     """
     by_function: dict[str, list[Patch]] = {}
     for patch in patches:

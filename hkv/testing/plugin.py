@@ -42,7 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Observation:
-    """Observes the caches of each test, in logs that are named after it."""
+    """Observes the caches of each test, in logs that are named after it.
+
+    Args:
+      text: as `--hkv-attach`.
+    """
 
     def __init__(self, text: str) -> None:
         from hkv.oracle.attach.attach import attach_all

@@ -38,7 +38,11 @@ class Drawing(Protocol):
 
 
 class HypothesisChoices:
-    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.contract.traffic.Choices`."""
+    """Decisions drawn by Hypothesis, so that a failure shrinks. See `hkv.contract.traffic.Choices`.
+
+    Args:
+      data: Hypothesis's object that draws.
+    """
 
     def __init__(self, data: Drawing) -> None:
         self._data = data

@@ -26,8 +26,11 @@ class Watch:
         self._watch = registry.dialect_of(header.dialect).watch(engine, header)
 
     def perform(self, operation: Any) -> Any:
-        """Performs one operation and returns the engine's answer; InvariantError if an invariant does not hold after
-        it."""
+        """Performs one operation and returns the engine's answer.
+
+        Raises:
+          InvariantError: an invariant does not hold after it.
+        """
         return self._watch.perform(operation)
 
 
