@@ -72,21 +72,22 @@ def command(given: Options) -> int:
     _check_folder(path)
 
     def finish() -> None:
-        done = search.found()
-        found = done.counterexample
+        report = search.report
+        found = report.counterexample
         if found is not None:
             write_output(path, log_bytes(found.header, *found.with_answers()))
         if talks(given.json_path, given.save):
-            for line in done.lines:
+            for line in report.lines():
                 click.echo(line)
             if found is not None:
                 _show_counterexample(found, path)
-        write_json(given.json_path, {**done.record, "counterexample": None if found is None else _record(found, path)})
+        document = {**report.record(**search.more), "counterexample": None if found is None else _record(found, path)}
+        write_json(given.json_path, document)
 
     with interruption().saying(finish), level_bar("compiling") as progress:
         search.run(progress)
     finish()
-    return 0 if search.found().counterexample is None else BROKEN
+    return 0 if search.report.counterexample is None else BROKEN
 
 
 def _check_folder(path: str) -> None:

@@ -13,7 +13,6 @@ class Observed(Protocol):
 
     def close(self) -> None:
         """Says its last state and ends the observation; the cache goes on."""
-        ...
 
 
 class Sink(Protocol):
@@ -23,23 +22,18 @@ class Sink(Protocol):
         """A function that takes a call, in the cache's own thread; `perform` says its operations to this sink, in
         order, now or later.
         """
-        ...
 
     def step_ends(self) -> None:
         """The cache is done with a step; the model runs now."""
-        ...
 
     def begin(self, header: Any) -> None:
         """The configuration; comes first, and once."""
-        ...
 
     def operation(self, operation: Any, answer: Any) -> None:
         """An operation that the cache performed, and its answer, None for none."""
-        ...
 
     def close(self) -> None:
         """No call follows."""
-        ...
 
 
 class Session(Protocol):
@@ -55,19 +49,15 @@ class Session(Protocol):
 
     def draws(self) -> bool:
         """True if the next cache is one of those."""
-        ...
 
     def sink(self, dialect: Any) -> Sink:
         """Sink for the operations of the next cache."""
-        ...
 
     def observe(self, observed: Observed) -> None:
         """Remembers a cache under observation, to close it at the end."""
-        ...
 
     def refuse(self, what: str, reason: str) -> None:
         """Notes a cache that cannot be observed, and why."""
-        ...
 
 
 def fits_a_log(tokens: list[int]) -> bool:

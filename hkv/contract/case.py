@@ -90,11 +90,9 @@ class Repair(Protocol):
 
     def fitted(self, operation: Any) -> Any | None:
         """The operation with its numbers cut to what is legal now, and followed; None when it cannot follow at all."""
-        ...
 
     def answered(self, operation: Any, answer: Any) -> None:
         """Takes note of the answer to the operation that was fitted last."""
-        ...
 
 
 class LifecycleRepair:

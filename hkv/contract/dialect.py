@@ -41,7 +41,6 @@ class Watch(Protocol):
         Raises:
           InvariantError: an invariant does not hold after it.
         """
-        ...
 
 
 class LogWatch(Watch, Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import click
@@ -37,16 +38,6 @@ class Counterexample(Protocol):
 
     def with_answers(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """Operations of a log of it, and the reference's answers to them."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Exploration:
-    """Coverage of a search so far, for people and as plain values, and the broken invariant, if any."""
-
-    lines: Sequence[str]
-    record: dict[str, Any]
-    counterexample: Counterexample | None
 
 
 @dataclasses.dataclass
@@ -78,20 +69,18 @@ class Report:
         """A count as a share of all transitions."""
         return count / self.transitions if self.transitions else 0.0
 
-    def exploration(self, **also: Any) -> Exploration:
-        """The same for the command, with `also` among its plain values."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        counterexample = fields.pop("counterexample")
-        record = {
-            **fields,
+    def record(self, **also: Any) -> dict[str, Any]:
+        """The same as plain values, with `also` among them, but for the counterexample."""
+        return {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)[:-1]},
             **also,
             "states_per_second": self.rate(self.states),
             "share_of_evictions": self.share(self.evictions),
             "share_of_refusals": self.share(self.refusals),
         }
-        return Exploration(self._lines(), record, counterexample)
 
-    def _lines(self) -> list[str]:
+    def lines(self) -> list[str]:
+        """The same for people."""
         if not self.seconds:
             return ["nothing explored: stopped while the program was being compiled"]
         compiling = f" after {self.compiling:.1f} s of compiling" if self.compiling else ""
@@ -166,35 +155,32 @@ class World(Protocol):
           InvariantError: one does not hold after it.
           Exception: whatever the engine raises.
         """
-        ...
 
     def refused(self, answer: Any) -> bool:
         """True if an answer refuses blocks."""
-        ...
 
     def operations(self) -> Iterator[Any]:
         """The operations that may come next."""
-        ...
 
     def name(self) -> Hashable:
         """Canonical state: equal for two worlds that differ in nothing that a rule or an invariant can read."""
-        ...
 
     def copies(self) -> Callable[[], World]:
         """Makes, whenever it is called, a world like this one is now."""
-        ...
 
 
 class Search(abc.ABC):
-    """A search through the states that a small cache can reach."""
+    """A search through the states that a small cache can reach; `report` is the result so far.
+
+    `more` are settings that plain values of the result have beside it.
+    """
+
+    report: Report
+    more: Mapping[str, Any] = MappingProxyType({})
 
     @abc.abstractmethod
     def run(self, progress: Progress) -> None:
         """Searches until all is explored, something is broken, or a limit is reached; may be interrupted."""
-
-    @abc.abstractmethod
-    def found(self) -> Exploration:
-        """Coverage and result so far."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

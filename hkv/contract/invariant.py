@@ -97,11 +97,9 @@ class Memory(Protocol):
 
     def __init__(self, config: Any) -> None:
         """Begins with an empty cache."""
-        ...
 
     def check(self, moment: Any) -> Iterator[str]:
         """See `Invariant.check`."""
-        ...
 
 
 AnyCheck = TypeVar("AnyCheck", bound=Callable[..., Iterator[str]])

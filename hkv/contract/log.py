@@ -60,11 +60,9 @@ class Lifecycle(Protocol):
         Raises:
           OperationError: names the field that does not fit what came before; nothing changed.
         """
-        ...
 
     def answered(self, operation: Any, answer: Any) -> None:
         """Takes note of what the answer to an operation decides."""
-        ...
 
 
 class PlainHeader(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from hkv.errors import ConfigError, MissingExtraError
-from hkv.files import LINES_IN_LIMIT, OutputFile, decode_json, input_limit, lines_of, opened
+from hkv.files import LINES_IN_LIMIT, decode_json, input_limit, lines_of, opened
 
 END = -1
 """Sequence number of the message that ends a replay (vLLM 0.33 `ZmqEventPublisher.END_SEQ`)."""
@@ -277,10 +277,3 @@ def recorded_line(message: Message) -> bytes:
     """A message as a line of a recording, newline included."""
     payload = base64.b64encode(message.payload).decode()
     return msgspec.json.encode({"seq": message.seq, "payload": payload}) + b"\n"
-
-
-def write_recording(path: str | os.PathLike[str], messages: Iterable[Message]) -> None:
-    """Writes messages to a file, one a line; it is there once all have come."""
-    with OutputFile(path) as output:
-        for message in messages:
-            output.file.write(recorded_line(message))

@@ -17,7 +17,6 @@ from typing import Any
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.explore_command import (
-    Exploration,
     ExploreCommand,
     Progress,
     Report,
@@ -164,9 +163,6 @@ class BreadthFirst(Search):
                 progress(said, (place + 1) / len(level))
             level = deeper
         report.exhausted = True
-
-    def found(self) -> Exploration:
-        return self.report.exploration()
 
     def way(self, state: int) -> tuple[Any, ...]:
         """The operations of a shortest way to a state; they are numbered as they were found, the empty cache 0."""

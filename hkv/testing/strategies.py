@@ -34,7 +34,6 @@ class Drawing(Protocol):
 
     def draw(self, strategy: st.SearchStrategy[T], label: Any = None) -> T:
         """One value of a strategy."""
-        ...
 
 
 class HypothesisChoices:

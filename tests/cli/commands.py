@@ -19,7 +19,7 @@ from hkv.cli.progress import Interruption
 from hkv.contract.events import Batch, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.events import Message, write_recording
+from hkv.oracle.events import Message, recorded_line
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import Only, record
 from hkv.oracle.shrink import Shrinker
@@ -110,7 +110,7 @@ def make_inputs(folder: pathlib.Path) -> Inputs:
     request = {"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}
     inputs.trace.write_text("".join(json.dumps({**request, "timestamp": time}) + "\n" for time in (0, 100)))
     batch = encode_batch(Batch(0.0, (BlockStored([1], None, [1, 2], 2, None, "GPU", None, group_idx=0),)))
-    write_recording(inputs.events, [Message(0, batch)])
+    inputs.events.write_bytes(recorded_line(Message(0, batch)))
     return inputs
 
 

@@ -24,7 +24,7 @@ from hkv.oracle.events import (
     Sequencer,
     Subscription,
     read_recording,
-    write_recording,
+    recorded_line,
 )
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'hkv[events]'")
@@ -248,7 +248,7 @@ def test_messages_of_another_protocol_are_told_and_passed_over() -> None:
 
 def test_a_recording_checks(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "events.jsonl"
-    write_recording(path, [Message(number, data) for number, data in enumerate(PAYLOADS)])
+    path.write_bytes(b"".join(recorded_line(Message(*each)) for each in enumerate(PAYLOADS)))
     assert [item.seq for item in read_recording(path)] == list(range(12))
     done = CliRunner().invoke(command, [str(path)])
     assert done.exit_code == 0, done.output
@@ -260,7 +260,8 @@ def test_a_recording_checks(tmp_path: pathlib.Path) -> None:
 
 def test_problems_are_printed_and_counted(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "events.jsonl"
-    write_recording(path, [Message(0, PAYLOADS[2]), Message(1, b"\xc1"), Message(4, PAYLOADS[0])])
+    broken = (Message(0, PAYLOADS[2]), Message(1, b"\xc1"), Message(4, PAYLOADS[0]))
+    path.write_bytes(b"".join(map(recorded_line, broken)))
     done = CliRunner().invoke(command, [str(path)])
     assert done.exit_code == 1
     assert (

@@ -17,7 +17,7 @@ from hkv.cli import cli
 from hkv.contract.events import Batch, BlockRemoved, BlockStored, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.errors import ConfigError, FileError, HKVError, MissingExtraError
-from hkv.oracle.events import Message, write_recording
+from hkv.oracle.events import Message, recorded_line
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import record
 from hkv.replay.traces.imports.arrivals import Pace, SharedPrefix, in_order, own_lines
@@ -278,22 +278,19 @@ def stored(keys, parent, tokens, group=0):
     return BlockStored(keys, parent, tokens, 2, None, "GPU", None, group_idx=group)
 
 
-def messages(*batches):
-    return [Message(number, encode_batch(Batch(time, events))) for number, (time, events) in enumerate(batches)]
+def recorded(*batches):
+    found = (Message(number, encode_batch(Batch(time, events))) for number, (time, events) in enumerate(batches))
+    return b"".join(map(recorded_line, found))
 
 
 def test_kv_events(importing, tmp_path):
     """A chain that goes on at once is one request; one that branches, or goes on later, is another."""
-    write_recording(
-        tmp_path / "recording",
-        messages(
-            (100.0, (stored([1, 2], None, [5, 6, 7, 8]), stored([9], None, [1, 1], group=1))),
-            (100.5, (stored([3], 2, [9, 9]),)),
-            (101.0, (BlockRemoved([3], "GPU", group_idx=0), stored([4], 1, [0, 0]))),
-            (120.0, (stored([6], 3, [2, 2]), stored([8], 77, [2, 2]))),
-        ),
+    content = recorded(
+        (100.0, (stored([1, 2], None, [5, 6, 7, 8]), stored([9], None, [1, 1], group=1))),
+        (100.5, (stored([3], 2, [9, 9]),)),
+        (101.0, (BlockRemoved([3], "GPU", group_idx=0), stored([4], 1, [0, 0]))),
+        (120.0, (stored([6], 3, [2, 2]), stored([8], 77, [2, 2]))),
     )
-    content = (tmp_path / "recording").read_bytes()
     lines, said = importing("kv-events", content)
     assert [(line["timestamp"], line["tokens"], line["output_length"]) for line in lines] == [
         (0, [5, 6, 7, 8, 9, 9], 0), (1000, [5, 6, 0, 0], 0), (20_000, [5, 6, 7, 8, 9, 9, 2, 2], 0),

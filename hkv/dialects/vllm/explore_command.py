@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hkv.contract.explore_command import Exploration, ExploreCommand, Progress, Report, Search, SizeOptions
+from hkv.contract.explore_command import ExploreCommand, Progress, Report, Search, SizeOptions
 from hkv.contract.options import option
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
@@ -97,9 +97,10 @@ class VllmSearch(Search):
     def __init__(self, options: dict[str, Any]) -> None:
         self._space = _space(options)
         self._form = options["form"] or default_form()
+        self.more = {"form": self._form}
         self._plant = options["plant"]
         self._how = {name: options[name] for name in ("chunk", "workers", "limit_states", "seconds")}
-        self._report = Report()
+        self.report = Report()
 
     def run(self, progress: Progress) -> None:
         def told(report: Report, depth: int, share: float) -> None:
@@ -107,10 +108,7 @@ class VllmSearch(Search):
             progress(f"depth {depth}: {report.states:,} states, {report.transitions:,} transitions, {rate}", share)
 
         with planted(self._plant):
-            explore(self._space, form=self._form, progress=told, report=self._report, **self._how)
-
-    def found(self) -> Exploration:
-        return self._report.exploration(form=self._form)
+            explore(self._space, form=self._form, progress=told, report=self.report, **self._how)
 
 
 def _space(options: dict[str, Any]) -> Space:
