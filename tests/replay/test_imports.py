@@ -278,19 +278,19 @@ def stored(keys, parent, tokens, group=0):
     return BlockStored(keys, parent, tokens, 2, None, "GPU", None, group_idx=group)
 
 
-def recorded(*batches):
-    found = (Message(number, encode_batch(Batch(time, events))) for number, (time, events) in enumerate(batches))
-    return b"".join(map(recorded_line, found))
+def messages(*batches):
+    return [Message(number, encode_batch(Batch(time, events))) for number, (time, events) in enumerate(batches)]
 
 
 def test_kv_events(importing, tmp_path):
     """A chain that goes on at once is one request; one that branches, or goes on later, is another."""
-    content = recorded(
+    batches = messages(
         (100.0, (stored([1, 2], None, [5, 6, 7, 8]), stored([9], None, [1, 1], group=1))),
         (100.5, (stored([3], 2, [9, 9]),)),
         (101.0, (BlockRemoved([3], "GPU", group_idx=0), stored([4], 1, [0, 0]))),
         (120.0, (stored([6], 3, [2, 2]), stored([8], 77, [2, 2]))),
     )
+    content = b"".join(map(recorded_line, batches))
     lines, said = importing("kv-events", content)
     assert [(line["timestamp"], line["tokens"], line["output_length"]) for line in lines] == [
         (0, [5, 6, 7, 8, 9, 9], 0), (1000, [5, 6, 0, 0], 0), (20_000, [5, 6, 7, 8, 9, 9, 2, 2], 0),
