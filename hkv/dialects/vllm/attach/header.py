@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from hkv.dialects.vllm import kinds
@@ -140,36 +142,25 @@ def _check_alike(manager: Any, groups: list[dict[str, Any]]) -> None:
 
 def _in_flight_limit(manager: Any) -> int | None:
     """A number of tokens in flight for which every group's admission cap is the manager's; None for no cap."""
-    least, most = 1, manager.max_model_len
-    found = False
-    for single in manager.coordinator.single_type_managers:
-        cap, spec = single.max_admission_blocks_per_request, single.kv_cache_spec
-        if cap is None:
-            continue
-        found = True
-
-        def cap_of(tokens: int, spec: Any = spec) -> int:
-            return spec.max_admission_blocks_per_request(
-                max_in_flight_tokens=tokens, max_model_len=manager.max_model_len
-            )
-
-        least = max(least, _first(lambda tokens, f=cap_of, c=cap: f(tokens) >= c, 1, manager.max_model_len))
-        most = min(most, _first(lambda tokens, f=cap_of, c=cap: f(tokens) > c, 1, manager.max_model_len + 1) - 1)
-    if not found:
+    singles = [
+        each for each in manager.coordinator.single_type_managers if each.max_admission_blocks_per_request is not None
+    ]
+    if not singles:
         return None
+    made, longest = [each.max_admission_blocks_per_request for each in singles], manager.max_model_len
+
+    def caps(tokens: int) -> Iterator[int]:
+        fields = {"max_in_flight_tokens": tokens, "max_model_len": longest}
+        return (each.kv_cache_spec.max_admission_blocks_per_request(**fields) for each in singles)
+
+    # Caps grow with the tokens in flight.
+    least = 1 + bisect.bisect_left(range(1, longest), True, key=lambda n: all(map(operator.ge, caps(n), made)))
+    most = bisect.bisect_left(range(1, longest + 1), True, key=lambda n: any(map(operator.gt, caps(n), made)))
     if least > most:
         raise UnsupportedConfigError(
             "max_in_flight_tokens", None, "one number that explains every group's admission cap"
         )
     return most
-
-
-def _first(holds: Any, start: int, end: int) -> int:
-    """The first number of `[start, end)` for which something holds that goes on holding; `end` if there is none."""
-    while start < end:
-        middle = (start + end) // 2
-        start, end = (start, middle) if holds(middle) else (middle + 1, end)
-    return start
 
 
 # Facts of a live `KVCacheManager` and its requests at one moment, taken before they change.

@@ -32,11 +32,7 @@ def register() -> None:
 
 
 def check_version() -> None:
-    """Makes sure that the installed vLLM is of the version whose rules are HKV's.
-
-    Raises:
-      ConfigError: it is another.
-    """
+    """Raises ConfigError unless the installed vLLM is of the version whose rules are HKV's."""
     found, expected = importlib.metadata.version("vllm"), registry.dialect_of(NAME).engine_versions["vllm"]
     if not re.match(rf"{re.escape(expected)}(\.|$)", found):
         raise ConfigError("vllm", found, f"version {expected}, whose rules HKV has")

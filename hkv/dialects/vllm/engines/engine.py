@@ -16,19 +16,6 @@ from hkv.contract.log import later_fields
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import (
-    OPERATIONS,
-    Allocation,
-    Answer,
-    CacheEvent,
-    CacheState,
-    Digest,
-    ExtraKeys,
-    Hit,
-    Operation,
-    Rows,
-    state_digest,
-)
 from hkv.errors import OperationError
 from hkv.keys.chained import PrefixIdentity, extra_keys
 
@@ -44,11 +31,11 @@ class Engine(Protocol):
 
     def step(self) -> None: ...
 
-    def request(self, id: str, tokens: Sequence[int], extra: ExtraKeys | None) -> None: ...
+    def request(self, id: str, tokens: Sequence[int], extra: oplog.ExtraKeys | None) -> None: ...
 
-    def lookup(self, id: str) -> Hit: ...
+    def lookup(self, id: str) -> oplog.Hit: ...
 
-    def allocate(self, operation: oplog.AllocateOp) -> Allocation: ...
+    def allocate(self, operation: oplog.AllocateOp) -> oplog.Allocation: ...
 
     def advance(self, id: str, tokens: int) -> None: ...
 
@@ -66,9 +53,9 @@ class Engine(Protocol):
 
     def reset(self) -> bool: ...
 
-    def events(self) -> list[CacheEvent]: ...
+    def events(self) -> list[oplog.CacheEvent]: ...
 
-    def state(self) -> CacheState: ...
+    def state(self) -> oplog.CacheState: ...
 
 
 @runtime_checkable
@@ -94,7 +81,7 @@ class KeyedEngine(Engine, Protocol):
 
 def missing_methods(engine: object, version: int) -> tuple[str, ...]:
     """Methods of the operations that a version of the log adds and that an engine does not have."""
-    asked = [each for each in sorted(OPERATIONS, key=lambda each: each.since) if 3 <= each.since <= version]
+    asked = [each for each in sorted(oplog.OPERATIONS, key=lambda each: each.since) if 3 <= each.since <= version]
     names = [_call(each).method for each in asked if each not in (oplog.DigestOp, oplog.EndOp)]
     return tuple(name for name in names if not hasattr(engine, name))
 
@@ -108,7 +95,7 @@ class _Call(NamedTuple):
 
 
 @functools.cache
-def _call(operation: type[Operation]) -> _Call:
+def _call(operation: type[oplog.Operation]) -> _Call:
     later = {name for name, since in later_fields(operation) if since > 2}
     fields = [each for each in msgspec.structs.fields(operation) if each.name != "want"]
     named = tuple((each.name, each.default) for each in fields if each.name in later)
@@ -116,13 +103,13 @@ def _call(operation: type[Operation]) -> _Call:
     return _Call(str(operation.__struct_config__.tag), plain, () if operation.whole else named)
 
 
-def apply(engine: Any, operation: Operation) -> Answer:
+def apply(engine: Any, operation: oplog.Operation) -> oplog.Answer:
     """Performs one operation on an engine and returns its answer (None where the operation has none)."""
     kind = type(operation)
     if kind is oplog.EndOp:
         return None
     if kind is oplog.DigestOp:
-        return state_digest(engine.state())
+        return oplog.state_digest(engine.state())
     method, plain, named = _call(kind)
     given = {name: value for name, default in named if (value := getattr(operation, name)) != default}
     arguments = [operation] if kind.whole else [getattr(operation, name) for name in plain]
@@ -130,11 +117,11 @@ def apply(engine: Any, operation: Operation) -> Answer:
     return BARE[kind](answer) if kind in BARE else answer
 
 
-BARE: dict[type[Operation], type[Any]] = {oplog.ResetOp: oplog.Reset, oplog.TruncateOp: oplog.Truncated}
+BARE: dict[type[oplog.Operation], type[Any]] = {oplog.ResetOp: oplog.Reset, oplog.TruncateOp: oplog.Truncated}
 """Operations of which methods give the one field of the answer, and the answers."""
 
 
-def attempt(engine: Engine, operation: Operation) -> Answer | Failure:
+def attempt(engine: Engine, operation: oplog.Operation) -> oplog.Answer | Failure:
     """Performs one operation; an error, or an answer of the wrong type, stands as a Failure in the answer's place."""
     return attempt_with(apply, engine, operation)
 
@@ -147,7 +134,7 @@ class ProcessEngine:
         self.request_keyed, self.extend, self.num_free = process.request_keyed, process.extend, process.num_free
 
 
-def _method(kind: type[Operation]) -> Callable[..., Any]:
+def _method(kind: type[oplog.Operation]) -> Callable[..., Any]:
     _, plain, _ = _call(kind)
 
     def perform(engine: ProcessEngine, *arguments: Any, **named: Any) -> Any:
@@ -158,7 +145,7 @@ def _method(kind: type[Operation]) -> Callable[..., Any]:
     return perform
 
 
-for _kind in OPERATIONS:
+for _kind in oplog.OPERATIONS:
     setattr(ProcessEngine, _call(_kind).method, _method(_kind))
 
 
@@ -181,13 +168,13 @@ UNKNOWN = "unknown"
 
 
 def describe_stored(
-    event: CacheEvent,
+    event: oplog.CacheEvent,
     config: VllmConfig,
     identity: PrefixIdentity,
     session: str,
     ends: Sequence[int],
     ahead: Sequence[Sequence[int]],
-) -> CacheEvent:
+) -> oplog.CacheEvent:
     """A stored event with the fields of version 3 (vLLM 0.33 `BlockPool._build_block_stored_event`, `take_events`).
 
     `identity` and `session` are those of the request that stored the blocks. Of each key, `ends` has the length of the
@@ -204,10 +191,10 @@ def describe_stored(
     return event
 
 
-def told(events: Iterable[CacheEvent], version: int) -> list[CacheEvent]:
+def told(events: Iterable[oplog.CacheEvent], version: int) -> list[oplog.CacheEvent]:
     """Events as logs of a version write them: without what later ones add. Version 1 knows no `cleared`."""
     kept = [event for event in events if version > 1 or event.type != "cleared"]
-    for name, since in later_fields(CacheEvent):
+    for name, since in later_fields(oplog.CacheEvent):
         if since > version:
             for event in kept:
                 setattr(event, name, None)
@@ -245,28 +232,28 @@ CAPABILITIES: Mapping[str, str] = types.MappingProxyType(
 
 def without(answer: Any, lacks: frozenset[str]) -> Any:
     """An answer but for what belongs to these capabilities."""
-    if isinstance(answer, list) and answer and isinstance(answer[0], CacheEvent):
+    if isinstance(answer, list) and answer and isinstance(answer[0], oplog.CacheEvent):
         return [] if "events" in lacks else [_keyless(event, lacks) for event in answer]
     if isinstance(answer, list) and answer and "order" in lacks:
         return [(0, 0)] * len(answer)
     if isinstance(answer, dict) and "order" in lacks:
         return {id: [(group, 0, tokens) for group, _, tokens in offers] for id, offers in answer.items()}
-    if isinstance(answer, Hit) and "order" in lacks:
+    if isinstance(answer, oplog.Hit) and "order" in lacks:
         return msgspec.structs.replace(answer, blocks=_counted(answer.blocks))
-    if isinstance(answer, Allocation) and answer.blocks is not None and "order" in lacks:
-        return Allocation(_counted(answer.blocks))
-    if isinstance(answer, CacheState | Digest) and "state" in lacks:
+    if isinstance(answer, oplog.Allocation) and answer.blocks is not None and "order" in lacks:
+        return oplog.Allocation(_counted(answer.blocks))
+    if isinstance(answer, oplog.CacheState | oplog.Digest) and "state" in lacks:
         return None
-    if isinstance(answer, Digest) and lacks & {"keys", "order", "references"}:
-        return Digest("")
-    return _partial(answer, lacks) if isinstance(answer, CacheState) else answer
+    if isinstance(answer, oplog.Digest) and lacks & {"keys", "order", "references"}:
+        return oplog.Digest("")
+    return _partial(answer, lacks) if isinstance(answer, oplog.CacheState) else answer
 
 
-def _keyless(event: CacheEvent, lacks: frozenset[str]) -> CacheEvent:
+def _keyless(event: oplog.CacheEvent, lacks: frozenset[str]) -> oplog.CacheEvent:
     return msgspec.structs.replace(event, keys=None, parent=None) if "keys" in lacks else event
 
 
-def _partial(state: CacheState, lacks: frozenset[str]) -> CacheState:
+def _partial(state: oplog.CacheState, lacks: frozenset[str]) -> oplog.CacheState:
     free, refs, rows, cached = state.free, state.refs, state.rows, state.cached
     if "references" in lacks:
         refs = {}
@@ -277,9 +264,9 @@ def _partial(state: CacheState, lacks: frozenset[str]) -> CacheState:
         refs = {str(index): count for index, count in enumerate(sorted(refs.values()))}
         rows = {id: _counted(row) for id, row in rows.items()}
         cached = {str(index): entry for index, entry in enumerate(sorted(cached.values()))}
-    return CacheState(free, refs, rows, cached)
+    return oplog.CacheState(free, refs, rows, cached)
 
 
-def _counted(rows: Rows) -> Rows:
+def _counted(rows: oplog.Rows) -> oplog.Rows:
     """Every block a 1, every column without one still a 0."""
     return [[int(block != 0) for block in row] for row in rows]

@@ -10,21 +10,8 @@ from typing import Any
 
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.engines.engine import check_offloads, check_zeroing, told
+from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import (
-    AllocateOp,
-    Allocation,
-    CacheEvent,
-    CacheState,
-    ConnectorHit,
-    ExtraKeys,
-    Header,
-    Hit,
-    Offer,
-    Offers,
-    ResumeOp,
-    Rows,
-)
 from hkv.errors import ConfigError, OperationError
 
 RELEASE = "0.33."
@@ -45,7 +32,7 @@ class InstalledVllmEngine:
       ConfigError: vLLM is not installed, or another release of it; a configuration that it cannot represent.
     """
 
-    def __init__(self, header: Header, release: str | None = None) -> None:
+    def __init__(self, header: oplog.Header, release: str | None = None) -> None:
         _require_vllm(release)
         config = to_config(header)
         self._config = config
@@ -68,7 +55,7 @@ class InstalledVllmEngine:
         self,
         id: str,
         tokens: Sequence[int],
-        extra: ExtraKeys | None,
+        extra: oplog.ExtraKeys | None,
         keys: Sequence[str] | None = None,
         session: str | None = None,
         report: str = "incremental",
@@ -95,13 +82,13 @@ class InstalledVllmEngine:
     def extend(self, id: str, tokens: int) -> None:
         self._known(id).append_output_token_ids([0] * tokens)
 
-    def lookup(self, id: str, limit: int | None = None) -> Hit:
+    def lookup(self, id: str, limit: int | None = None) -> oplog.Hit:
         request = self._waiting(id)
         blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request, limit)
         self._found = (id, blocks) if hit else None
-        return Hit(hit, vllm_objects.ids(blocks.blocks), boundary)
+        return oplog.Hit(hit, vllm_objects.ids(blocks.blocks), boundary)
 
-    def connector_lookup(self, id: str, limit: int | None = None) -> ConnectorHit:
+    def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
         request = self._waiting(id)
         lookup, self._found = self._manager.get_computed_blocks_for_connector, None
         blocks, hit, boundary, diverged = self._call("connector_lookup", id, lookup, request, limit)
@@ -110,16 +97,16 @@ class InstalledVllmEngine:
         if each is not None:
             most = request.num_tokens - 1 if limit is None else limit
             _, hits = self._call("connector_lookup", id, each, request.block_hashes, most)
-        return ConnectorHit(hit, vllm_objects.ids(blocks.blocks), boundary, diverged, list(hits))
+        return oplog.ConnectorHit(hit, vllm_objects.ids(blocks.blocks), boundary, diverged, list(hits))
 
-    def truncate(self, rows: Rows, tokens: int) -> Rows:
+    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
         truncate = self._manager.truncate_computed_blocks
         return vllm_objects.ids(self._call("truncate", tokens, truncate, self._blocks(rows), tokens).blocks)
 
-    def _blocks(self, rows: Rows) -> Any:
+    def _blocks(self, rows: oplog.Rows) -> Any:
         return self._manager.create_kv_cache_blocks(tuple([self._pool.blocks[each] for each in row] for row in rows))
 
-    def allocate(self, operation: AllocateOp) -> Allocation:
+    def allocate(self, operation: oplog.AllocateOp) -> oplog.Allocation:
         request = self._known(operation.id)
         found, self._found = self._found, None
         adopted = None if operation.rows is None else self._blocks(operation.rows)
@@ -151,10 +138,10 @@ class InstalledVllmEngine:
             skip_zeroing_group_ids=tuple(operation.loaded),
         )
         if blocks is None:
-            return Allocation(None)
+            return oplog.Allocation(None)
         vllm_objects.set_running(request)
         self._running.add(operation.id)
-        return Allocation(vllm_objects.ids(blocks.blocks))
+        return oplog.Allocation(vllm_objects.ids(blocks.blocks))
 
     def advance(self, id: str, tokens: int) -> None:
         self._known(id).num_computed_tokens += tokens
@@ -170,7 +157,7 @@ class InstalledVllmEngine:
             vllm_objects.use_none_hash(self._hash)
         request.append_output_token_ids(list(tokens))
 
-    def resume(self, operation: ResumeOp) -> None:
+    def resume(self, operation: oplog.ResumeOp) -> None:
         request = self._known(operation.id)
         keys = operation.keep // self._config.hash_block_size
         if operation.id in self._given:
@@ -211,11 +198,11 @@ class InstalledVllmEngine:
         self._running_request(id)
         self._call("unwritten", id, self._manager.record_blocks_for_zeroing, id, tokens)
 
-    def offloads(self) -> Offers:
+    def offloads(self) -> oplog.Offers:
         check_offloads(self._config)
         return self._manager.take_boundary_state_offloads()
 
-    def finalize(self, id: str, in_flight: int) -> list[Offer]:
+    def finalize(self, id: str, in_flight: int) -> list[oplog.Offer]:
         check_offloads(self._config)
         request = self._running_request(id)
         request.num_in_flight_tokens = in_flight
@@ -248,15 +235,15 @@ class InstalledVllmEngine:
     def reset(self) -> bool:
         return self._manager.reset_prefix_cache()
 
-    def events(self) -> list[CacheEvent]:
+    def events(self) -> list[oplog.CacheEvent]:
         return told(map(vllm_objects.event, self._manager.take_events()), self._version)
 
-    def state(self) -> CacheState:
+    def state(self) -> oplog.CacheState:
         state = vllm_objects.state(self._manager, self._requests)
         self._check_questions(state)
         return state
 
-    def _check_questions(self, state: CacheState) -> None:
+    def _check_questions(self, state: oplog.CacheState) -> None:
         """Holds what the manager says of itself to its own state: questions that a connector or a metric asks of it.
 
         Raises:
@@ -276,7 +263,7 @@ class InstalledVllmEngine:
                 estimate = manager.estimate_cached_tokens(self._requests[id])
                 _agree(f"cached tokens of {id}", estimate, self._cached_tokens(state, row))
 
-    def _cached_tokens(self, state: CacheState, row: list[list[int]]) -> int:
+    def _cached_tokens(self, state: oplog.CacheState, row: list[list[int]]) -> int:
         """Tokens up to which every group that is looked up has a cached block in a request's row."""
         pairs = zip(self._config.topology.specs, row, strict=True)
         entries = ([state.cached.get(str(block)) for block in ids] for spec, ids in pairs if spec.prefix_cacheable)

@@ -18,19 +18,6 @@ from hkv.dialects.vllm.engines.jax_reading import PendingOffers, connector_hit, 
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import (
-    AllocateOp,
-    Allocation,
-    Answer,
-    CacheEvent,
-    CacheState,
-    ExtraKeys,
-    Header,
-    Hit,
-    Offer,
-    Offers,
-    Operation,
-)
 from hkv.dialects.vllm.machine import inner_keys
 from hkv.dialects.vllm.rules.operations import Code, Flag
 from hkv.errors import OperationError
@@ -52,7 +39,7 @@ class JaxEngine:
       HKVError: a configuration the dialect forbids, or one that needs what the compiled cache does not have.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: oplog.Header) -> None:
         self.config: VllmConfig = to_config(header)
         check_bugs(self.config.bugs, BUGS)
         self._version = header.oplog
@@ -66,7 +53,7 @@ class JaxEngine:
         self._groups = len(self.config.topology.groups)
         self._inner_keys = inner_keys(self.config)
         self._reader = reading.Reader(self.config, self._dispatcher.parameters, self._interner)
-        self._events: list[CacheEvent] = []
+        self._events: list[oplog.CacheEvent] = []
         self._answers = Answers([self.config.zeroes(group) for group in range(self._groups)])
         self._looked_up: Later | None = None
         offered = [self.config.offers(group) for group in range(self._groups)]
@@ -83,7 +70,7 @@ class JaxEngine:
         self,
         id: str,
         tokens: Sequence[int],
-        extra: ExtraKeys | None,
+        extra: oplog.ExtraKeys | None,
         keys: Sequence[str] | None = None,
         session: str = "",
         report: str = "",
@@ -114,13 +101,13 @@ class JaxEngine:
         config = self.config
         return KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
 
-    def lookup(self, id: str, limit: int | None = None) -> Hit:
+    def lookup(self, id: str, limit: int | None = None) -> oplog.Hit:
         return self._now(self._lookup(id, limit))
 
     def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
         request = self._request(id)
 
-        def by_itself(place: int) -> Hit:
+        def by_itself(place: int) -> oplog.Hit:
             with self._dispatcher.searching(place):
                 return self._now(self._search(request, limit))
 
@@ -130,7 +117,7 @@ class JaxEngine:
         check_truncation(self.config, rows, tokens)
         return [row[: tokens // size] for row, size in zip(rows, self.config.block_sizes, strict=True)]
 
-    def allocate(self, operation: AllocateOp) -> Allocation:
+    def allocate(self, operation: oplog.AllocateOp) -> oplog.Allocation:
         return self._now(self._allocate(operation))
 
     def advance(self, id: str, tokens: int) -> None:
@@ -210,11 +197,11 @@ class JaxEngine:
                 raise OperationError("tokens", tokens, f"a multiple of group {group}'s block of {size}")
         self._answers.zero_row(rows, [tokens // self.config.block_size(group) for group in range(self._groups)])
 
-    def offloads(self) -> Offers:
+    def offloads(self) -> oplog.Offers:
         check_offloads(self.config)
         return self._offers.take(self.state())
 
-    def finalize(self, id: str, in_flight: int) -> list[Offer]:
+    def finalize(self, id: str, in_flight: int) -> list[oplog.Offer]:
         check_offloads(self.config)
         if type(in_flight) is not int or in_flight < 0:
             raise OperationError("in_flight", in_flight, "an integer of at least 0")
@@ -264,12 +251,12 @@ class JaxEngine:
     def reset(self) -> bool:
         return self._now(self._reset())
 
-    def events(self) -> list[CacheEvent]:
+    def events(self) -> list[oplog.CacheEvent]:
         self._flush()
         events, self._events = self._events, []
         return told(events, self._version)
 
-    def state(self) -> CacheState:
+    def state(self) -> oplog.CacheState:
         """State of the cache, as far as engines are compared."""
         self._flush()
         slots = {id: request.slot for id, request in self._requests.items()}
@@ -300,13 +287,13 @@ class JaxEngine:
 
     # Many at a time.
 
-    def run(self, operations: Sequence[Operation]) -> list[Answer]:
+    def run(self, operations: Sequence[oplog.Operation]) -> list[oplog.Answer]:
         """Performs operations in order and returns their answers."""
         answers = [self._begin(operation) for operation in operations]
         self._flush()
         return [answer.value if isinstance(answer, Later) else answer for answer in answers]
 
-    def _begin(self, operation: Operation) -> Any:
+    def _begin(self, operation: oplog.Operation) -> Any:
         match operation:
             case oplog.LookupOp():
                 return self._lookup(operation.id, operation.limit)
@@ -337,7 +324,7 @@ class JaxEngine:
         room = Room(self._blocks(max(request.num_tokens, most)), 0)
         return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
 
-    def _allocate(self, operation: AllocateOp) -> Later:
+    def _allocate(self, operation: oplog.AllocateOp) -> Later:
         request = self._request(operation.id)
         for name in AMOUNTS:
             value = getattr(operation, name)
@@ -371,7 +358,7 @@ class JaxEngine:
             self._note_offers(operation.id, () if operation.hit else self._answers.pending_copies[pending:])
         return later
 
-    def _adopted(self, operation: AllocateOp) -> oplog.Rows:
+    def _adopted(self, operation: oplog.AllocateOp) -> oplog.Rows:
         """Rows of the hit that an allocation adopts."""
         if operation.rows is not None:
             return operation.rows

@@ -11,6 +11,7 @@ import numpy as np
 from hkv.contract.events import DEVICE
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import describe_stored
+from hkv.dialects.vllm.engines.numpy import key_text
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, Hit, Offer, Offers
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
 from hkv.errors import EngineFailure
@@ -102,8 +103,7 @@ class Reader:
         return cached
 
     def _text(self, number: int) -> str:
-        key: Any = self._interner.keys[number]
-        return key[:8].hex() if isinstance(key, bytes) else f"{key & (1 << 64) - 1:016x}"
+        return key_text(self._interner.keys[number])
 
     def absence(self, state: State, group: int, number: int) -> str:
         """State of a key in a group."""

@@ -7,19 +7,8 @@ from typing import Any
 
 from hkv.contract.events import DEVICE
 from hkv.dialects.vllm.engines.engine import describe_stored, told
+from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import (
-    AllocateOp,
-    Allocation,
-    CacheEvent,
-    CacheState,
-    ConnectorHit,
-    ExtraKeys,
-    Header,
-    Hit,
-    ResumeOp,
-    Rows,
-)
 from hkv.errors import ConfigError
 from hkv.keys.chained import PLAIN, PrefixIdentity
 from hkv.version import check_reference
@@ -58,7 +47,7 @@ class NumpyEngine:
       HKVError: a configuration the dialect forbids, or a foreign package called `reference`.
     """
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: oplog.Header) -> None:
         check_reference()
         from reference.dialects.vllm.manager import Manager
 
@@ -78,34 +67,34 @@ class NumpyEngine:
         self,
         id: str,
         tokens: Sequence[int],
-        extra: ExtraKeys | None,
+        extra: oplog.ExtraKeys | None,
         keys: Sequence[str] | None = None,
         session: str = "",
         report: str = "",
     ) -> None:
         self.manager.request(id, tokens, PLAIN if extra is None else identity_of(extra), keys, session, bool(report))
 
-    def lookup(self, id: str, limit: int | None = None) -> Hit:
+    def lookup(self, id: str, limit: int | None = None) -> oplog.Hit:
         found = self.manager.lookup(id, limit)
-        return Hit(found.hit, found.blocks, found.shared_prefix)
+        return oplog.Hit(found.hit, found.blocks, found.shared_prefix)
 
-    def connector_lookup(self, id: str, limit: int | None = None) -> ConnectorHit:
+    def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
         from reference.dialects.vllm.connector import connector_lookup
 
         found, diverged, hits = connector_lookup(self.manager, id, limit)
-        return ConnectorHit(found.hit, found.blocks, found.shared_prefix, diverged, hits)
+        return oplog.ConnectorHit(found.hit, found.blocks, found.shared_prefix, diverged, hits)
 
-    def truncate(self, rows: Rows, tokens: int) -> Rows:
+    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
         from reference.dialects.vllm.connector import truncate
 
         return truncate(self.manager, rows, tokens)
 
-    def allocate(self, operation: AllocateOp) -> Allocation:
+    def allocate(self, operation: oplog.AllocateOp) -> oplog.Allocation:
         fields = {name: getattr(operation, name) for name in operation.__struct_fields__ if name not in ("id", "want")}
         blocks = self.manager.allocate(operation.id, **{**fields, "encoder": operation.encoder or 0})
-        return Allocation(blocks)
+        return oplog.Allocation(blocks)
 
-    def resume(self, operation: ResumeOp) -> None:
+    def resume(self, operation: oplog.ResumeOp) -> None:
         from reference.dialects.vllm import live
 
         identity = None if operation.extra is None else identity_of(operation.extra)
@@ -124,15 +113,15 @@ class NumpyEngine:
         """Cached blocks handed out to another use so far."""
         return self.manager.evictions
 
-    def events(self) -> list[CacheEvent]:
+    def events(self) -> list[oplog.CacheEvent]:
         return told(map(self._event, self.manager.events()), self._version)
 
-    def _event(self, event: object) -> CacheEvent:
+    def _event(self, event: object) -> oplog.CacheEvent:
         from reference.state.events import Removed, Stored
 
         match event:
             case Stored():
-                stored = CacheEvent(
+                stored = oplog.CacheEvent(
                     type="stored",
                     group=event.group,
                     num_blocks=len(event.chains),
@@ -145,16 +134,16 @@ class NumpyEngine:
                 return describe_stored(stored, config, event.identity, event.session, event.ends, event.ahead)
             case Removed():
                 keys = [key_text(event.chain)]
-                return CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys, medium=DEVICE)
+                return oplog.CacheEvent(type="removed", group=event.group, num_blocks=1, keys=keys, medium=DEVICE)
             case _:
-                return CacheEvent(type="cleared")
+                return oplog.CacheEvent(type="cleared")
 
-    def state(self) -> CacheState:
+    def state(self) -> oplog.CacheState:
         """State of the cache, as far as engines are compared."""
         manager = self.manager
         pool = manager.pool
         rows = {id: manager.rows(id) for id in manager.requests}
-        return CacheState(
+        return oplog.CacheState(
             free=list(pool.free),
             refs={str(block): count for block, count in enumerate(pool.refs) if count},
             rows={id: blocks for id, blocks in rows.items() if any(blocks)},
@@ -166,7 +155,7 @@ class NumpyEngine:
         )
 
 
-def identity_of(extra: ExtraKeys) -> PrefixIdentity:
+def identity_of(extra: oplog.ExtraKeys) -> PrefixIdentity:
     """Identity of a request's prefix besides its tokens, from the form in which a log writes it.
 
     Raises:

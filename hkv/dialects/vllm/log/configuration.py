@@ -18,7 +18,7 @@ from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import EVENT_FIELDS, LIVE_FIELDS, OPERATIONS, Header, Operation
+from hkv.dialects.vllm.log.structs import EVENT_FIELDS, OPERATIONS, Header, Operation
 from hkv.errors import ConfigError, FileError
 from hkv.keys.chained import GIVEN
 from hkv.limits import MAX_TOKENS
@@ -108,8 +108,6 @@ class VllmLogFormat(LogFormat):
             value = getattr(header, name)
             if type(value) is int and value > LARGEST:
                 raise FileError(path, 1, name, value, f"at most {LARGEST}")
-        if not header.feature:
-            raise FileError(path, 1, "feature", header.feature, "what the log is about, in a word")
         if not header.groups:
             raise FileError(path, 1, "groups", header.groups, "at least one group")
 
@@ -202,46 +200,6 @@ def _numbers(operation: Operation) -> Iterable[tuple[str, int]]:
 # Additions to the JSON schema of vLLM's logs beyond the structs: kinds of groups, events by type, and versions.
 
 
-def _tags(since: int) -> list[str]:
-    return [str(each.__struct_config__.tag) for each in OPERATIONS if each.since == since]
-
-
-MODES = ["align", "none"]
-"""Values that a field of text may have."""
-
-LATER_KINDS = {"properties": {"kind": {"enum": ["mla", "opaque"]}}, "required": ["kind"]}
-
-LATER_GROUPS = {"anyOf": [LATER_KINDS, {"required": ["cache_mode"]}]}
-"""Groups that version 1 does not know."""
-
-LIVE_EVENTS = {"anyOf": [{"required": [name]} for name in EVENT_FIELDS[2:]]}
-"""Events that versions before 3 do not know."""
-
-LIVE = {
-    "anyOf": [
-        {"properties": {"op": {"enum": _tags(3)}}},
-        *(
-            {"required": [name], "properties": {name: {"not": {"enum": [None, False, []]}}}}
-            for name in LIVE_FIELDS[:-1]
-        ),
-        {"properties": {"op": {"const": "copies"}, "hold": {"const": True}}, "required": ["hold"]},
-        {
-            "properties": {"op": {"enum": ["request", "append"]}, "tokens": {"contains": {"maximum": -1}}},
-            "required": ["op", "tokens"],
-        },
-        {"properties": {"op": {"const": "events"}, "want": {"contains": LIVE_EVENTS}}, "required": ["op", "want"]},
-    ]
-}
-"""Operations that versions before 3 do not know."""
-
-CONNECTOR = {"properties": {"op": {"enum": _tags(4)}}}
-"""Operations that versions before 4 do not know."""
-
-LATER_EVENTS = {
-    "anyOf": [{"required": ["keys"]}, {"required": ["parent"]}, {"properties": {"type": {"const": "cleared"}}}]
-}
-"""Events that version 1 does not know."""
-
 EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "stored": (("group", "num_blocks", "block_size", "tokens"), EVENT_FIELDS),
     "removed": (("group", "num_blocks"), ("keys", "medium")),
@@ -253,41 +211,56 @@ EVENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def complete(definitions: dict[str, Any]) -> dict[str, Any]:
     """The definitions that structs give, with what they do not say; `operation_1` is a line of version 1."""
     forms = {kind: _group(spec) for kind, spec in KINDS.items()}
-    old, older = _unused(2), _unused(3)
-    old["groups"] = {"items": {"not": LATER_GROUPS}}
-    older["hash"] = {"not": {"const": GIVEN}}
-    later = {name for kind in KINDS for name, since in _later_fields(kind).items() if since > 2}
-    older["groups"] = {"items": {"not": {"anyOf": [{"required": [name]} for name in sorted(later)]}}}
+    known = {version: f"operation_{version}" for version in VERSIONS} | {VERSIONS[-1]: "operation"}
+    earlier = [
+        {"if": {"properties": {"oplog": {"maximum": version - 1}}}, "then": {"properties": _header_before(version)}}
+        for version in (2, 3)
+    ]
     return {
         **definitions,
         **forms,
         "group": {"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in forms]},
         "CacheEvent": _events(definitions["CacheEvent"]),
-        "header": {
-            **definitions["header"],
-            "allOf": [
-                {"if": {"properties": {"oplog": {"const": 1}}}, "then": {"properties": old}},
-                {"if": {"properties": {"oplog": {"maximum": 2}}}, "then": {"properties": older}},
-            ],
-        },
-        "operation_3": {"allOf": [{"$ref": "#/$defs/operation"}, {"not": CONNECTOR}]},
-        "operation_2": {"allOf": [{"$ref": "#/$defs/operation_3"}, {"not": LIVE}]},
-        "operation_1": {
-            "allOf": [{"$ref": "#/$defs/operation_2"}, {"not": {"required": ["extra"]}}],
-            "if": {"properties": {"op": {"const": "events"}}},
-            "then": {"properties": {"want": {"items": {"not": LATER_EVENTS}}}},
+        "header": {**definitions["header"], "allOf": earlier},
+        **{
+            known[version - 1]: {"allOf": [{"$ref": f"#/$defs/{known[version]}"}, {"not": _added(version)}]}
+            for version in reversed(VERSIONS[1:])
         },
     }
 
 
-def _unused(since: int) -> dict[str, Any]:
-    """Fields of the header that a version adds, as they are in headers of earlier ones."""
-    added = {name for name, version in later_fields(Header) if version == since}
-    fields = [field for field in msgspec.structs.fields(Header) if field.name in added]
-    return {
-        each.name: {"const": each.default} if each.default_factory is msgspec.NODEFAULT else {"maxItems": 0}
-        for each in fields
-    }
+def _header_before(version: int) -> dict[str, Any]:
+    """Fields of headers of earlier versions, as far as this one adds fields, kinds of groups and fields of these."""
+    added = {name for name, since in later_fields(Header) if since == version}
+    unused: dict[str, Any] = {"hash": {"not": {"const": GIVEN}}} if version == 3 else {}
+    for field in msgspec.structs.fields(Header):
+        if field.name in added:
+            unused[field.name] = {"maxItems": 0} if field.default is msgspec.NODEFAULT else {"const": field.default}
+    new = [kind for kind in KINDS if kinds.of_kind(kind).log_version == version]
+    later = {name for kind in KINDS for name, since in _later_fields(kind).items() if since == version}
+    groups: list[dict[str, Any]] = [{"properties": {"kind": {"enum": new}}, "required": ["kind"]}]
+    groups += [{"required": [name]} for name in sorted(later)]
+    return {**unused, "groups": {"items": {"not": {"anyOf": groups}}}}
+
+
+def _added(version: int) -> dict[str, Any]:
+    """Operations that versions before this one do not know: new ones, and such as have new fields, tokens or events."""
+    tags = [str(each.__struct_config__.tag) for each in OPERATIONS if each.since == version]
+    fields = dict.fromkeys(name for each in OPERATIONS for name, since in later_fields(each) if since == version)
+    events: list[dict[str, Any]] = [
+        {"required": [name]} for name, since in later_fields(oplog.CacheEvent) if since == version
+    ]
+    forms: list[dict[str, Any]] = [{"properties": {"op": {"enum": tags}}}]
+    forms += [{"required": [name], "properties": {name: {"not": {"enum": [None, False, []]}}}} for name in fields]
+    if version == 2:
+        events.append({"properties": {"type": {"const": "cleared"}}})
+    if version == 3:
+        negative = {"op": {"enum": ["request", "append"]}, "tokens": {"contains": {"maximum": -1}}}
+        forms.append({"properties": negative, "required": ["op", "tokens"]})
+    if events:
+        told = {"op": {"const": "events"}, "want": {"contains": {"anyOf": events}}}
+        forms.append({"properties": told, "required": ["op", "want"]})
+    return {"anyOf": forms}
 
 
 def _events(struct: dict[str, Any]) -> dict[str, Any]:
@@ -322,7 +295,7 @@ def _value(hint: Any, default: object) -> dict[str, Any]:
     positive = {"type": "integer", "minimum": int(default != 0), "maximum": MAX_TOKENS}
     if hint == int | None:
         return {"anyOf": [positive, {"type": "null"}]}
-    return {int: positive, bool: {"type": "boolean"}, str: {"enum": MODES}}[hint]
+    return {int: positive, bool: {"type": "boolean"}, str: {"enum": ["align", "none"]}}[hint]
 
 
 def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:

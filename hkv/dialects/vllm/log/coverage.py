@@ -8,8 +8,9 @@ from hkv.contract.log import Log
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import CacheEvent, Header, Operation
-from hkv.spec import KINDS, LayerSpec, spec_from_log
+from hkv.spec import KINDS, LayerSpec
 
 RULES = {
     "hit/none": "a lookup finds nothing",
@@ -83,19 +84,13 @@ def exercised(log: Log) -> dict[str, int]:
 
 
 class Observer:
-    """Follows a log and counts what exercises a rule.
-
-    Args:
-      header: the log's configuration.
-
-    Attributes:
-      counts: number of times so far, by rule.
-    """
+    """Follows a log and counts what exercises a rule: `counts`, number of times so far, by rule."""
 
     def __init__(self, header: Header) -> None:
         self.counts: dict[str, int] = {}
         self._header = header
-        self._specs = [spec_from_log(group) for group in header.groups]
+        config = to_config(header)
+        self._specs, self._sizes = config.topology.specs, config.block_sizes
         self._lifecycle = Lifecycle(header)
         self._extra: set[str] = set()
         self._targets: set[int] = set()
@@ -165,11 +160,11 @@ class Observer:
         self._note("hit/drops-nothing-left", header.eagle and not hit and found.shared_prefix > 0)
         self._note("lookup/after-reset", self._starts.get(id) in self._forgotten)
         self._asked.add(self._starts.get(id, ()))
-        inside = any(spec.reads_all and hit % self._size(group) for group, spec in enumerate(self._specs))
+        inside = any(spec.reads_all and hit % self._sizes[group] for group, spec in enumerate(self._specs))
         (self._copied.add if inside else self._copied.discard)(id)
         if not hit:
             return
-        sizes = [self._size(group) for group, blocks in enumerate(found.blocks) if blocks]
+        sizes = [self._sizes[group] for group, blocks in enumerate(found.blocks) if blocks]
         self._note("hit/inside-block", any(hit % size for size in sizes))
         self._note("hit/unequal-blocks", len(set(sizes)) > 1)
         self._note("hit/eagle", header.eagle)
@@ -180,11 +175,6 @@ class Observer:
         for spec, blocks in zip(self._specs, found.blocks, strict=True):
             rule = _hit_rule(spec, bool(blocks) and blocks[0] == 0)
             self._note(rule, bool(rule) and bool(blocks))
-
-    def _size(self, group: int) -> int:
-        spec = self._specs[group]
-        sharded = spec.shared_by_ranks
-        return spec.block_size * (self._header.context_parallel if sharded else 1)
 
     def _refusal(self, operation: oplog.AllocateOp, running: bool) -> None:
         self._note("refuse/running", running)
@@ -227,7 +217,7 @@ class Observer:
         for event in events:
             if event.type == "stored":
                 spanned = len(event.tokens or ()) // max(1, event.block_size)
-                partial = event.block_size < self._size(event.group)
+                partial = event.block_size < self._sizes[event.group]
                 self._note("register/partial", partial)
                 self._note("register/full", event.num_blocks > 0 and not partial)
                 self._note("register/skipped", 0 < event.num_blocks < spanned)

@@ -13,17 +13,6 @@ from hkv.contract import answer
 from hkv.contract.answer import Failure, Mismatch, SameNames, States, first_difference
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import (
-    EVENT_FIELDS,
-    Allocation,
-    Answer,
-    CacheEvent,
-    CacheState,
-    Header,
-    Hit,
-    Operation,
-    Rows,
-)
 from hkv.errors import ConfigError
 
 NULL = 0
@@ -46,14 +35,14 @@ class Renaming(SameNames):
         self._tested: dict[int, int] = {NULL: NULL}
         self._digest: oplog.Digest | None = None
 
-    def operation(self, operation: Operation, states: States) -> Operation:
+    def operation(self, operation: oplog.Operation, states: States) -> oplog.Operation:
         """The operation as the tested engine has to hear it, with its own blocks.
 
         Of `evict`, those without a name are left out: they have no key to lose.
         """
         if isinstance(operation, oplog.DigestOp):
             got = self.answer(*states(oplog.StateOp()))
-            self._digest = oplog.state_digest(got) if isinstance(got, CacheState) else None
+            self._digest = oplog.state_digest(got) if isinstance(got, oplog.CacheState) else None
         if isinstance(operation, oplog.EvictOp):
             self.answer(*states(oplog.StateOp()))
             return oplog.EvictOp(blocks=[self._tested[block] for block in operation.blocks if block in self._tested])
@@ -65,18 +54,18 @@ class Renaming(SameNames):
             return msgspec.structs.replace(operation, rows=named)
         return operation
 
-    def answer(self, want: Answer | Failure, got: Answer | Failure) -> Answer | Failure:
+    def answer(self, want: oplog.Answer | Failure, got: oplog.Answer | Failure) -> oplog.Answer | Failure:
         """The tested engine's answer in the names of the right one's."""
-        if isinstance(want, Allocation) and isinstance(got, Allocation):
+        if isinstance(want, oplog.Allocation) and isinstance(got, oplog.Allocation):
             if want.blocks is None or got.blocks is None:
                 return got
             self._learn(want.blocks, got.blocks)
-            return Allocation(self._rows(got.blocks))
-        if isinstance(got, Hit | oplog.Truncated):
+            return oplog.Allocation(self._rows(got.blocks))
+        if isinstance(got, oplog.Hit | oplog.Truncated):
             return msgspec.structs.replace(got, blocks=self._rows(got.blocks))
         if isinstance(got, oplog.Digest):
             return self._digest or got
-        if isinstance(want, CacheState) and isinstance(got, CacheState):
+        if isinstance(want, oplog.CacheState) and isinstance(got, oplog.CacheState):
             return self._state(want, got)
         if isinstance(got, dict):
             wanted = want if isinstance(want, dict) else {}
@@ -107,12 +96,12 @@ class Renaming(SameNames):
         pairs = zip(offers, wanted, strict=False)
         return [(group, self._listed_name(block, right), tokens) for (group, block, tokens), right in pairs]
 
-    def learn(self, operation: Operation, states: States) -> None:
+    def learn(self, operation: oplog.Operation, states: States) -> None:
         """Takes note of the blocks for external tokens, which no answer to `allocate` lists."""
         if not isinstance(operation, oplog.AllocateOp) or not operation.external:
             return
         want, got = states(oplog.StateOp())
-        if not isinstance(want, CacheState) or not isinstance(got, CacheState):
+        if not isinstance(want, oplog.CacheState) or not isinstance(got, oplog.CacheState):
             return
         taken = [
             [row[-(-operation.hit // size) :] for row, size in zip(rows, self._sizes, strict=False)]
@@ -120,7 +109,7 @@ class Renaming(SameNames):
         ]
         self._learn(*taken)
 
-    def _learn(self, want: Rows, got: Rows) -> None:
+    def _learn(self, want: oplog.Rows, got: oplog.Rows) -> None:
         for right, tested in zip(want, got, strict=False):
             for name, block in zip(right, tested, strict=False):
                 if NULL not in (name, block):
@@ -134,10 +123,10 @@ class Renaming(SameNames):
     def _name(self, block: int) -> int:
         return self._right.get(block, -block)
 
-    def _rows(self, rows: Rows) -> Rows:
+    def _rows(self, rows: oplog.Rows) -> oplog.Rows:
         return [[self._name(block) for block in row] for row in rows]
 
-    def _state(self, want: CacheState, got: CacheState) -> CacheState:
+    def _state(self, want: oplog.CacheState, got: oplog.CacheState) -> oplog.CacheState:
         named = {int(block) for block in (*want.refs, *want.cached)}
         live = {int(block) for block in (*got.refs, *got.cached)}
         for block, name in list(self._right.items()):
@@ -157,7 +146,7 @@ class Renaming(SameNames):
         )
 
 
-def renaming(ids: str, header: Header) -> SameNames:
+def renaming(ids: str, header: oplog.Header) -> SameNames:
     """Comparison of two engines' block ids: `exact`, or `isomorphic`, up to a renaming.
 
     Raises:
@@ -173,7 +162,7 @@ def renaming(ids: str, header: Header) -> SameNames:
 # Comparison of two answers of vLLM's logs: events in order, except those of keys that leave together.
 
 
-def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> Mismatch | None:
+def compare(want: oplog.Answer | Failure, got: oplog.Answer | Failure, version: int = 2) -> Mismatch | None:
     """The first difference between two answers, or None when they agree.
 
     Stored and cleared events are compared in order, removed ones as a multiset, because one block's keys leave the
@@ -185,7 +174,7 @@ def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> 
       version: of the log format; version 1 knows no cleared events.
     """
 
-    def answers(want: Answer, got: Answer) -> Mismatch | None:
+    def answers(want: oplog.Answer, got: oplog.Answer) -> Mismatch | None:
         if _is_events(want) or _is_events(got):
             return _compare_events(_events(want), _events(got), version)
         return first_difference(want, got)
@@ -193,15 +182,15 @@ def compare(want: Answer | Failure, got: Answer | Failure, version: int = 2) -> 
     return answer.compare(want, got, answers)
 
 
-def _is_events(answer: Answer) -> bool:
-    return isinstance(answer, list) and bool(answer) and isinstance(answer[0], CacheEvent)
+def _is_events(answer: oplog.Answer) -> bool:
+    return isinstance(answer, list) and bool(answer) and isinstance(answer[0], oplog.CacheEvent)
 
 
-def _events(answer: Any) -> list[CacheEvent]:
+def _events(answer: Any) -> list[oplog.CacheEvent]:
     return list(answer or ())
 
 
-def _compare_events(want: list[CacheEvent], got: list[CacheEvent], version: int) -> Mismatch | None:
+def _compare_events(want: list[oplog.CacheEvent], got: list[oplog.CacheEvent], version: int) -> Mismatch | None:
     if version == 1:
         got = [event for event in got if event.type != "cleared"]
     ordered = [[event for event in events if event.type != "removed"] for events in (want, got)]
@@ -221,16 +210,15 @@ def _compare_events(want: list[CacheEvent], got: list[CacheEvent], version: int)
     return None
 
 
-def _event(event: CacheEvent, pattern: CacheEvent | None) -> dict[str, Any]:
-    fields = {"type": event.type, "group": event.group, "num_blocks": event.num_blocks, "block_size": event.block_size}
-    fields["tokens"] = event.tokens
-    for name in EVENT_FIELDS:
-        if pattern is None or getattr(pattern, name) is not None:
-            fields[name] = getattr(event, name)
-    return fields
+def _event(event: oplog.CacheEvent, pattern: oplog.CacheEvent) -> dict[str, Any]:
+    """Fields of an event, but those that may be left out and that another leaves out."""
+    names = [
+        each for each in event.__struct_fields__ if each not in oplog.EVENT_FIELDS or getattr(pattern, each) is not None
+    ]
+    return {name: getattr(event, name) for name in names}
 
 
-def _frozen(event: CacheEvent, pattern: CacheEvent | None) -> tuple[int | str | tuple[str, ...], ...]:
+def _frozen(event: oplog.CacheEvent, pattern: oplog.CacheEvent | None) -> tuple[int | str | tuple[str, ...], ...]:
     keys = event.keys if pattern is None or pattern.keys is not None else None
     medium = event.medium if pattern is None or pattern.medium is not None else None
     return event.group, event.num_blocks, tuple(keys or ()), *((medium,) if medium is not None else ())

@@ -451,9 +451,6 @@ class EndOp(LiveOperation, tag="end"):
 OPERATIONS: tuple[type[Operation], ...] = tuple(each for name, each in tuple(globals().items()) if name.endswith("Op"))
 """The operations."""
 
-LIVE_FIELDS = tuple(dict.fromkeys(name for each in OPERATIONS for name, since in later_fields(each) if since > 2))
-"""Fields that version 3 adds to operations of earlier ones."""
-
 EVENT_FIELDS = tuple(name for name, _ in later_fields(CacheEvent))
 """Fields of events that a log may leave out."""
 
