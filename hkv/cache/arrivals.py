@@ -138,6 +138,7 @@ def arrive(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tupl
 
 
 jitted = jax.jit(arrive, donate_argnums=1)
+"""`arrive` compiled, its state donated."""
 
 
 def specialised(parameters: Parameters):
@@ -147,9 +148,6 @@ def specialised(parameters: Parameters):
     """
     constants = jax.tree.map(np.asarray, parameters)
     return Dispatched(lambda state, arrivals: arrive(constants, state, arrivals))
-
-
-"""`arrive` compiled, its state donated."""
 
 
 def _check(parameters: Parameters, state: StepState, arrivals: Arrivals) -> tuple[jax.Array, jax.Array]:

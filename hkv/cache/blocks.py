@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 
 from hkv.cache.queries import block_sizes, field, spread
-from hkv.cache.ragged import of_queries, token_queries
-from hkv.cache.spans import DROP, count_up, cut, once, running_sum
+from hkv.cache.spans import DROP, count_up, cut, of_queries, once, running_sum, token_queries
 from hkv.cache.state import PAD, StepCounter, StepState, counted, replace
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField

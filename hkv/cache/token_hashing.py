@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.ragged import of_queries, token_queries
-from hkv.cache.spans import DROP, count_up, cut, running_sum, unified
+from hkv.cache.spans import DROP, count_up, cut, of_queries, running_sum, token_queries, unified
 from hkv.cache.state import HASH_WORDS, StepState
 from hkv.keys import fingerprint
 from hkv.state.loops import ceil_divide, divide, remainder

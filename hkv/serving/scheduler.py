@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.cache.queries import EveryGroup
-from hkv.cache.ragged import token_queries
 from hkv.cache.registration import possible
-from hkv.cache.spans import count_up, leaves_states, running_sum
+from hkv.cache.spans import count_up, leaves_states, running_sum, token_queries
 from hkv.cache.state import PAD, StepRequest
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
 from hkv.serving.serving import Serving, Turn

@@ -17,8 +17,7 @@ from jax import lax
 from hkv.cache import cache as caches
 from hkv.cache.arrivals import ArrivalResult
 from hkv.cache.cache import Cache
-from hkv.cache.ragged import token_queries
-from hkv.cache.spans import count_up
+from hkv.cache.spans import count_up, token_queries
 from hkv.cache.state import PAD, StepResult
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import CachePlan

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+from jax import lax
 
-from hkv.state import id_bitmap
 from hkv.state.loops import Scalar, peek
 from hkv.state.pooled import PoolCounter, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
-WRITES = ("references", "counters", *id_bitmap.WRITES)
+WRITES = ("references", "counters", "bitmap")
 """Arrays that these functions write."""
 
 
@@ -34,13 +34,13 @@ def looked_free(work: PooledWorkspace) -> int:
 
 def look_free(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
     """Scalars that `claim_found` needs of a pool, the smallest free block as the third; reads `counters`, `bitmap`."""
-    return [*_counts(work, pool), *id_bitmap.smallest(work, pool)]
+    return [*_counts(work, pool), *smallest_id(work, pool)]
 
 
 def claim_found(work: PooledWorkspace, present: Scalar, pool: Scalar, seen: Sequence[Scalar]) -> PooledWorkspace:
     """`claim`, handed what `look_free` returned."""
     free, held, *found = seen
-    work = id_bitmap.take(work, present, pool, found)
+    work = take_id(work, present, pool, found)
     work = work.write_if(present, "references", 1, work.reference(pool, found[0], Role.REQUEST))
     work = work.write_if(present, "counters", free - 1, work.pool_counter(pool, PoolCounter.FREE))
     return work.write_if(present, "counters", held + 1, work.pool_counter(pool, PoolCounter.HELD))
@@ -72,7 +72,7 @@ def looked(work: PooledWorkspace) -> int:
 def look(work: PooledWorkspace, pool: Scalar, block: Scalar) -> list[Scalar]:
     """Scalars that `let_go` needs of a block; reads `WRITES` within a `hkv.state.loops.peek`."""
     counts = [work.read("references", work.reference(pool, block, each)) for each in Role]
-    return [*_counts(work, pool), *counts, *id_bitmap.path(work, pool, block)]
+    return [*_counts(work, pool), *counts, *id_path(work, pool, block)]
 
 
 def let_go(
@@ -88,10 +88,63 @@ def let_go(
     # Only without any reference is the id free. Blocks that the cache alone holds come back by eviction, never by
     # `malloc`.
     nobody = jnp.asarray(present) & (users + left[Role.CACHE] == 0)
-    work = id_bitmap.put(work, nobody, pool, block, words)
+    work = put_id(work, nobody, pool, block, words)
     work = work.write_if(nobody, "counters", free + 1, work.pool_counter(pool, PoolCounter.FREE))
     return work.write_if(unused, "counters", held - 1, work.pool_counter(pool, PoolCounter.HELD))
 
 
 def _counts(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
     return [work.read("counters", work.pool_counter(pool, each)) for each in PoolCounter]
+
+
+# The id bitmap: which blocks of a pool nobody holds, handed out smallest first.
+#
+# A tree of words of 32 bits. A bit says whether the word below it has any bit; two levels know 1,024 ids, three 32,768,
+# four a million. Finding, taking and putting back cost a word a level, however large the pool. What is read
+# (`smallest_id`, `id_path`) is read within a `hkv.state.loops.peek`; what is written is handed what was read.
+
+
+def smallest_id(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
+    """The smallest id of a pool that has one, and the words on the way to it, the ids' own last."""
+    place, words = jnp.int32(0), []
+    for level in reversed(range(len(work.sizes.buckets.levels))):
+        words.append(work.read("bitmap", work.word(pool, level, place)))
+        # The lowest bit of an upper word leads to the lower word with the smallest id: RTP-LLM's `BlockPool::malloc`
+        # takes the first of a sorted set, and ids must agree, not just be free.
+        place = place * 32 + lowest(words[-1])
+    return [place, *words]
+
+
+def take_id(work: PooledWorkspace, present: Scalar, pool: Scalar, found: Sequence[Scalar]) -> PooledWorkspace:
+    """Takes the smallest id, as `smallest_id` found it, out, if `present`."""
+    id, *words = found
+    emptied = jnp.asarray(present)
+    for level, word in enumerate(reversed(words)):
+        # Clears the lowest set bit. Only if that empties the word does the bit one level up go.
+        rest = word & (word - 1)
+        work = work.write_if(emptied, "bitmap", rest, work.word(pool, level, id >> (5 * level + 5)))
+        emptied = emptied & (rest == 0)
+    return work
+
+
+def id_path(work: PooledWorkspace, pool: Scalar, id: Scalar) -> list[Scalar]:
+    """The words that say whether an id is in, the ids' own first."""
+    levels = range(len(work.sizes.buckets.levels))
+    return [work.read("bitmap", work.word(pool, level, id >> (5 * level + 5))) for level in levels]
+
+
+def put_id(
+    work: PooledWorkspace, present: Scalar, pool: Scalar, id: Scalar, words: Sequence[Scalar]
+) -> PooledWorkspace:
+    """Puts an id in, if `present`; `words` is its `id_path`."""
+    for level, word in enumerate(words):
+        bit = jnp.left_shift(jnp.int32(1), (id >> (5 * level)) & 31)
+        work = work.write_if(present, "bitmap", word | bit, work.word(pool, level, id >> (5 * level + 5)))
+    return work
+
+
+def lowest(word: Scalar) -> Scalar:
+    """Number of the lowest bit that is set in a word that has one."""
+    # `word & -word` isolates the lowest bit, also in int32 where the sign bit is that bit; one less than it has as
+    # many ones as zeros stood below.
+    return lax.population_count((word & -word) - 1)

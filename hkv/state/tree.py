@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.state.id_bitmap import lowest
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.nodes import CLOCK, LEAF, PASS, PINNED, PRESENT, Node
 from hkv.state.pooled_workspace import PooledWorkspace
+from hkv.state.role_counts import lowest
 
 WRITES = ("nodes", "uses")
 """Arrays that these functions write."""
@@ -177,7 +177,7 @@ def first_from(work: PooledWorkspace, enabled: Scalar, place: Scalar) -> tuple[P
             depth = jnp.where(here, level, depth)
             found, position = found | here, index + 1
         for level in reversed(range(len(levels) - 1)):
-            # Downwards: the lowest bit of each word, as in `hkv.state.id_bitmap`.
+            # Downwards: the lowest bit of each word, as in `hkv.state.role_counts`.
             down = found & (depth > level)
             word = w.read("uses", w.leaf_word(level, jnp.where(down, start, 0)))
             start = jnp.where(down, start * 32 + lowest(word), start)
