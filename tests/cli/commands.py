@@ -9,9 +9,11 @@ import json
 import os
 import pathlib
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 
 import click
+import pytest
 
 import hkv.cli
 from hkv.cli.output_option import OutputFolder, OutputPath, standard_output
@@ -41,18 +43,7 @@ INPUTS = {
     "layout": ("--spec", "full:16"),
     "mutate": ("hkv.limits", "--by", "python -c 'import hkv.limits'", "--sample", "1"),
     "plan": ("{model}", "--memory", "8GiB"),
-    "record": (
-        "--engine",
-        "numpy",
-        "--feature",
-        "core",
-        "--seed",
-        "2",
-        "--steps",
-        "2",
-        "-o",
-        "{folder}/log.jsonl",
-    ),
+    "record": (*("--engine", "numpy", "--feature", "core", "--seed", "2"), "--steps", "2", "-o", "{folder}/log.jsonl"),
     "replay": ("{trace}", "--groups", "full:16,swa:16:32", "--num-blocks", "64", "--engine", "numpy"),
     "shrink": ("{failing}", "--engine", WRONG, "-o", "{folder}/small.jsonl"),
     "sweep": ("{trace}", "--groups", "full:16", "--num-blocks", "32..64:2", "--engine", "numpy", "--jobs", "1"),
@@ -141,6 +132,14 @@ def perform(arguments: Sequence[str], folder: pathlib.Path, largest: int | None 
         path.unlink()
 
 
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Runs a command line in this process, as typed; exit status, standard output and standard error."""
+    monkeypatch.setattr(sys, "argv", ["hkv", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        hkv.cli.main()
+    return int(stopped.value.code or 0), *capsys.readouterr()
+
+
 @contextlib.contextmanager
 def at_most(largest: int | None) -> Iterator[None]:
     """Files of this process grow no larger than this."""
@@ -175,3 +174,32 @@ def with_output(arguments: Sequence[str], option: str, path: pathlib.Path | str)
         if kept[index] in (option, "-o" if option == "--output" else option):
             return [*kept[: index + 1], str(path), *kept[index + 2 :]]
     return [*kept, option, str(path)]
+
+
+# Traces of a command that ended.
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error."""
+    error = capsys.readouterr().err
+    assert error.startswith("hkv: "), error
+    assert error.count("\n") == 1, error
+    assert "Traceback" not in error
+    return error
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones included."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def made(folder: pathlib.Path) -> pathlib.Path:
+    """A folder beside the one that is looked at, for what else a command writes."""
+    other = folder / "other"
+    other.mkdir()
+    return other
+
+
+def target(folder: pathlib.Path, option: str) -> pathlib.Path:
+    """Path for an output option: a file of a suffix that it takes, or for "" and `--save` of `diff` a folder."""
+    return folder / ("result.svg" if option in ("--image", "--plot") else "result")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from hkv.dialects.vllm.explorer import Counterexample, Report
 from hkv.oracle import vectors
 from hkv.oracle.log_file import read_log
-from tests.cli.commands import Inputs, make_inputs
+from tests.cli.commands import Inputs, make_inputs, run
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`run`, given what it needs."""
+    return functools.partial(run, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")

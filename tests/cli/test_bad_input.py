@@ -15,8 +15,7 @@ import click
 import pytest
 
 import hkv.cli
-from tests.cli.commands import DIFFERENT, FILES, INPUTS, Inputs, definition, outputs, perform
-from tests.cli.endings import complaint, contents
+from tests.cli.commands import DIFFERENT, FILES, INPUTS, Inputs, complaint, contents, definition, outputs, perform
 
 pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
 

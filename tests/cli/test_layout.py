@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv import cli
 from hkv.cli.layout_drawing import terminal
 from hkv.layout.picture import levels, shown
 from tests.layout.geometries import cases
@@ -19,22 +18,13 @@ from tests.layout.geometries import cases
 FULL = ["layout", "--spec", "full:16", "--kv-heads", "8", "--layout", "BLHNC", "--num-layers", "32"]
 
 
-def run(capsys, monkeypatch, arguments: list[str]) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["hkv", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(stopped.value.code or 0), out, err
-
-
-@pytest.fixture
-def hkv(capsys, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_layout_is_asked_for(monkeypatch):
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
-    return lambda *arguments: run(capsys, monkeypatch, list(arguments))
 
 
-def test_addresses_and_their_inverse(hkv):
-    status, out, _ = hkv(*FULL, "--address", "1,3,2,5,130", "--byte", "6376197", "--byte", "99999999", "--json", "-")
+def test_addresses_and_their_inverse(shell):
+    status, out, _ = shell(*FULL, "--address", "1,3,2,5,130", "--byte", "6376197", "--byte", "99999999", "--json", "-")
     assert status == 0
     answer = json.loads(out)
     element = answer["addresses"][0]
@@ -48,39 +38,41 @@ def test_addresses_and_their_inverse(hkv):
     assert [part["strides"] for part in answer["layout"]["parts"]] == [[2_097_152, 8_192, 512, 2]] * 2
 
 
-def test_parts_by_name(hkv):
+def test_parts_by_name(shell):
     packed = ["layout", "--spec", "full:16", "--kv-heads", "2", "--quantization", "int8_per_token_head"]
-    status, out, _ = hkv(*packed, "--address", "0,3,1,13,value_scale:0", "--address", "0,3,1,13,257", "--json", "-")
+    status, out, _ = shell(*packed, "--address", "0,3,1,13,value_scale:0", "--address", "0,3,1,13,257", "--json", "-")
     assert status == 0
     scale, last = json.loads(out)["addresses"]
     assert scale["byte"] == 3 * 8_448 + 13 * 528 + 264 + 260
     assert scale == last
 
 
-def test_states_and_splits(hkv):
-    _, out, _ = hkv("layout", "--spec", "mamba:16", "--state", "4x8:float32", "--state", "6:bfloat16", "--page-size",
+def test_states_and_splits(shell):
+    _, out, _ = shell("layout", "--spec", "mamba:16", "--state", "4x8:float32", "--state", "6:bfloat16", "--page-size",
                     "256", "--address", "1,2,0,0,state1:5", "--json", "-")  # fmt: skip
     state = json.loads(out)["addresses"][0]
     assert (state["byte"], state["index"], state["token"]) == (4 * 256 + 2 * 256 + 128 + 10, [5], None)
-    _, out, _ = hkv("layout", "--spec", "full:16", "--kernel-block-size", "4", "--address", "0,2,0,13,0", "--json", "-")
+    _, out, _ = shell(
+        "layout", "--spec", "full:16", "--kernel-block-size", "4", "--address", "0,2,0,13,0", "--json", "-"
+    )
     piece = json.loads(out)["addresses"][0]
     assert (piece["block"], piece["kernel_block"], piece["state"]) == (2, 11, 13)
-    _, out, _ = hkv("layout", "--spec", "mla:16", "--tokens-per-state", "4", "--address", "0,0,0,7,0", "--json", "-")
+    _, out, _ = shell("layout", "--spec", "mla:16", "--tokens-per-state", "4", "--address", "0,0,0,7,0", "--json", "-")
     assert (json.loads(out)["addresses"][0]["state"], json.loads(out)["layout"]["shape"][3]) == (1, 4)
-    _, out, _ = hkv("layout", "--spec", "opaque:8", "--entry-bytes", "12", "--byte", "25", "--json", "-")
+    _, out, _ = shell("layout", "--spec", "opaque:8", "--entry-bytes", "12", "--byte", "25", "--json", "-")
     assert json.loads(out)["bytes"][0]["token"] == 2
 
 
-def test_the_environment_decides_unless_the_option_does(hkv, monkeypatch, capsys):
+def test_the_environment_decides_unless_the_option_does(shell, monkeypatch):
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
-    _, out, _ = run(capsys, monkeypatch, ["layout", "--spec", "full:16", "--json", "-"])
+    _, out, _ = shell("layout", "--spec", "full:16", "--json", "-")
     assert json.loads(out)["layout"]["order"] == "LBHNC"
-    _, out, _ = run(capsys, monkeypatch, ["layout", "--spec", "full:16", "--layout", "BLNHC", "--json", "-"])
+    _, out, _ = shell("layout", "--spec", "full:16", "--layout", "BLNHC", "--json", "-")
     assert json.loads(out)["layout"]["order"] == "BLNHC"
 
 
-def test_the_drawing_in_the_terminal(hkv):
-    status, out, _ = hkv(*FULL, "--address", "1,3,2,5,130")
+def test_the_drawing_in_the_terminal(shell):
+    status, out, _ = shell(*FULL, "--address", "1,3,2,5,130")
     assert status == 0
     assert "32 layers, 65,536 bytes apart" in out
     assert "▶ block 3" in out
@@ -90,9 +82,9 @@ def test_the_drawing_in_the_terminal(hkv):
 
 
 @pytest.mark.parametrize(("ending", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_the_drawing_in_a_file(hkv, tmp_path, ending, start):
+def test_the_drawing_in_a_file(shell, tmp_path, ending, start):
     path = tmp_path / f"block.{ending}"
-    status, _, err = hkv(*FULL, "--image", str(path))
+    status, _, err = shell(*FULL, "--image", str(path))
     assert (status, err) == (0, "")
     assert path.read_bytes().startswith(start)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
@@ -119,8 +111,8 @@ def test_the_drawing_in_a_file(hkv, tmp_path, ending, start):
         (["--spec", "full:16", "--kernel-block-size", "5"], "hkv: kernel_block_size = 5: expected a divisor"),
     ],
 )
-def test_unusable_input_is_one_line_and_status_two(hkv, arguments, message):
-    status, out, err = hkv("layout", *arguments)
+def test_unusable_input_is_one_line_and_status_two(shell, arguments, message):
+    status, out, err = shell("layout", *arguments)
     assert (status, out) == (2, "")
     assert err.startswith(message)
     assert err.count("\n") == 1
@@ -160,39 +152,39 @@ def test_neither_jax_nor_numpy_is_imported():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_plan_says_which_element_a_byte_is(hkv, tmp_path):
+def test_a_plan_says_which_element_a_byte_is(shell, tmp_path):
     """Every first byte of a view that the plan lists is that view's first element."""
     path, model = str(tmp_path / "plan.json"), "tests/data/models/deepseek_v4.json"
     line = ("plan", model, "--memory", "60GiB", "--dialect", "rtp-llm", "--pools", "independent")
-    assert hkv(*line, "--json", path)[0] == 0
-    status, out, _ = hkv("layout", "--plan", path, "--layer", "3", "--tag", "csa_kv", "--json", "-")
+    assert shell(*line, "--json", path)[0] == 0
+    status, out, _ = shell("layout", "--plan", path, "--layer", "3", "--tag", "csa_kv", "--json", "-")
     (view,) = json.loads(out)["views"]
     assert (status, view["part"], view["shape"][1:]) == (0, "entry", [1, 64, 584])
     byte = str(view["offset"] + 5 * view["strides"][0] + 2 * view["strides"][2] + 7)
-    _, out, _ = hkv("layout", "--plan", path, "--pool", str(view["pool"]), "--byte", byte, "--json", "-")
+    _, out, _ = shell("layout", "--plan", path, "--pool", str(view["pool"]), "--byte", byte, "--json", "-")
     (answer,) = json.loads(out)["bytes"]
     assert (answer["layer"], answer["tag"], answer["block"]) == (3, "csa_kv", 5)
     assert (answer["state"], answer["index"], answer["dtype"]) == (2, [7], "uint8")
-    status, out, _ = hkv("layout", "--plan", path, "--layer", "0")
+    status, out, _ = shell("layout", "--plan", path, "--layer", "0")
     assert status == 0
     assert "hca_state" in out
-    status, _, err = hkv("layout", "--plan", path, "--pool", "9")
+    status, _, err = shell("layout", "--plan", path, "--pool", "9")
     assert (status, err) == (2, "hkv: --pool = 9: expected a pool of the plan, from 0 to 6\n")
-    status, out, _ = hkv("layout", "--plan", path, "--pool", "6", "--json", "-")
+    status, out, _ = shell("layout", "--plan", path, "--pool", "6", "--json", "-")
     assert {view["pool"] for view in json.loads(out)["views"]} == {6}
-    status, _, err = hkv("layout", "--plan", path, "--pool", "0", "--byte", "1000000000000")
+    status, _, err = shell("layout", "--plan", path, "--pool", "0", "--byte", "1000000000000")
     assert status == 2
     assert "expected less than" in err
-    padding = hkv("layout", "--plan", path, "--pool", "0", "--byte", "1200")
+    padding = shell("layout", "--plan", path, "--pool", "0", "--byte", "1200")
     assert padding == (0, "byte 1200 of pool 0: padding, or no element of a chosen layer\n", "")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"layer_caches": 3}', '{"layer_caches": {"0": [{}]}}'])
-def test_what_is_no_plan_of_pools_is_refused(hkv, tmp_path, content):
+def test_what_is_no_plan_of_pools_is_refused(shell, tmp_path, content):
     path = tmp_path / "plan.json"
     path.write_text(content)
-    status, _, err = hkv("layout", "--plan", str(path))
+    status, _, err = shell("layout", "--plan", str(path))
     assert (status, len(err.splitlines())) == (2, 1)
     assert "a plan that lays its pools out" in err
-    assert hkv("layout", "--plan", str(tmp_path / "none.json"))[0] == 2
-    assert hkv("layout")[0] == 2
+    assert shell("layout", "--plan", str(tmp_path / "none.json"))[0] == 2
+    assert shell("layout")[0] == 2

@@ -20,8 +20,18 @@ from hkv.cli import CLOSED_PIPE
 from hkv.cli.output_option import standard_output
 from hkv.cli.progress import INTERRUPTED, Interruption
 from hkv.files import OutputFile
-from tests.cli.commands import DIFFERENT, INPUTS, Inputs, outputs, perform, with_output
-from tests.cli.endings import complaint, contents, made, target
+from tests.cli.commands import (
+    DIFFERENT,
+    INPUTS,
+    Inputs,
+    complaint,
+    contents,
+    made,
+    outputs,
+    perform,
+    target,
+    with_output,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_is_compiled")
 

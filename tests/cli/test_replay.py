@@ -5,7 +5,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-import hkv.cli
 from hkv.cli import cli
 from hkv.cli import replay as replay_command
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -16,15 +15,6 @@ MODEL = "tests/data/models/llama.json"
 GROUPS = ["--groups", "full:16,swa:16:64", "--num-blocks", "2000"]
 
 
-def run(monkeypatch, capsys, *arguments):
-    """Exit status, stdout and stderr of the command."""
-    monkeypatch.setattr("sys.argv", ["hkv", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        hkv.cli.main()
-    told = capsys.readouterr()
-    return caught.value.code, told.out, told.err
-
-
 @pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.jsonl"
@@ -33,25 +23,17 @@ def trace(tmp_path):
     return str(path)
 
 
-def test_tables(monkeypatch, capsys, trace):
-    code, out, err = run(monkeypatch, capsys, "replay", trace, *GROUPS)
+def test_tables(shell, trace):
+    code, out, err = shell("replay", trace, *GROUPS)
     assert (code, err) == (0, "")
-    for text in (
-        "hit rate",
-        "7,200",
-        "What each group lacked",
-        "nothing to find",
-        "swa:16:64",
-        "Blocks in use over time",
-        "engine jax",
-    ):
-        assert text in out
+    said = ("hit rate", "7,200", "What each group lacked", "nothing to find", "swa:16:64", "Blocks in use over time")
+    assert [text for text in (*said, "engine jax") if text not in out] == []
 
 
-def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
+def test_json_and_plots(shell, trace, tmp_path):
     png, svg, made = tmp_path / "a.png", tmp_path / "b.SVG", tmp_path / "a.json"
-    code, out, _ = run(
-        monkeypatch, capsys, "replay", trace, *GROUPS, "--plot", str(png), "--json", str(made), "--eagle", "1",
+    code, out, _ = shell(
+        "replay", trace, *GROUPS, "--plot", str(png), "--json", str(made), "--eagle", "1",
         "--retention", "0", "--speed", "1/2", "--limit", "10",
     )  # fmt: skip
     assert code == 0
@@ -63,7 +45,7 @@ def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
     assert document["options"]["speed"] == "1/2"
     assert document["totals"]["requests"] == 10
     assert [group["eagle"] for group in document["groups"]] == [False, True]
-    code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--plot", str(svg), "--json", "-")
+    code, out, _ = shell("replay", trace, *GROUPS, "--plot", str(svg), "--json", "-")
     assert code == 0
     assert b"<svg" in svg.read_bytes()
     document = json.loads(out)
@@ -93,8 +75,8 @@ def test_json_and_plots(monkeypatch, capsys, trace, tmp_path):
         ([*GROUPS, "--tokens-per-id", "100"], "6 of them"),
     ],
 )
-def test_unusable_options_take_one_line(monkeypatch, capsys, trace, arguments, told):
-    code, out, err = run(monkeypatch, capsys, "replay", trace, *arguments)
+def test_unusable_options_take_one_line(shell, trace, arguments, told):
+    code, out, err = shell("replay", trace, *arguments)
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
@@ -104,104 +86,81 @@ def test_unusable_options_take_one_line(monkeypatch, capsys, trace, arguments, t
 @pytest.mark.parametrize(
     "line", [b"{", b"[]", b'{"timestamp": 0}', b"\xff", json.dumps({**GOOD, "hash_ids": [1, 1]}).encode()]
 )
-def test_unusable_traces_take_one_line(monkeypatch, capsys, tmp_path, line):
+def test_unusable_traces_take_one_line(shell, tmp_path, line):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
-    code, out, err = run(monkeypatch, capsys, "replay", str(path), *GROUPS)
+    code, out, err = shell("replay", str(path), *GROUPS)
     assert (code, out) == (2, "")
     assert err.startswith(f"hkv: {path}:2")
     assert "expected" in err
     assert err.count("\n") == 1
 
 
-def test_a_missing_trace(monkeypatch, capsys, tmp_path):
-    code, _, err = run(monkeypatch, capsys, "replay", str(tmp_path / "absent"), *GROUPS)
+def test_a_missing_trace(shell, tmp_path):
+    code, _, err = shell("replay", str(tmp_path / "absent"), *GROUPS)
     assert code == 2
     assert "does not exist" in err
 
 
-def test_a_difference_ends_with_1(monkeypatch, capsys, trace):
+def test_a_difference_ends_with_1(shell, monkeypatch, trace):
     def disagree(*arguments, **options):
         raise replay_command.Difference(7, "lookup", "3", "hit", {"jax": 16, "numpy": 32})
 
     monkeypatch.setattr(replay_command, "replay", disagree)
-    code, _, err = run(monkeypatch, capsys, "replay", trace, *GROUPS)
+    code, _, err = shell("replay", trace, *GROUPS)
     assert code == 1
     assert "operation 7, lookup of request 3: hit differs: jax: 16; numpy: 32" in err
 
 
-def test_an_engine_that_cannot_tell_why_says_so(monkeypatch, capsys, trace):
+def test_an_engine_that_cannot_tell_why_says_so(shell, monkeypatch, trace):
     class Silent(NumpyEngine):
         absence = None
         evictions = None
 
     monkeypatch.setattr("hkv.replay.run.engine_factory", lambda name: Silent)
-    code, out, _ = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--engine", "numpy")
+    code, out, _ = shell("replay", trace, *GROUPS, "--engine", "numpy")
     assert code == 0
     assert out.count("not available from this engine: numpy") == 2
 
 
-def test_a_cache_that_is_not_compiled_is_replayed_by_numpy_and_said_so(monkeypatch, capsys, trace):
+def test_a_cache_that_is_not_compiled_is_replayed_by_numpy_and_said_so(shell, monkeypatch, trace):
     def refuse(config):
         raise ConfigError("num_blocks", config.num_blocks, "a pool that the compiled schedule has rules for")
 
     monkeypatch.setattr("hkv.dialects.vllm.schedule.compiled.require_expressible", refuse)
-    code, out, err = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--limit", "4")
+    code, out, err = shell("replay", trace, *GROUPS, "--limit", "4")
     assert code == 0
     assert "engine numpy" in out
     assert err.startswith("hkv: engine numpy: num_blocks = ")
     assert err.count("\n") == 1
-    code, _, err = run(monkeypatch, capsys, "replay", trace, *GROUPS, "--engine", "jax")
+    code, _, err = shell("replay", trace, *GROUPS, "--engine", "jax")
     assert code == 2
     assert "num_blocks = " in err
 
 
 @pytest.mark.parametrize("workload", ["chat", "shared-prefix", "agentic"])
 @pytest.mark.parametrize("format", ["mooncake", "tokens"])
-def test_generated_traces_replay(monkeypatch, capsys, tmp_path, workload, format):
+def test_generated_traces_replay(shell, tmp_path, workload, format):
     path = tmp_path / "made.jsonl"
     small = [
         "--requests",
         "25",
+        "--seed",
+        "3",
         "--prefix-tokens",
         "300",
         "--prompt-tokens",
         "40",
         "--output-tokens",
         "10",
-        "--seed",
-        "3",
     ]
-    code, out, _ = run(
-        monkeypatch,
-        capsys,
-        "trace",
-        workload,
-        "-o",
-        str(path),
-        *small,
-        "--format",
-        format,
-        "--tokens-per-id",
-        "32",
-        "--json",
-        "-",
-    )
+    ids = ("--tokens-per-id", "32", "--json", "-")
+    code, out, _ = shell("trace", workload, "-o", str(path), *small, "--format", format, *ids)
     assert code == 0
     told = json.loads(out)
     assert told["totals"]["requests"] == 25
     assert told["prefix_tokens"] == 300
-    code, out, _ = run(
-        monkeypatch,
-        capsys,
-        "replay",
-        str(path),
-        *GROUPS,
-        "--tokens-per-id",
-        "32",
-        "--json",
-        "-",
-    )
+    code, out, _ = shell("replay", str(path), *GROUPS, *ids)
     assert code == 0
     replayed = json.loads(out)
     assert replayed["totals"]["prompt_tokens"] == told["totals"]["prompt_tokens"]
@@ -209,11 +168,11 @@ def test_generated_traces_replay(monkeypatch, capsys, tmp_path, workload, format
     assert replayed["totals"]["hit_tokens"] > 0
 
 
-def test_the_same_seed_makes_the_same_file(monkeypatch, capsys, tmp_path):
+def test_the_same_seed_makes_the_same_file(shell, tmp_path):
     made = []
     for seed in ("1", "1", "2"):
         path = tmp_path / "made.jsonl"
-        code, out, _ = run(monkeypatch, capsys, "trace", "chat", "-o", str(path), "--requests", "20", "--seed", seed)
+        code, out, _ = shell("trace", "chat", "-o", str(path), "--requests", "20", "--seed", seed)
         assert code == 0
         assert "prompt tokens" in out
         made.append(path.read_bytes())
@@ -231,9 +190,9 @@ def test_the_same_seed_makes_the_same_file(monkeypatch, capsys, tmp_path):
         (["chat", "-o", "x", "--seed", "-1"], "seed"),
     ],
 )
-def test_unusable_workloads_take_one_line(monkeypatch, capsys, tmp_path, arguments, told):
+def test_unusable_workloads_take_one_line(shell, monkeypatch, tmp_path, arguments, told):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(monkeypatch, capsys, "trace", *arguments)
+    code, out, err = shell("trace", *arguments)
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
@@ -301,7 +260,7 @@ def test_vllm_takes_the_options_that_are_said(options):
             assert getattr(found, "kv_cache_dtype" if field == "cache_dtype" else field) == value
 
 
-def test_what_rtp_llms_options_came_to_be_is_said(monkeypatch, capsys, trace):
+def test_what_rtp_llms_options_came_to_be_is_said(shell, trace):
     options = ("--groups", "full:16", "--num-blocks", "300", "--dialect", "rtp-llm/single", "--engine", "numpy")
-    _, out, _ = run(monkeypatch, capsys, "replay", trace, *options)
+    _, out, _ = shell("replay", trace, *options)
     assert "blocks of 16 tokens, states kept every 1, 5 % of the blocks in reserve" in " ".join(out.split())

@@ -5,8 +5,6 @@ import pathlib
 
 import pytest
 
-from tests.cli.test_replay import run
-
 MODELS = pathlib.Path(__file__).parents[1] / "data" / "models"
 
 
@@ -27,18 +25,18 @@ def config(name):
     return str(MODELS / f"{name}.json")
 
 
-def document(monkeypatch, capsys, *arguments):
-    code, out, err = run(monkeypatch, capsys, *arguments, "--json", "-")
+def document(shell, *arguments):
+    code, out, err = shell(*arguments, "--json", "-")
     assert (code, err) == (0, "")
     return json.loads(out)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
-def test_groups_and_blocks_are_those_of_the_plan(monkeypatch, capsys, chat, name):
+def test_groups_and_blocks_are_those_of_the_plan(shell, chat, name):
     asked = ("--memory", "30GiB", "--max-model-len", "2048")
-    planned = document(monkeypatch, capsys, "plan", config(name), *asked)
+    planned = document(shell, "plan", config(name), *asked)
     arguments = ("--model", config(name), *asked, "--engine", "numpy", "--limit", "4", "--retention", "dense")
-    replayed = document(monkeypatch, capsys, "replay", chat, *arguments)
+    replayed = document(shell, "replay", chat, *arguments)
     assert replayed["totals"]["blocks"] == planned["num_blocks"] - 1
     assert [group["layers"] for group in replayed["groups"]] == [group["layers"] for group in planned["groups"]]
     assert [int(group["group"].split(":")[1]) for group in replayed["groups"]] == [
@@ -53,18 +51,18 @@ def test_groups_and_blocks_are_those_of_the_plan(monkeypatch, capsys, chat, name
     assert replayed["requests"]["hit"] == hits, "states are kept at a prompt's last block and where prompts part"
 
 
-def test_blocks_that_divide_no_id_are_compiled_and_checked(monkeypatch, capsys, chat):
+def test_blocks_that_divide_no_id_are_compiled_and_checked(shell, chat):
     """80-token blocks: a state is kept where the first two prompts part, by the compiled cache and by the plain one."""
     arguments = ("--model", config("jamba"), "--memory", "1GiB", "--max-model-len", "2048", "--retention", "dense")
-    replayed = document(monkeypatch, capsys, "replay", chat, *arguments, "--check")
+    replayed = document(shell, "replay", chat, *arguments, "--check")
     assert replayed["requests"]["hit"] == [0, 0] + [1200] * 10
     assert {group["group"] for group in replayed["groups"]} == {"mamba:80", "full:80"}
 
 
-def test_a_checked_replay_of_typed_groups(monkeypatch, capsys, chat):
+def test_a_checked_replay_of_typed_groups(shell, chat):
     """As many groups as the model above has: one program replays both."""
     arguments = ("--groups", ",".join(["full:16", "swa:16:64"] * 4), "--num-blocks", "819", "--check")
-    code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)
+    code, out, err = shell("replay", chat, *arguments)
     assert (code, err) == (0, "")
     assert "engine jax" in out
 
@@ -74,33 +72,33 @@ def test_a_checked_replay_of_typed_groups(monkeypatch, capsys, chat):
     [(1064, [1, 2, 4], 576), (1536, [1, 2, 3], 1152), (1536, [1, 2, 4], 576)],
     ids=["in the second id", "in the third id", "past what is shared"],
 )
-def test_hash_ids_of_512_tokens_and_blocks_of_576(monkeypatch, capsys, tmp_path, tokens, ids, hit):
+def test_hash_ids_of_512_tokens_and_blocks_of_576(shell, tmp_path, tokens, ids, hit):
     """A state is kept at the last block that the first prompt fills, wherever in an id that is."""
     path = tmp_path / "ids.jsonl"
     line = {"input_length": tokens, "output_length": 1}
     lines = [line | {"timestamp": 0, "hash_ids": [1, 2, 3]}, line | {"timestamp": 9000, "hash_ids": ids}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     arguments = ("--model", config("qwen3_next"), "--memory", "8GiB", "--engine", "numpy", "--retention", "dense")
-    assert document(monkeypatch, capsys, "replay", str(path), *arguments)["requests"]["hit"] == [0, hit]
+    assert document(shell, "replay", str(path), *arguments)["requests"]["hit"] == [0, hit]
 
 
-def test_longest_requests(monkeypatch, capsys, chat):
+def test_longest_requests(shell, chat):
     arguments = ("--model", config("gemma3_text"), "--engine", "numpy", "--limit", "2", "--memory", "600MiB")
-    _, out, _ = run(monkeypatch, capsys, "replay", chat, *arguments, "--max-model-len", "auto")
+    _, out, _ = shell("replay", chat, *arguments, "--max-model-len", "auto")
     assert out.startswith("gemma3_text: 7 groups, 2,400 blocks of 256 KiB, hits at multiples of 16 tokens")
     longest = int(" ".join(out.split()).partition("requests of up to ")[2].split()[0].replace(",", ""))
     assert 4096 < longest < 131072
-    code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)
+    code, out, err = shell("replay", chat, *arguments)
     assert (code, out) == (2, "")
     assert f"requests of {longest} tokens would fit" in err
-    refused = document(monkeypatch, capsys, "replay", chat, *arguments, "--max-model-len", "1200")
+    refused = document(shell, "replay", chat, *arguments, "--max-model-len", "1200")
     assert refused["totals"]["too_long"] == 2
 
 
-def test_tensor_parallelism_and_element_types_change_the_blocks(monkeypatch, capsys, chat):
+def test_tensor_parallelism_and_element_types_change_the_blocks(shell, chat):
     def blocks(*more):
         arguments = ("--model", config("llama"), "--memory", "4GiB", "--engine", "numpy", "--limit", "1", *more)
-        return document(monkeypatch, capsys, "replay", chat, *arguments)["totals"]["blocks"] + 1
+        return document(shell, "replay", chat, *arguments)["totals"]["blocks"] + 1
 
     whole = blocks()
     assert blocks("--tp", "4") == 4 * whole
@@ -108,21 +106,21 @@ def test_tensor_parallelism_and_element_types_change_the_blocks(monkeypatch, cap
     assert blocks("--block-size", "32") == whole // 2
 
 
-def test_a_draft_and_the_drop_rule(monkeypatch, capsys, chat):
+def test_a_draft_and_the_drop_rule(shell, chat):
     arguments = ("--model", config("llama"), "--memory", "8GiB", "--engine", "numpy", "--draft", config("llama"))
-    drafted = document(monkeypatch, capsys, "replay", chat, *arguments)
+    drafted = document(shell, "replay", chat, *arguments)
     assert any(group["eagle"] for group in drafted["groups"])
     assert drafted["requests"]["hit"][1] == 1200 - 16
     every = document(
-        monkeypatch, capsys, "replay", chat, "--model", config("gpt_oss"), "--memory", "8GiB", "--engine", "numpy",
+        shell, "replay", chat, "--model", config("gpt_oss"), "--memory", "8GiB", "--engine", "numpy",
         "--eagle", "1", "--retention", "0", "--limit", "3",
     )  # fmt: skip
     assert [group["eagle"] for group in every["groups"]] == [False, True]
 
 
-def test_without_caching_a_state_has_one_block(monkeypatch, capsys, chat):
+def test_without_caching_a_state_has_one_block(shell, chat):
     arguments = ("--model", config("qwen3_next"), "--memory", "8GiB", "--engine", "numpy", "--no-caching")
-    replayed = document(monkeypatch, capsys, "replay", chat, *arguments, "--limit", "2")
+    replayed = document(shell, "replay", chat, *arguments, "--limit", "2")
     assert replayed["totals"]["hit_tokens"] == 0
     assert replayed["groups"][0]["group"] == "mamba:32768"
 
@@ -146,8 +144,8 @@ def test_without_caching_a_state_has_one_block(monkeypatch, capsys, chat):
         (["--model", "absent.json", "--memory", "1GiB"], "absent.json"),
     ],
 )
-def test_unusable_caches_take_one_line(monkeypatch, capsys, chat, arguments, told):
-    code, out, err = run(monkeypatch, capsys, "replay", chat, *arguments)
+def test_unusable_caches_take_one_line(shell, chat, arguments, told):
+    code, out, err = shell("replay", chat, *arguments)
     assert (code, out) == (2, "")
     assert told in err
     assert err.startswith("hkv: ")

@@ -18,7 +18,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.replay.reasons import COMPLETE
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
-from tests.cli.test_replay import run
+from tests.cli.commands import run
 
 SINGLE, HYBRID, POOLS = NAMES
 STATE = structs.StateOp()

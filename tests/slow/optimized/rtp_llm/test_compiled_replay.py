@@ -23,7 +23,7 @@ from hkv.replay.run import default_engine
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 from hkv.state.pooled import PooledBuckets
-from tests.cli.test_replay import run
+from tests.cli.commands import run
 from tests.rtp_llm.test_replay import draw
 from tests.slow.optimized.replay.test_compiled import large_copies
 
