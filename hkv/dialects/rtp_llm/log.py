@@ -323,12 +323,14 @@ def _member(name: str, kind: Any, value: str) -> Any:
 def _entry(group: Group) -> RtpGroup:
     policy: GroupPolicy = group.policy
     whole = group.kernel_block_size == group.spec.block_size
+    fields: dict[str, Any] = {field: getattr(policy, field) for field in _POLICY}
+    fields |= {field: value.name for field, value in fields.items() if isinstance(value, enum.Enum)}
     return RtpGroup(
         tag=group.tag,
         type=policy.group_type.name,
         block_size=group.spec.block_size,
         kernel_block_size=0 if whole else group.kernel_block_size,
-        **{field: value.name if isinstance(value := getattr(policy, field), enum.Enum) else value for field in _POLICY},
+        **fields,
     )
 
 

@@ -3,6 +3,9 @@
 A hook notes the call, its answer, and marks of the state before and after it; the observer makes operations of that.
 """
 
+# pyright: reportPossiblyUnboundVariable=false
+# (what is noted of a call is looked at only where it is noted)
+
 from __future__ import annotations
 
 import functools

@@ -158,18 +158,22 @@ class Requests:
             return
         more = tokens[told:length]
         self._check(length, more)
-        operation = oplog.AppendOp(id=tracked.name, tokens=more)
-        if tracked.keys is not None:
-            operation.keys = [bytes(key).hex() for key in hashes[tracked.keys : count]]
-            tracked.keys = count
-        elif self._header.caching and count != self._expected(length):
-            raise UntellableError(f"request {tracked.name} with {count} keys of {length} tokens")
+        keys = self._told_keys(tracked, hashes[:count], tracked.keys or 0, length)
+        operation = oplog.AppendOp(id=tracked.name, tokens=more, keys=keys)
         tracked.told = length
         if request.resumable or not self.hash_known:
             tracked.tokens, tracked.hashes = tokens[:length], hashes[:count]
         self._tell(operation)
-        if not self.hash_known:
-            self._decide(tracked)
+        self._decide(tracked)
+
+    def _told_keys(self, tracked: Tracked, hashes: list[bytes], first: int, length: int) -> list[str] | None:
+        """A request's keys from `first` on; None where the reader of the log computes them, who must get as many."""
+        if tracked.keys is not None:
+            tracked.keys = len(hashes)
+            return [bytes(key).hex() for key in hashes[first:]]
+        if self._header.caching and len(hashes) != self._expected(length):
+            raise UntellableError(f"request {tracked.name} with {len(hashes)} keys of {length} tokens")
+        return None
 
     def _has_turned(self, tracked: Tracked, tokens: Turn, hashes: list[bytes]) -> bool:
         """True if more happened to a streaming session than that tokens were appended."""
@@ -193,18 +197,13 @@ class Requests:
         if tokens.items != items:
             operation.extra = _extra(tracked.request, tokens.items, tokens.prompt)
             self.identities_told &= operation.extra is not None
-        if tracked.keys is not None:
-            operation.keys = [bytes(key).hex() for key in hashes[keep // size :]]
-            tracked.keys = len(hashes)
-        elif self._header.caching and (operation.extra is None) == (tokens.items != items):
+        if tracked.keys is None and self._header.caching and (operation.extra is None) == (tokens.items != items):
             raise UntellableError(f"request {tracked.name} with other multimodal items, which a log has no words for")
-        elif self._header.caching and len(hashes) != self._expected(len(tokens)):
-            raise UntellableError(f"request {tracked.name} with {len(hashes)} keys of {len(tokens)} tokens")
+        operation.keys = self._told_keys(tracked, hashes, keep // size, len(tokens))
         tracked.told, tracked.tokens, tracked.hashes = len(tokens), list(tokens), hashes
         tracked.turn = tokens.prompt, tokens.items
         self._tell(operation)
-        if not self.hash_known:
-            self._decide(tracked)
+        self._decide(tracked)
 
     def _check(self, length: int, tokens: list[int]) -> None:
         if length > self._header.max_model_len:
@@ -219,7 +218,7 @@ class Requests:
     # The chain hash: the manager does not know it, the first key of a request shows it.
 
     def _decide(self, tracked: Tracked) -> None:
-        if not tracked.hashes or tracked.request._block_hasher is None:
+        if self.hash_known or not tracked.hashes or tracked.request._block_hasher is None:
             return
         self._header.hash, self._header.hash_seed = _hash_of(tracked, self._header)
         self.hash_known = True

@@ -343,8 +343,8 @@ class JaxEngine:
         pending = len(self._answers.pending_copies)
         before = [len(zeros) for zeros in self._answers.zeros]
         boundary = -1 if operation.shared_prefix is None else operation.shared_prefix
-        columns = {name: int(getattr(operation, name)) for name in (*AMOUNTS, "delay", "must_fit")}
-        more = {"shared_prefix": boundary, "tokens": encoder, "flags": int(flags)}
+        columns: dict[str, Any] = {name: int(getattr(operation, name)) for name in (*AMOUNTS, "delay", "must_fit")}
+        more: dict[str, Any] = {"shared_prefix": boundary, "tokens": encoder, "flags": int(flags)}
         room, read = self._room_of(reach), self._answers.allocation
         later = self._add(Code.ALLOCATE, request, room=room, read=read, **columns, **more)
         if self.config.zeroing and operation.external:
