@@ -37,11 +37,6 @@ def test_both_forms_agree(specs, tokens: int, num_blocks: int, behind: int) -> N
     forked_after(specs, tokens, max(num_blocks, needed + 2), max(0, tokens - behind))
 
 
-def test_copies_are_reported() -> None:
-    assert [len(copies) for copies in forked_after(SHAPES[0], 21, 40, 21)] == [1, 1, 1]
-    assert forked_after(SHAPES[0], 24, 40, 24) == [[], [], []], "full blocks need no copy"
-
-
 @pytest.mark.parametrize("num_blocks", [10, 11])
 def test_it_is_refused_whole_without_room(num_blocks: int) -> None:
     assert (forked_after(SHAPES[1], 33, num_blocks, 33) is None) == (num_blocks == 10)

@@ -6,8 +6,6 @@ import pathlib
 
 import pytest
 
-from hkv.contract.answer import BatchEngine
-from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.oracle.check import check_log
@@ -36,10 +34,3 @@ def test_shared_logs(shared_dir: pathlib.Path, feature: str) -> None:
     for path in paths:
         difference = check_log(read_log(path), JaxEngine)
         assert difference is None, difference.describe()
-
-
-@pytest.mark.parametrize("path", LOGS[:2], ids=lambda path: path.stem)
-def test_protocols(path: pathlib.Path) -> None:
-    engine = JaxEngine(read_log(path).header)
-    assert isinstance(engine, BatchEngine)
-    assert isinstance(engine, KeyedEngine)

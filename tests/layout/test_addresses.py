@@ -139,19 +139,6 @@ def test_kernel_rows_and_manager_blocks_name_the_same_bytes(case, data):
     assert [r for b in range(case.num_blocks) for r in layout.kernel_rows(b)] == list(range(layout.shape[1]))
 
 
-@pytest.mark.parametrize("order", Order, ids=lambda order: order.value)
-def test_addresses_past_two_gigabytes_are_exact(order):
-    spec = FullAttention(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
-    layout = Layout.of_spec(spec, order, num_blocks=1_000_003, num_layers=61)
-    last = layout.address(60, 1_000_002, 7, 15, 511)
-    assert last == 61 * 1_000_003 * 65536 - 1 == layout.end - 1
-    assert last > 2**31
-    for at in [(60, 1_000_002, 7, 15, 511), (59, 999_999, 3, 14, 1), (1, 524_288, 0, 0, 0)]:
-        assert layout.locate(layout.address(*at)) == Place(*at)
-    wrapped = (layout.address(1, 524_288, 0, 0, 0)) & 0xFFFFFFFF
-    assert wrapped != layout.address(1, 524_288, 0, 0, 0)
-
-
 @given(cases(), st.integers(1, 40))
 @settings(max_examples=40)
 def test_scaled_geometries_have_scaled_addresses(case, power):
@@ -165,50 +152,10 @@ def test_scaled_geometries_have_scaled_addresses(case, power):
         assert scaled.locate(scaled.address(*corner)) == (corner, 0)
 
 
-def test_the_strides_that_vllm_gives_an_example():
-    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16")
-    dense = {o.value: Layout.of_spec(spec, o, num_blocks=5, num_layers=3).strides for o in Order}
-    assert dense == {
-        "LBHNC": (480, 96, 48, 12, 1),
-        "LBNHC": (480, 96, 12, 24, 1),
-        "LHBNC": (480, 48, 240, 12, 1),
-        "BLHNC": (96, 288, 48, 12, 1),
-        "BLNHC": (96, 288, 12, 24, 1),
-        "BHLNC": (48, 288, 144, 12, 1),
-    }
-    padded = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", page_size_padded=256)
-    strides = {o.value: Layout.of_spec(padded, o, num_blocks=5, num_layers=3).strides for o in Order if o.block_compact}
-    assert strides == {
-        "LBHNC": (1280, 256, 48, 12, 1),
-        "LBNHC": (1280, 256, 12, 24, 1),
-        "BLHNC": (256, 768, 48, 12, 1),
-        "BLNHC": (256, 768, 12, 24, 1),
-    }
-    for order in (Order.LHBNC, Order.BHLNC):
-        with pytest.raises(LayoutError, match="scatters a page of 2 heads"):
-            Layout.of_spec(padded, order, num_blocks=5, num_layers=3)
-    one_head = FullAttention(block_size=4, num_kv_heads=1, head_size=3, dtype="float16", page_size_padded=64)
-    assert Layout.of_spec(one_head, "LHBNC", num_blocks=5, num_layers=3).strides == (320, 64, 320, 12, 1)
-    assert Layout.of_spec(one_head, "BHLNC", num_blocks=5, num_layers=3).strides == (64, 192, 192, 12, 1)
-
-
 def test_alignment_moves_blocks_apart():
     spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", block_stride_alignment=64)
     assert Layout.of_spec(spec, "LBNHC", num_blocks=5, num_layers=3).strides == (640, 128, 12, 24, 1)
     assert Layout.of_spec(spec, "BLNHC", num_blocks=5, num_layers=3).strides == (96, 320, 12, 24, 1)
-    with pytest.raises(LayoutError, match="aligned to 64 bytes"):
-        Layout.of_spec(spec, "LHBNC", num_blocks=5, num_layers=3)
-
-
-def test_the_bytes_of_a_split_block_are_those_of_its_pieces():
-    """Kernel blocks are laid out one after the other, so that a split changes the order of bytes inside a block."""
-    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=2, dtype="uint8")
-    whole = Layout.of_spec(spec, "LBHNC", num_blocks=2)
-    split = Layout.of_spec(spec, "LBHNC", num_blocks=2, kernel_block_size=2)
-    assert whole.address(0, 1, 1, 1) == 32 + 16 + 4
-    assert split.address(0, 1, 1, 1) == 32 + 8 + 4
-    assert (split.shape, list(split.kernel_rows(1))) == ((1, 4, 2, 2, 4), [2, 3])
-    assert whole.end == split.end
 
 
 def test_a_repaged_cache_steps_over_the_pages_in_between():
@@ -256,13 +203,18 @@ def test_a_copy_is_as_wide_as_everything_allows(quantities, width):
         ({"block_stride": 90}, "expected to nest"),
         ({"layer_stride": 0}, "L stride = 0"),
         ({"offset": -1}, "offset = -1"),
+        ({"page_size_padded": 256, "order": "LHBNC"}, "scatters a page of 2 heads"),
+        ({"page_size_padded": 256, "order": "BHLNC"}, "scatters a page of 2 heads"),
+        ({"page_size_padded": 128, "kernel_block_size": 2}, "padded pages cannot be split"),
+        ({"block_stride_alignment": 64, "order": "LHBNC"}, "aligned to 64 bytes"),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused(arguments, message):
-    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16")
-    given_arguments = {"order": "LBNHC", "num_blocks": 5, "num_layers": 3, **arguments}
+    padding = {name: arguments[name] for name in arguments if name.startswith(("page", "block_stride_"))}
+    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", **padding)
+    asked = {name: arguments[name] for name in arguments if name not in padding}
     with pytest.raises(LayoutError, match=message):
-        Layout.of_spec(spec, **given_arguments)
+        Layout.of_spec(spec, **{"order": "LBNHC", "num_blocks": 5, "num_layers": 3, **asked})
 
 
 def test_out_of_range_coordinates_never_wrap():
@@ -275,12 +227,6 @@ def test_out_of_range_coordinates_never_wrap():
             at[axis] = value
             with pytest.raises(LayoutError, match=f"= {value}: expected a number from 0 to {limit - 1}"):
                 layout.address(*at)
-
-
-def test_padded_pages_are_not_split():
-    spec = FullAttention(block_size=4, num_kv_heads=2, head_size=3, dtype="float16", page_size_padded=128)
-    with pytest.raises(LayoutError, match="padded pages cannot be split"):
-        Layout.of_spec(spec, "LBNHC", num_blocks=5, kernel_block_size=2)
 
 
 def test_planes_want_a_page_without_gaps():

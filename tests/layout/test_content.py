@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from hkv.errors import LayoutError
@@ -11,7 +9,6 @@ from hkv.layout.block_layout import Layout
 from hkv.layout.content import QUANTIZATIONS, content_parts, packing, quantize
 from hkv.layout.strided import StridedView
 from hkv.spec import FullAttention, MLAAttention, OpaqueState
-from hkv.spec.dtypes import item_bytes
 
 ATTENTION = FullAttention(block_size=4, num_kv_heads=2, head_size=128, dtype="bfloat16")
 LATENT = MLAAttention(block_size=64, head_size=576, dtype="bfloat16")
@@ -119,12 +116,6 @@ def test_what_is_already_packed_stays():
 def test_heads_that_a_packing_does_not_take(spec, name, message):
     with pytest.raises(LayoutError, match=message):
         quantize(spec, name)
-
-
-def test_a_part_knows_its_bytes():
-    for name, (spec, _, _) in SIZES.items():
-        for part in content_parts(quantize(spec, name), 4):
-            assert part.nbytes == math.prod(part.shape) * item_bytes(part.dtype)
 
 
 def test_runs_rise_whatever_the_order_of_the_axes():

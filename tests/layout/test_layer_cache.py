@@ -13,24 +13,6 @@ from hkv.layout.views import numpy as numpy_views
 from reference.layout import layer_cache_addresses
 
 
-def test_layers_come_before_blocks():
-    (region,) = stack_regions(4, [(3, 100, 0)])
-    assert region.kv_address(1, 2) == 6 * 100
-    assert region.scale_address(1, 2) is None
-    assert region.kv_address(0, 0) == 0
-    for layer, block in ((3, 0), (0, 4), (-1, 0), (0, -1)):
-        with pytest.raises(LayoutError, match="a number from 0"):
-            region.kv_address(layer, block)
-
-
-def test_models_lie_back_to_back():
-    main, draft = stack_regions(10, [(3, 64, 8), (1, 32, 0)])
-    assert (main.kv_offset, main.scale_offset, main.end) == (0, 1920, 2160)
-    assert (draft.kv_offset, draft.scale_offset, draft.end) == (2160, 2480, 2480)
-    with pytest.raises(LayoutError, match="positive numbers"):
-        stack_regions(10, [(3, 0, 8)])
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=3),
     st.integers(1, 5),
@@ -123,8 +105,14 @@ def test_shares_that_do_not_divide(arguments, message):
         partition_bytes(*arguments)
 
 
-def test_blocks_of_another_size_are_refused():
+def test_what_is_not_there_or_of_another_size_is_refused():
     (region,) = stack_regions(3, [(1, 64, 0)])
+    assert region.scale_address(0, 2) is None
+    for layer, block in ((1, 0), (0, 3), (-1, 0), (0, -1)):
+        with pytest.raises(LayoutError, match="a number from 0"):
+            region.kv_address(layer, block)
+    with pytest.raises(LayoutError, match="positive numbers"):
+        stack_regions(10, [(3, 0, 8)])
     with pytest.raises(LayoutError, match="exactly 32"):
         mha_layer(region, 0, tag="full", dtype="float16", heads=2, head_size=2, tokens=2, kernel_tokens=2)
     with pytest.raises(LayoutError, match="a divisor of the block's 6 tokens"):

@@ -6,7 +6,6 @@ import itertools
 import re
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -91,17 +90,6 @@ def bits(array):
     return np.asarray(array).tobytes()
 
 
-def test_a_pool_keeps_its_dtype_and_rank():
-    """Words move, whatever the pool is made of."""
-    layout = LAYOUTS["one head, float32"]
-    bytes_of_pool, slots = pool_of(layout, 0), (np.array([0, 3], np.int32), np.array([1, 2], np.int32))
-    values = values_of(layout, 2, 1)
-    pools = (bytes_of_pool, bytes_of_pool.view(np.float32).reshape(2, -1), bytes_of_pool.view(ml_dtypes.bfloat16))
-    want, *found = [paged.write(jax.numpy.asarray(pool), layout, 0, *slots, values)[0] for pool in pools]
-    assert [(each.dtype, each.shape) for each in found] == [(pool.dtype, pool.shape) for pool in pools[1:]]
-    assert [bits(each) for each in found] == [bits(want)] * 2
-
-
 layouts = st.sampled_from(sorted(LAYOUTS)).map(LAYOUTS.get)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -183,16 +171,6 @@ def test_copy_blocks(data, layout, seed):
     assert bits(got) == bits(expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_copies_that_swap_read_before_they_write(layout):
-    pool = pool_of(layout, 0)
-    got, _ = paged.copy_blocks(pool.copy(), layout, np.int32([0, 1, -1]), np.int32([1, 0, -1]))
-    for layer in range(layout.num_layers):
-        for one, other in ((0, 1), (1, 0)):
-            for (a, size), (b, _) in zip(layout.block_runs(layer, one), layout.block_runs(layer, other), strict=True):
-                assert bits(np.asarray(got)[b : b + size]) == bits(pool[a : a + size])
-
-
 @given(st.data(), layouts, seeds)
 def test_zero_blocks(data, layout, seed):
     blocks = data.draw(st.lists(st.integers(-2, layout.num_blocks), min_size=3, max_size=3))
@@ -213,16 +191,6 @@ def test_kernel_blocks_are_the_same_bytes(seed):
     rows = np.int32([row for block in table for row in layout.kernel_rows(int(block))])
     pieces, _ = paged.gather(pool, kernel, np.int32(1), rows, null_block=-1)
     assert {name: bits(content) for name, content in whole.items()} == {name: bits(c) for name, c in pieces.items()}
-
-
-def test_wider_words_move_the_same_bytes():
-    layout = LAYOUTS["one head, float32"]
-    pool = pool_of(layout, 1)
-    values = values_of(layout, 2, 2)
-    slots = (np.int32([3, 1]), np.int32([0, 3]))
-    narrow, _ = paged.write(pool.copy(), layout, np.int32(0), *slots, values)
-    wide, _ = paged.write(pool.view(np.uint32), layout, np.int32(0), *slots, values)
-    assert bits(narrow) == bits(wide)
 
 
 OPERATIONS = {

@@ -55,26 +55,6 @@ def test_the_last_block_whose_kernel_blocks_an_int32_can_name(ratio, stride):
             assert (want_dropped.blocks == 0) == (fits and block < INT32_MAX)
 
 
-def test_slots_beyond_int32_are_pairs():
-    geometry = slot_geometry(1 << 20)
-    slots, dropped = jitted.slot_mapping(
-        geometry, i32([[INT32_MAX - 1]]), i32([1]), i32(INT32_MAX), i32([0]), i32([(1 << 20) - 1])
-    )
-    assert pairs(slots) == [(INT32_MAX - 1, (1 << 20) - 1)]
-    require_none(dropped)
-    number, dropped = jitted.linear_slots(slots, geometry.block_size)
-    assert number.tolist() == [PAD]
-    assert counts(dropped) == (0, 0, 1)
-
-
-def test_the_last_position_and_the_last_number_of_int32():
-    slots, _ = jitted.slot_mapping(slot_geometry(1 << 30), i32([[5, 1]]), i32([2]), i32(6), i32([0]), i32([INT32_MAX]))
-    assert pairs(slots) == [(1, (1 << 30) - 1)]
-    number, dropped = jitted.linear_slots(slots, i32(1 << 30))
-    assert number.tolist() == [INT32_MAX]
-    require_none(dropped)
-
-
 @pytest.mark.parametrize(
     ("arguments", "argument"),
     [

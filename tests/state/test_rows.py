@@ -55,24 +55,6 @@ def test_swap_exchanges_two_slots_and_their_kernel_blocks():
     assert (row_of(rows), status) == (([3, 2, 1], [6, 7, 4, 5, 2, 3]), Status.OK)
 
 
-def test_a_count_near_2_to_31_is_refused():
-    for function in (jitted.append, jitted.assign, jitted.remove):
-        for count in (INT32_MAX, -INT32_MAX - 1):
-            rows, status = function(start([1, 2], 2), np.int32(0), batch(1), np.int32(count))
-            assert (row_of(rows), status) == (([1, 2], [2, 3, 4, 5]), Status.BAD_COUNT)
-
-
-@pytest.mark.parametrize("ratio", [1, 2, 3, 7])
-def test_the_last_block_an_int32_can_name(ratio):
-    last = (INT32_MAX - ratio + 1) // ratio
-    rows, status = jitted.append(empty(ratio), np.int32(0), batch(last), np.int32(1))
-    assert status == Status.OK
-    assert row_of(rows)[1] == [last * ratio + j for j in range(ratio)]
-    if last < INT32_MAX:
-        rows, status = jitted.append(rows, np.int32(0), batch(last + 1), np.int32(1))
-        assert (int(rows.lengths[0]), status) == (1, Status.BAD_BLOCK)
-
-
 @pytest.mark.parametrize(
     ("fields", "argument"),
     [
@@ -101,7 +83,7 @@ some_rows = mostly(st.integers(0, ROWS - 1), st.sampled_from([-1, ROWS, INT32_MA
 some_positions = mostly(st.integers(0, 2), st.sampled_from([-1, WIDTH - 1, WIDTH, INT32_MAX, -INT32_MAX - 1]))
 some_lengths = mostly(st.integers(0, WIDTH), st.sampled_from([-1, WIDTH + 1, INT32_MAX]))
 batches = st.lists(ids, min_size=BATCH, max_size=BATCH)
-counts = mostly(st.integers(0, BATCH), st.sampled_from([-1, BATCH + 1]))
+counts = mostly(st.integers(0, BATCH), st.sampled_from([-1, BATCH + 1, INT32_MAX, -INT32_MAX - 1]))
 ARGUMENTS = {
     "append": (some_rows, batches, counts),
     "assign": (some_rows, batches, counts),

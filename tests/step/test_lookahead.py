@@ -48,21 +48,6 @@ def test_steps_and_arrivals_are_the_sequential_operations_in_order(config, data)
             new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
 
 
-def test_a_block_is_found_by_those_who_go_on_alike():
-    """The second block's key names the five tokens after it: another one among them is another key."""
-    pair = Pair(build("full:4", num_blocks=60, hash_lookahead=AHEAD))
-    pair.start(0)
-    text = list(range(1, 15))
-    pair.step([text[:6], [], [], [], []])
-    pair.step([text[6:12], [], [], [], []])
-    assert arrive(pair, {1: text}) == [4]
-    pair.step([text[12:], [], [], [], []])
-    changed = [*text[:12], 0, 0]
-    assert arrive(pair, {2: text, 3: text[:12], 4: changed}) == [8, 4, 4]
-    pair.step([[], [], text[8:], text[4:10], changed[4:10]])
-    assert_same(pair.rows, pair.state)
-
-
 def test_what_would_be_lost_is_refused():
     with pytest.raises(ConfigError, match="hash_lookahead = 1: expected 0 where hits end inside blocks"):
         padded(build("full:2,mamba:4", num_blocks=8, hash_block_size=2, partial_hits=True, hash_lookahead=1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hkv.cache import step as serving
 from hkv.cache.blocks import on_rank, ranks_of
-from hkv.cache.state import OWN_ERA, SLOTS, StepBatch, StepCounter, StepRequest, StepRow, checkpoint_groups
+from hkv.cache.state import OWN_ERA, SLOTS, StepBatch, StepRequest, StepRow, checkpoint_groups
 from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
 from hkv.spec import FullAttention, Mamba, SlidingWindow
@@ -354,20 +354,6 @@ def test_giving_back_waits_for_room():
     assert result.deferred.tolist() == [0, 0]
 
 
-def test_find_answers_the_block_registered_first():
-    pair = Pair(build("full:2", num_blocks=30))
-    pair.start(0)
-    pair.start(1)
-    pair.step([[1] * 4, [1] * 4, [], [], []])
-    request = pair.rows.request(0)
-    keys = np.array([*request.keys, (9, 9, 9, 9)], np.uint32)
-    blocks = serving.find(pair.state, np.int32(0), keys)
-    assert blocks.tolist() == [*pair.rows.manager.rows(request.id)[0], 0]
-    pair.finish(0)
-    pair.step([[], [1], [], [], []])
-    assert serving.find(pair.state, np.int32(0), keys).tolist() == blocks.tolist()
-
-
 def test_of_two_blocks_under_a_key_the_one_registered_first_is_found_though_its_id_is_higher():
     """Row 0 fills block 2 before row 1 fills block 1: what is found is handed to a new request, and outlives row 1."""
     pair = Pair(build("full:2", num_blocks=30))
@@ -410,11 +396,3 @@ def test_room_for_bounds_steady_decoding():
     for first in range(8 * R):
         served = first % R, (first + 1) % R
         assert pair.step([[1] if row in served else [] for row in range(R)]) == [OK] * R
-
-
-def test_counters_count_on_beyond_the_ring():
-    pair = Pair(build("swa:2:3", num_blocks=8))
-    pair.start(0)
-    for _ in range(20):
-        pair.step([[1, 1], [], [], [], []])
-    assert int(pair.state.counters[StepCounter.TAIL]) > len(pair.state.queue) // 16

@@ -15,7 +15,7 @@ from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, expressible
 from tests.step.test_arrivals import arrive, unfinished
-from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
+from tests.step.test_step import OK, Pair, R, T, drawn_tokens
 
 
 def states(size: int, alignment: int | None = 1, scratch: int = 0) -> Mamba:
@@ -101,43 +101,6 @@ def drive(config, data) -> None:
         pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
 
 
-def test_a_prompt_of_one_chunk_is_resumed_close_to_its_end():
-    """5 tokens in blocks of 2: their chunk leaves the state after 4 of them, in the block before the last."""
-    pair = Pair(build([FullAttention(block_size=2), states(2)], num_blocks=60))
-    prompt = [1, 2, 3, 4, 5, 6]
-    assert arrive(pair, {0: prompt[:5]}) == [0]
-    assert pair.step([prompt[:5], [], [], [], []])[0] == OK
-    ((row, group, tokens, block),) = pair.rows.checkpoints
-    assert (row, group, tokens) == (0, 1, 4)
-    assert pair.rows.blocks(0, 1).index(block) == 1
-    assert arrive(pair, {1: prompt}) == [4]
-
-
-def test_a_state_off_the_blocks_of_its_group_is_found_where_it_stands():
-    """6 tokens in blocks of 4, hashed one by one: the state after 5 of them stands where one after 4 would."""
-    config = build([FullAttention(block_size=4), states(4)], num_blocks=60, hash_block_size=1, partial_hits=True)
-    pair = Pair(config)
-    prompt = [1, 2, 3, 4, 5, 6, 7]
-    arrive(pair, {0: prompt[:6]})
-    assert pair.step([prompt[:6], [], [], [], []])[0] == OK
-    ((_, group, tokens, block),) = pair.rows.checkpoints
-    assert (group, tokens, pair.rows.blocks(0, 1).index(block)) == (1, 5, 0)
-    assert arrive(pair, {1: prompt}) == [5]
-    assert pair.step([[], prompt[5:], [], [], []])[1] == OK
-    assert (1, 1, block) in [copy[:3] for copy in pair.rows.copies]
-
-
-def test_a_refused_chunk_leaves_nothing_behind():
-    pair = Pair(build([states(2)], num_blocks=4))
-    arrive(pair, {0: [1] * 2, 1: [2] * 6})
-    assert pair.step([[1] * 2, [], [], [], []])[0] == OK
-    assert pair.step([[1] * 2, [2] * 6, [], [], []])[:2] == [OK, NO_ROOM]
-    assert not pair.rows.checkpoints
-    pair.finish(0)
-    assert pair.step([[], [2] * 6, [], [], []])[1] == OK
-    assert [left[2] for left in pair.rows.checkpoints] == [4]
-
-
 def test_a_request_that_comes_again_leaves_a_state_at_the_end_of_all_it_had():
     """A prompt of 5 tokens with 7 generated ones: its last chunk alone, and nobody is to find that state."""
     pair = Pair(build([FullAttention(block_size=2), states(2)], num_blocks=60, retention_interval=0))
@@ -189,22 +152,6 @@ AHEAD = 3
 @given(config=configs(), data=st.data())
 def test_steps_with_keys_ahead_are_the_sequential_operations_in_order(config, data):
     drive(dataclasses.replace(config, hash_lookahead=AHEAD), data)
-
-
-def test_a_state_that_nobody_wants_is_not_taken_for_the_one_at_the_end_of_its_block():
-    """A state every 4 tokens: the one after 6 stands, without a key, where one after 8 would, and is in use so long."""
-    pair = Pair(build([states(2)], num_blocks=60, retention_interval=4, hash_lookahead=AHEAD))
-    prompt = list(range(1, 25))
-    arrive(pair, {0: prompt})
-    for first, last in ((0, 4), (4, 9)):
-        assert pair.step([prompt[first:last], [], [], [], []])[0] == OK
-    ((_, _, tokens, block),) = pair.rows.checkpoints
-    assert (tokens, pair.rows.blocks(0, 0).index(block)) == (2, 3)
-    for first, last in ((9, 10), (10, 12)):
-        assert pair.step([prompt[first:last], [], [], [], []], in_flight=[5, 0, 0, 0, 0])[0] == OK
-    assert pair.rows.blocks(0, 0)[3] == block
-    assert not pair.rows.manager.pool.keys_of(block)
-    assert_same(pair.rows, pair.state)
 
 
 def test_columns_before_a_state_are_not_looked_at_again_when_their_keys_are_known():

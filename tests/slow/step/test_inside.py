@@ -14,9 +14,8 @@ from hkv.model.topology import Topology
 from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
 from tests.reference.build import config as build
-from tests.step.sample import assert_same
 from tests.step.test_arrivals import arrivals, arrive, unfinished
-from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
+from tests.step.test_step import Pair, R, T, drawn_tokens
 
 FIELDS = {"hash_block_size": 2, "partial_hits": True}
 
@@ -81,48 +80,6 @@ def test_hits_inside_blocks_are_the_sequential_operations_in_order(config, data)
         pair.step(tokens, order=data.draw(st.permutations(range(R))))
 
 
-def test_a_hit_inside_a_block_is_copied_before_it_is_written():
-    """Blocks of 8 tokens, hashed by 2: a prompt of 7 tokens keeps the state at 6, and so does the block of tokens."""
-    pair = Pair(build("full:8,mamba:8", num_blocks=60, **FIELDS))
-    prompt = [1, 2, 3, 4, 5, 6, 7]
-    assert arrive(pair, {0: prompt}) == [0]
-    pair.step([prompt[:6], [], [], [], []])
-    assert not pair.rows.copies
-    pair.step([prompt[6:], [], [], [], []])
-    (own,) = pair.rows.copies
-    assert arrive(pair, {1: [*prompt, 8, 9]}) == [6]
-    pair.step([[], [7, 8], [], [], []])
-    attention, state = pair.rows.copies
-    assert state[2] == own[3], "the copy that the owner left to the cache"
-    assert attention[2] == pair.rows.manager.rows(pair.rows.names[0])[0][0]
-    pair.finish(0, 1)
-    assert_same(pair.rows, pair.state)
-
-
-def test_an_owner_leaves_a_state_that_others_wait_to_copy():
-    """Row 1 arrives before row 0 goes on, and computes after it: written in place, the state would be lost to it."""
-    pair = Pair(build("full:8,mamba:8", num_blocks=60, **FIELDS))
-    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
-    arrive(pair, {0: prompt[:7]})
-    pair.step([prompt[:6], [], [], [], []])
-    kept = pair.rows.manager.rows(pair.rows.names[0])[1][0]
-    assert arrive(pair, {1: prompt[:7]}) == [6]
-    pair.step([prompt[6:], [], [], [], []])
-    assert pair.rows.manager.rows(pair.rows.names[0])[1][0] != kept
-    pair.step([[], [7], [], [], []])
-    assert (1, 1, kept) in [copy[:3] for copy in pair.rows.copies]
-
-
-def test_a_full_block_keeps_the_key_of_the_tail_inside_it():
-    pair = Pair(build("full:8,mamba:8", num_blocks=60, **FIELDS))
-    prompt = [1, 2, 3, 4, 5]
-    arrive(pair, {0: prompt})
-    for tokens in ([1, 2, 3, 4], [5, 6, 7, 8], [9, 9]):
-        pair.step([tokens, [], [], [], []])
-    assert len(pair.rows.manager.pool.keys_of(pair.rows.manager.rows(pair.rows.names[0])[0][0])) == 2
-    assert arrive(pair, {1: prompt, 2: [*prompt, 6, 7, 8, 9]}) == [4, 8]
-
-
 def test_states_where_others_branched_off_are_kept():
     pair = Pair(build("full:2,mamba:8", num_blocks=60, eagle=(0,), shared_prefix_checkpoint=True, **FIELDS))
     base = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
@@ -152,16 +109,3 @@ def test_keys_that_a_block_lost_are_not_found():
     pair.step([[], [9] * 2, [], [], []])
     _, result = jitted(pair.parameters, pair.state, arrivals({2: prompt, 3: [9] * 9}))
     assert result.alone[:2, :2].tolist() == [[0, 0], [8, 8]]
-
-
-def test_a_copy_needs_a_block_of_its_own():
-    """With one block free, the row that came by a hit is refused as long as its copy has no place."""
-    pair = Pair(build("full:8,mamba:8", num_blocks=6, **FIELDS))
-    prompt = [1, 2, 3, 4, 5, 6, 7]
-    arrive(pair, {0: prompt})
-    pair.step([prompt[:6], [], [], [], []])
-    arrive(pair, {1: prompt, 2: [9] * 7})
-    pair.step([[], [], [9] * 6, [], []])
-    assert pair.step([[], [7], [], [], []])[1] == NO_ROOM
-    pair.finish(2)
-    assert pair.step([[], [7], [], [], []])[1] == OK
