@@ -215,38 +215,31 @@ def see(request: Any) -> Seen:
     return request, request.num_computed_tokens, len(tokens), len(hashes), tokens, hashes
 
 
-class Sight:
-    """Looks at one manager: `mark` takes a mark, which holds the whole state if `whole`."""
+def marker(manager: Any, whole: bool) -> Callable[[], Mark]:
+    """A function that takes a mark of a manager, of its whole state if `whole`."""
+    coordinator, pool, queue = manager.coordinator, manager.block_pool, manager.block_pool.free_block_queue
+    head, tail = queue.fake_free_list_head, queue.fake_free_list_tail
 
-    def __init__(self, manager: Any, whole: bool) -> None:
-        self._manager, self._pool = manager, manager.block_pool
-        self.whole = whole
-        self.mark = self._marker(whole)
+    def mark() -> Mark:
+        return (
+            queue.num_free_blocks,
+            len(pool.cached_block_hash_to_block._cache),  # a reset makes another map
+            len(pool.kv_event_queue),
+            head.next_free_block,
+            tail.prev_free_block,
+            coordinator.retention_interval,
+            manager.watermark_blocks,
+            manager.max_model_len,
+        )
 
-    def _marker(self, whole: bool) -> Callable[[], Mark]:
-        manager, coordinator, pool = self._manager, self._manager.coordinator, self._pool
-        queue = pool.free_block_queue
-        head, tail = queue.fake_free_list_head, queue.fake_free_list_tail
+    def mark_of_all() -> Mark:
+        state = state_of(manager)
+        return (*mark(), state.refs, state.rows, state.cached, state.free)
 
-        def mark() -> Mark:
-            return (
-                queue.num_free_blocks,
-                len(pool.cached_block_hash_to_block._cache),  # a reset makes another map
-                len(pool.kv_event_queue),
-                head.next_free_block,
-                tail.prev_free_block,
-                coordinator.retention_interval,
-                manager.watermark_blocks,
-                manager.max_model_len,
-            )
+    return mark_of_all if whole else mark
 
-        def mark_of_all() -> Mark:
-            state = self.state()
-            return (*mark(), state.refs, state.rows, state.cached, state.free)
 
-        return mark_of_all if whole else mark
-
-    def state(self) -> CacheState:
-        """The whole state; rows stand under vLLM's own ids."""
-        groups = self._manager.coordinator.single_type_managers
-        return vllm_objects.state(self._manager, dict.fromkeys(id for group in groups for id in group.req_to_blocks))
+def state_of(manager: Any) -> CacheState:
+    """The whole state; rows stand under vLLM's own ids."""
+    groups = manager.coordinator.single_type_managers
+    return vllm_objects.state(manager, dict.fromkeys(id for group in groups for id in group.req_to_blocks))

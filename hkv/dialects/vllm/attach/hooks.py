@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hkv.dialects.vllm.attach.header import Sight, offering, see, turn_of
+from hkv.dialects.vllm.attach.header import offering, see, turn_of
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.engines import vllm_objects
@@ -40,8 +40,8 @@ The coordinator's others, called for each request of a step, change blocks throu
 class Hooks:
     """Sets the hooks; calls of one hooked method by another are not noted."""
 
-    def __init__(self, manager: Any, observer: Observer, sight: Sight) -> None:
-        self._manager, self._observer, self._sight = manager, observer, sight
+    def __init__(self, manager: Any, observer: Observer) -> None:
+        self._manager, self._observer = manager, observer
         self._inside = [False]  # a list, whose item costs the hooks less than an attribute
         self._set: list[tuple[Any, str]] = []
         pool = manager.block_pool
@@ -100,7 +100,7 @@ class Hooks:
         """
 
         def make(method: Any) -> Any:
-            inside, observer, mark = self._inside, self._observer, self._sight.mark
+            inside, observer, mark = self._inside, self._observer, self._observer.mark
 
             def hooked(*arguments: Any, **named: Any) -> Any:
                 if inside[0] or not observer.watching(name):
@@ -134,7 +134,7 @@ class Hooks:
         """
         inside, observer, note = self._inside, self._observer, self._observer.note
         pool, queue = self._manager.block_pool, self._manager.block_pool.free_block_queue
-        whole_mark = self._sight.mark if self._sight.whole else None
+        whole_mark = observer.mark if observer.whole else None
 
         def allocate_slots(
             request: Any,

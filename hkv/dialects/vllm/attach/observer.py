@@ -7,7 +7,7 @@ from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.attach import Sink
-from hkv.dialects.vllm.attach.header import MARKS, Mark, Seen, Sight, header_from
+from hkv.dialects.vllm.attach.header import MARKS, Mark, Seen, header_from, marker, state_of
 from hkv.dialects.vllm.attach.requests import Requests, Tracked, UntellableError
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log import structs as oplog
@@ -27,23 +27,25 @@ class Observer:
     """Notes what a manager that has done nothing yet is asked and answers, and says it to a sink as operations.
 
     Hooks note calls in the manager's own thread; the sink performs the notes, in order, in a thread of its choice.
-    `hooks` sets them, for this object and its sight; `remove` of what it returns takes them away.
+    `hooks` sets them, for this object; `remove` of what it returns takes them away.
 
     Attributes:
       note: takes a call: the hooked method's name, marks before and after it, a method of this object, its arguments;
         of `allocate_slots` a longer tuple.
       begun: whether a call was noted.
+      mark: takes a mark of the manager, of its whole state if `whole`.
       ended: reason why the log ended before the manager did; "" while it has not.
     """
 
     def __init__(self, manager: Any, header: Header, sink: Sink, states: str, hooks: Callable[..., Any]) -> None:
         self._manager, self._header, self._sink, self._states = manager, header, sink, states
-        self._sight = Sight(manager, states == "all")
+        self.whole = states == "all"
+        self.mark = marker(manager, self.whole)
         self._early: list[tuple[Any, Any]] | None = []
         self._requests = Requests(header, self._tell)
         self._found: tuple[str, Any, int] | None = None
         self._mark: Mark | None = None
-        self._first = self._sight.mark()[:5]  # all that is not configuration
+        self._first = self.mark()[:5]  # all that is not configuration
         self._closed = self.begun = False
         self._noted = 0
         self._reads_encoder = any("encoder_len" in group for group in header.groups)
@@ -51,7 +53,7 @@ class Observer:
         self.ended = ""
         self._capture = sink.calls_to(self._perform)
         self.note = self._note_with_digest if states == "digest" else self._capture
-        self._hooks = hooks(manager, self, self._sight)
+        self._hooks = hooks(manager, self)
 
     # In the manager's thread.
 
@@ -66,14 +68,14 @@ class Observer:
                 return False
             for name in now.__struct_fields__:
                 setattr(self._header, name, getattr(now, name))
-            mark = self._sight.mark()[: len(self._first)]
+            mark = self.mark()[: len(self._first)]
             if not _same(mark, self._first):
                 self.stop(f"poked before {before}: {_changes(self._first, mark)}")
         return not self._closed
 
     def state_of_step(self) -> CacheState | None:
         """The state, if it is told in each step."""
-        return self._sight.state() if self._states == "step" and self.begun else None
+        return state_of(self._manager) if self._states == "step" and self.begun else None
 
     def step_ends(self) -> None:
         """The last call of a scheduling step has returned."""
@@ -88,8 +90,8 @@ class Observer:
     def close(self) -> None:
         """Says the last state and ends the observation."""
         if not self._closed and self.watching("the end"):
-            mark = self._sight.mark()
-            state = self._sight.state() if self._states != "none" else None
+            mark = self.mark()
+            state = state_of(self._manager) if self._states != "none" else None
             self._capture(("the end", mark, mark, self._closes, (state,)))
             self._leave()
 
@@ -102,7 +104,7 @@ class Observer:
         self._capture(call)
         self._noted += 1
         if self._noted % DIGEST_EVERY == 0:
-            self._capture(("", None, None, self._digest, (self._sight.state(),)))
+            self._capture(("", None, None, self._digest, (state_of(self._manager),)))
 
     # Wherever the sink performs what was noted.
 

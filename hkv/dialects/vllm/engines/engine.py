@@ -208,12 +208,8 @@ def untagged(keys: tuple[Any, ...] | None) -> list[str | tuple[str, int]] | None
     """
     if keys is None:
         return None
-    return [key[1:] if key[0] == "mm" else text_of(key[1]) for key in keys]
-
-
-def text_of(key: str | bytes) -> str:
-    """An extra key as a log writes it: bytes in hex."""
-    return key.hex() if isinstance(key, bytes) else key
+    texts = [key[1:] if key[0] == "mm" else key[1] for key in keys]
+    return [text.hex() if isinstance(text, bytes) else text for text in texts]
 
 
 # Parts of vLLM 0.33's answers that another engine may lack, and answers without them.

@@ -316,7 +316,7 @@ class JaxEngine:
             self._flush()
         if request.reports and self._records:
             for span in spans_of(later.value, self.config, len(request.numbers)):
-                self._events.append(self._reader.stored(span, request.teller))
+                self._events.append(self._reader.stored(span, request))
         return later
 
     def _search(self, request: Request, limit: int | None) -> Later:
@@ -379,8 +379,7 @@ class JaxEngine:
         self._changes = changes
         if self._records:
             slots = {later.request.slot: later.request for later in waiting if later.request is not None}
-            tellers = {slot: request.teller for slot, request in slots.items()}
-            self._events += self._reader.events(changes, tellers)
+            self._events += self._reader.events(changes, slots)
 
     # Host-side checks and sizes.
 

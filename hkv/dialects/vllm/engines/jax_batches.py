@@ -13,7 +13,6 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines import jax_reading as reading
-from hkv.dialects.vllm.engines.jax_reading import Teller
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Hit, Reset, ResumeOp, Rows
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Batch, Code, Column, Flag
@@ -84,7 +83,7 @@ class Dispatcher:
         if len(self._batch) and (full or self._room.ids + room.ids > IDS or self._room.events + room.events > EVENTS):
             self.flush()
         self._room = Room(self._room.ids + room.ids, self._room.events + room.events)
-        later = Later(read, request, code)
+        later = Later(read, request)
         self._batch.add(code, 0 if request is None else request.slot, payload, **arguments)
         self._waiting.append(later)
         return later
@@ -276,11 +275,6 @@ class Request:
     session: str = ""
     reports: bool = False
 
-    @property
-    def teller(self) -> Teller:
-        """The request, as far as events say."""
-        return Teller(self.tokens, self.numbers, self.identity, self.session)
-
     def check_resumption(self, operation: ResumeOp, max_model_len: int) -> None:
         """Makes sure that a streaming session can go on so.
 
@@ -328,5 +322,4 @@ class Later:
 
     read: Any
     request: Request | None
-    code: Code
     value: Any = None

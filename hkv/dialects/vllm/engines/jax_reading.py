@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -37,11 +37,11 @@ ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT
 """Names of the reasons for which the table has no block for a key."""
 
 
-class Teller(NamedTuple):
+class Teller(Protocol):
     """A request, as far as the events about it say: prompt and output, and its prefix keys, interned."""
 
-    tokens: Sequence[int]
-    numbers: Sequence[int]
+    tokens: list[int]
+    numbers: list[int]
     identity: PrefixIdentity
     session: str
 
@@ -146,7 +146,7 @@ class Reader:
     def stored(self, span: Span, request: Teller) -> CacheEvent:
         """The event that says that a request stored the blocks of a span."""
         group, size, start, end, ends = span
-        tokens, numbers, identity, session = request
+        tokens, numbers = request.tokens, request.numbers
         hash_block = self._config.hash_block_size
         event = CacheEvent(
             type="stored",
@@ -158,7 +158,7 @@ class Reader:
             parent=self._text(numbers[start // hash_block - 1]) if start else "",
         )
         ahead = [tokens[place : place + self._config.hash_lookahead] for place in ends]
-        return describe_stored(event, self._config, identity, session, ends, ahead)
+        return describe_stored(event, self._config, request.identity, request.session, ends, ahead)
 
 
 def resumed(state: State, slot: int, tokens: int, keys: int, prompt: int) -> State:

@@ -122,7 +122,6 @@ class Observer:
             case oplog.LookupOp(want=hit) if hit is not None:
                 self._lookup(operation.id, hit)
             case oplog.AllocateOp(want=answer) if answer is not None and before is not None:
-                self._refusal(operation, running) if answer.blocks is None else None
                 self._allocation(operation, running, before.computed, before.tokens)
             case oplog.AdvanceOp(tokens=tokens) if before is not None:
                 self._note("allocate/drafts-rejected", before.computed + tokens < before.granted > before.tokens)
@@ -176,24 +175,23 @@ class Observer:
             rule = _hit_rule(spec, bool(blocks) and blocks[0] == 0)
             self._note(rule, bool(rule) and bool(blocks))
 
-    def _refusal(self, operation: oplog.AllocateOp, running: bool) -> None:
-        self._note("refuse/running", running)
-        self._note("refuse/gate", operation.must_fit)
-        self._note("refuse/need", not operation.must_fit)
-        self._note("refuse/reserved", operation.reserved > 0)
-        self._note("refuse/copy", operation.hit > 0 and operation.id in self._copied)
-        self._note("refuse/watermark", self._header.watermark > 0 and not running)
-
     def _allocation(self, operation: oplog.AllocateOp, running: bool, computed: int, tokens: int) -> None:
         self._note("allocate/in-flight", operation.in_flight > 0)
         refused, self._refused = self._refused, None
-        if operation.want is None or operation.want.blocks is None:
+        granted = None if operation.want is None else operation.want.blocks
+        if granted is None:
             self._refused = operation.id, operation.reserved
+            self._note("refuse/running", running)
+            self._note("refuse/gate", operation.must_fit)
+            self._note("refuse/need", not operation.must_fit)
+            self._note("refuse/reserved", operation.reserved > 0)
+            self._note("refuse/copy", operation.hit > 0 and operation.id in self._copied)
+            self._note("refuse/watermark", self._header.watermark > 0 and not running)
         elif not running:
             self._note("admit/edge", refused == (operation.id, operation.reserved + 1))
             self._note("admit/copy", operation.hit > 0 and operation.id in self._copied)
         self._note("allocate/pinned-boundary", bool(operation.shared_prefix))
-        if operation.want is None or operation.want.blocks is None:
+        if granted is None:
             return
         end = computed + operation.hit + operation.external + operation.new
         self._note("admit/gate", operation.must_fit)
@@ -203,7 +201,7 @@ class Observer:
         self._note("allocate/external-two-phase", operation.external > 0 and operation.hit > 0)
         self._note("allocate/delayed", operation.delay)
         self._note("allocate/length-limit", end + operation.lookahead > self._header.max_model_len)
-        for group, blocks in zip(self._header.groups, operation.want.blocks, strict=True):
+        for group, blocks in zip(self._header.groups, granted, strict=True):
             new = [block for block in blocks if block]
             self._note("allocate/opaque", KINDS[group["kind"]].one_block and bool(new))
             self._note("allocate/encoder", "encoder_len" in group and bool(new))
