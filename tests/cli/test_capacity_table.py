@@ -34,15 +34,9 @@ def rows(*arguments: str, memory: str = "80GiB") -> list[dict[str, Any]]:
 
 def alone(row: dict[str, Any], memory: str = "80GiB") -> dict[str, Any]:
     """The plan of a row's model and options, by itself."""
-    options = [
-        "--tp",
-        str(row["tp"]),
-        "--kv-cache-dtype",
-        row["kv_dtype"],
-        "--max-model-len",
-        str(row["max_model_len"]),
-    ]
-    result = run(row["model"], *options, "--json", "-", memory=memory)
+    options = {"--tp": row["tp"], "--kv-cache-dtype": row["kv_dtype"], "--max-model-len": row["max_model_len"]}
+    words = (str(word) for pair in options.items() for word in pair)
+    result = run(row["model"], *words, "--json", "-", memory=memory)
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
 

@@ -34,11 +34,6 @@ def bad(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command_line = [sys.executable, "-m", "hkv", "check", *arguments]
-    return subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_agreement(good: pathlib.Path) -> None:
     result = CliRunner().invoke(command, [str(good)])
     assert (result.exit_code, result.output) == (0, "1 of 1 logs agree with engine numpy (15 operations)\n")
@@ -85,7 +80,7 @@ def test_bugs(good: pathlib.Path) -> None:
 def test_exit_status_of_the_program(
     good: pathlib.Path, bad: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(str(bad)).returncode == 1
+    assert perform(["check", str(bad)], tmp_path).status == 1
     assert perform(["check", str(good)], tmp_path).status == 0
     (tmp_path / "ugly.jsonl").write_bytes(sample() + b'{"op":"jump"}\n')
     ugly = str(tmp_path / "ugly.jsonl")
@@ -127,7 +122,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_rest(good: pathlib.Path, bad:
 )
 def test_fail_on(good: pathlib.Path, bad: pathlib.Path, fail_on: str, status: int) -> None:
     (good.parent / "ugly.jsonl").write_bytes(b"no log\n")
-    assert run(str(good.parent), "--fail-on", fail_on).returncode == status
+    assert perform(["check", str(good.parent), "--fail-on", fail_on], good.parent).status == status
 
 
 def test_compressed_logs_and_parts(good: pathlib.Path, tmp_path: pathlib.Path) -> None:

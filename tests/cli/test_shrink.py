@@ -29,7 +29,7 @@ Patch = pytest.MonkeyPatch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WRONG = f"{ROOT / 'examples' / 'wrong_engine.py'}:WrongEngine"
-RENAMED = f"{ROOT / 'tests' / 'oracle' / 'test_renaming.py'}:Renamed"
+RENAMED = f"{ROOT / 'tests' / 'oracle' / 'test_compare.py'}:Renamed"
 ONE_FULL = ["--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--feature", "core"]
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from hkv.cli.check import command
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Header, Operation, StateOp
 from hkv.errors import ConfigError, FileError
-from hkv.oracle.check import HISTORY, check_log
+from hkv.oracle.check import HISTORY, FollowedLog, check_log, follow
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import log_bytes, parse_log
+from hkv.oracle.log_file import log_bytes, parse_log, read_log
 from hkv.oracle.record import differ, record
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
 
@@ -129,3 +132,66 @@ def test_an_answer_is_recorded_as_it_was_given() -> None:
 def test_unknown_engine() -> None:
     with pytest.raises(ConfigError, match="one of numpy"):
         engine_factory("torch")
+
+
+# Logs that grow are held against an engine line by line, whole lines alone, and agree or differ as `check` says.
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    recording = record(NumpyEngine, "core", 3, 2, 8)
+    return log_bytes(recording.header, recording.operations, recording.answers)
+
+
+def wrong(content: bytes) -> bytes:
+    """The log with another answer to its last `allocate`."""
+    lines = content.splitlines()
+    place = max(number for number, line in enumerate(lines) if b'"op":"allocate"' in line)
+    fields, groups = msgspec.json.decode(lines[place]), msgspec.json.decode(lines[0])["groups"]
+    lines[place] = msgspec.json.encode({**fields, "want": {"blocks": [[999]] * len(groups)}})
+    return b"\n".join(lines) + b"\n"
+
+
+@pytest.mark.parametrize("step", [7, 1000])
+def test_whole_lines_are_performed_as_they_come(content: bytes, step: int, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "live.jsonl"
+    path.write_bytes(b"")
+    log = FollowedLog(str(path), NumpyEngine)
+    assert not log.advance()
+    with path.open("ab", buffering=0) as file:
+        for start in range(0, len(content), step):
+            file.write(content[start : start + step])
+            log.advance()
+            assert log.operations == max(0, content[: start + step].count(b"\n") - 1)
+    assert log.difference is None
+
+
+def test_it_differs_where_check_does(content: bytes, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "live.jsonl"
+    path.write_bytes(wrong(content))
+    expected = check_log(read_log(path), NumpyEngine)
+    assert expected is not None
+    (first, *_) = follow([str(tmp_path)], NumpyEngine, 0.02)
+    assert first.difference == expected
+    done = CliRunner().invoke(command, [str(tmp_path), "--follow", "0.02"])
+    assert done.exit_code == 1
+    assert done.output.startswith(expected.describe())
+    assert done.output.splitlines()[-1].startswith("0 of 1 logs agree with engine numpy (")
+
+
+def test_parts_follow_each_other(content: bytes, tmp_path: pathlib.Path) -> None:
+    lines = content.splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines[:9]))
+    (tmp_path / "a.part1.jsonl").write_bytes(b"".join(lines[9:]))
+    (log,) = follow([str(tmp_path)], NumpyEngine, 0.02)
+    assert (log.operations, log.difference) == (len(lines) - 1, None)
+
+
+def test_what_cannot_be_followed_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileError, match="a compressed log"):
+        FollowedLog("a.jsonl.gz", NumpyEngine)
+    (tmp_path / "a.jsonl").write_text("none\n")
+    with pytest.raises(FileError, match=r"a\.jsonl:1"):
+        list(follow([str(tmp_path)], NumpyEngine, 0.02))
+    (tmp_path / "empty").mkdir()
+    assert list(follow([str(tmp_path / "empty")], NumpyEngine, 0.02)) == []

@@ -22,6 +22,7 @@ from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.record import differ, record
+from tests.oracle.test_live_logs import allocate
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 INSTALLED = importlib.util.find_spec("vllm") is not None
@@ -147,16 +148,4 @@ def test_keyed_requests() -> None:
     with pytest.raises(OperationError):
         engine.free("b")
     with pytest.raises(OperationError):
-        engine.allocate(
-            oplog.AllocateOp(
-                id="a",
-                new=1,
-                hit=2,
-                lookahead=0,
-                external=0,
-                delay=False,
-                must_fit=False,
-                reserved=0,
-                in_flight=0,
-            )
-        )
+        engine.allocate(allocate("a", 1, 2))

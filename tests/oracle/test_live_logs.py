@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from hkv.contract.invariant import InvariantError
 from hkv.contract.log import Log, later_fields
 from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import INVARIANTS, Watch
+from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import Header
+from hkv.dialects.vllm.log.structs import ExtraKeys, Header
 from hkv.dialects.vllm.traffic.headers import FEATURES
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.oracle.check import check_log
 from hkv.oracle.engine import attempt
 from hkv.oracle.log_file import log_bytes, parse_log
@@ -194,3 +197,181 @@ def recordings() -> list[Log]:
 def test_a_planted_defect_is_seen(target: str, old: str, new: str, recordings: list[Log]) -> None:
     with applied(Patch(target, old, new)):
         assert any(check_log(log, NumpyEngine) is not None for log in recordings)
+
+
+# Blocks that are to be zeroed, in both engines.
+
+FULL = {"kind": "full_attention", "block_size": 2}
+STATES = {"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}
+WINDOW = {"kind": "sliding_window", "block_size": 2, "window": 3}
+
+
+@BOTH
+def test_new_blocks_of_attention_are_listed_once(make: Any) -> None:
+    engine = make(header(groups=[FULL, STATES, WINDOW], zeroing=True, num_blocks=20))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4]), allocate("a", 4))
+    rows = engine.state().rows["a"]
+    assert engine.zeros() == rows[0] + rows[2]
+    perform(engine, oplog.ComputedOp(id="a", tokens=4), allocate("a", 1))
+    assert engine.zeros() == [engine.state().rows["a"][0][2], engine.state().rows["a"][2][2]]
+    assert engine.zeros() == []
+
+
+@BOTH
+def test_blocks_of_a_hit_are_not_listed(make: Any) -> None:
+    engine = make(header(zeroing=True))
+    tokens = [1, 2, 3, 4, 5]
+    perform(engine, oplog.RequestOp(id="a", tokens=tokens), allocate("a", 5), oplog.FreeOp(id="a"))
+    assert engine.zeros() == [1, 2, 3]
+    perform(engine, oplog.RequestOp(id="b", tokens=tokens), oplog.LookupOp(id="b"), allocate("b", 1, hit=4))
+    assert engine.zeros() == [3]
+
+
+@BOTH
+def test_loaded_blocks_are_listed_unless_a_load_writes_them(make: Any) -> None:
+    for loaded, external in (([], [1, 2]), ([0], [])):
+        engine = make(header(groups=[FULL, WINDOW], zeroing=True, num_blocks=20))
+        perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5]))
+        perform(engine, allocate("a", 1, external=4, delay=True, loaded=loaded))
+        rows = engine.state().rows["a"]
+        assert rows == [[1, 2, 4], [0, 3, 5]]
+        assert engine.zeros() == [*external, 4, 3, 5]
+        perform(engine, oplog.UnwrittenOp(id="a", tokens=2))
+        assert engine.zeros() == [2, 4, 3, 5]
+
+
+@BOTH
+def test_what_does_not_apply_is_refused(make: Any) -> None:
+    engine = make(header())
+    with pytest.raises(OperationError, match="zeroing = False"):
+        engine.zeros()
+    engine = make(header(zeroing=True))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3]))
+    with pytest.raises(OperationError, match="a running request"):
+        engine.unwritten("a", 0)
+    perform(engine, allocate("a", 3))
+    with pytest.raises(OperationError, match="tokens = 1: expected a multiple of group 0's block of 2"):
+        engine.unwritten("a", 1)
+
+
+@pytest.mark.parametrize("operation", [oplog.ZerosOp(), oplog.UnwrittenOp(id="a", tokens=0)])
+def test_a_header_says_that_blocks_are_zeroed(operation: oplog.Operation) -> None:
+    with pytest.raises(OperationError, match="zeroing = False"):
+        Lifecycle(header()).follow(operation)
+
+
+def test_groups_that_a_load_writes_exist() -> None:
+    arrived = oplog.RequestOp(id="a", tokens=[1, 2, 3])
+    for changes, field in (({}, "zeroing = False"), ({"zeroing": True}, "loaded = 1")):
+        lifecycle = Lifecycle(header(**changes))
+        lifecycle.follow(arrived)
+        with pytest.raises(OperationError, match=field):
+            lifecycle.follow(allocate("a", 0, external=2, loaded=[1]))
+
+
+def test_an_earlier_version_zeroes_nothing() -> None:
+    with pytest.raises(ConfigError, match="zeroing = True: expected version 3"):
+        NumpyEngine(header(oplog=2, zeroing=True))
+
+
+class Forgetful(NumpyEngine):
+    """An engine whose worker is told of one block too few."""
+
+    def zeros(self) -> list[int]:
+        return super().zeros()[1:]
+
+
+def test_a_block_that_is_left_out_breaks_an_invariant() -> None:
+    config = header(zeroing=True)
+    watch = Watch(Forgetful(config), config, [INVARIANTS["zeroing"]])
+    for operation in (oplog.RequestOp(id="a", tokens=[1, 2]), allocate("a", 2)):
+        watch.perform(operation)
+    with pytest.raises(InvariantError, match=r"blocks \[1\] were handed out, and are not zeroed"):
+        watch.perform(oplog.ZerosOp())
+
+
+# Streaming sessions, whose last sampled token is taken away when they go on, in both engines.
+
+
+def resume(keep: int, *tokens: int, **fields: Any) -> oplog.ResumeOp:
+    return oplog.ResumeOp(id="a", keep=keep, tokens=list(tokens), prompt=keep + len(tokens), **fields)
+
+
+def session(make: Any, *more: Any, **changes: Any) -> Any:
+    """An engine in which a request of five tokens sampled a sixth, and then did more."""
+    engine = make(header(**changes))
+    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5]), allocate("a", 5))
+    perform(engine, oplog.ComputedOp(id="a", tokens=5), oplog.AppendOp(id="a", tokens=[6]), *more)
+    return engine
+
+
+def keys_of(make: Any, tokens: list[int], **changes: Any) -> set[str]:
+    """Keys of what a request of these tokens registers."""
+    engine = make(header(**changes))
+    perform(engine, oplog.RequestOp(id="a", tokens=tokens), allocate("a", len(tokens)))
+    return {key for _, _, key in engine.state().cached.values()}
+
+
+@BOTH
+def test_blocks_get_the_keys_of_the_tokens_that_follow(make: Any) -> None:
+    engine = session(make, resume(5, 7, 8, 9), allocate("a", 3))
+    assert engine.state().rows == {"a": [[1, 2, 3, 4]]}
+    assert {key for _, _, key in engine.state().cached.values()} == keys_of(make, [1, 2, 3, 4, 5, 7, 8, 9])
+
+
+@BOTH
+def test_keys_are_given_from_the_block_that_is_cut(make: Any) -> None:
+    engine = make(header(hash="given"))
+    given = oplog.RequestOp(id="a", tokens=[1, 2, 3, 4], keys=["aa" * 8, "bb" * 8])
+    perform(engine, given, resume(3, 5, keys=["cc" * 8]), allocate("a", 4))
+    assert {key for _, _, key in engine.state().cached.values()} == {"aa" * 8, "cc" * 8}
+
+
+@BOTH
+def test_items_come_with_the_tokens(make: Any) -> None:
+    extra = ExtraKeys(multimodal=[("image", 6, 2)])
+    engine = session(make, resume(5, 7, 8, 9, extra=extra), allocate("a", 3))
+    plain = session(make, resume(5, 7, 8, 9), allocate("a", 3))
+    cached, others = ({tokens: key for _, tokens, key in each.state().cached.values()} for each in (engine, plain))
+    assert [cached[tokens] == others[tokens] for tokens in (2, 4, 6, 8)] == [True, True, True, False]
+
+
+@BOTH
+def test_the_prompt_ends_where_the_session_says(make: Any) -> None:
+    """Only the last boundary of a prompt is kept: that of the session, not of the request that came."""
+    window = {"kind": "sliding_window", "block_size": 2, "window": 2}
+    changes = {"groups": [window], "retention_interval": 0}
+    kept = []
+    for prompt in (9, 5):
+        go_on = oplog.ResumeOp(id="a", keep=5, tokens=[7, 8, 9, 10], prompt=prompt)
+        engine = session(make, go_on, allocate("a", 4), **changes)
+        kept.append(sorted(tokens for _, tokens, _ in engine.state().cached.values()))
+    assert kept == [[4, 8], [4]]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        (resume(7), "keep = 7: expected at most the request's 6 tokens"),
+        (oplog.ResumeOp(id="a", keep=5, tokens=[7], prompt=7), "prompt = 7: expected 1 to 6 tokens"),
+        (resume(5, *range(200)), "tokens = 205: expected at most max_model_len 64 in all"),
+        (resume(5, 7, keys=["00"]), "keys = .*expected none"),
+    ],
+)
+def test_a_session_that_cannot_go_on_is_refused(make: Any, operation: oplog.ResumeOp, expected: str) -> None:
+    with pytest.raises(OperationError, match=expected):
+        perform(session(make), operation)
+    if operation.keys is None:
+        lifecycle = Lifecycle(header())
+        lifecycle.follow(oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5, 6]))
+        with pytest.raises(OperationError, match=expected):
+            lifecycle.follow(operation)
+
+
+def test_keys_of_tokens_that_are_gone_would_be_seen() -> None:
+    whole = "del self.keys[tokens // hash_block_size :]"
+    with applied(Patch("hkv.keys.chained:KeyChain.cut", whole, "del self.keys[tokens // hash_block_size + 1 :]")):
+        engine = session(NumpyEngine, resume(5, 7, 8, 9), allocate("a", 3))
+        found = {key for _, _, key in engine.state().cached.values()}
+    assert found != keys_of(NumpyEngine, [1, 2, 3, 4, 5, 7, 8, 9])

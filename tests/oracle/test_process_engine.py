@@ -226,18 +226,8 @@ def test_check_and_diff_report_a_death_as_the_difference(program, tmp_path: path
     done = CliRunner().invoke(check, [str(log), "--engine", f"cmd:{command}"])
     assert done.exit_code == 1
     assert "ended with exit status 7" in done.output
-    arguments = [
-        "--engines",
-        f"cmd:{command},numpy",
-        "--seeds",
-        "1",
-        "--feature",
-        "core",
-        "--steps",
-        "3",
-        "--no-shrink",
-    ]
-    done = CliRunner().invoke(diff, arguments)
+    how = ["--seeds", "1", "--feature", "core", "--steps", "3", "--no-shrink"]
+    done = CliRunner().invoke(diff, ["--engines", f"cmd:{command},numpy", *how])
     assert done.exit_code == 1
     assert "ended with exit status 7" in done.output
     assert "lookup" in done.output

@@ -1,4 +1,4 @@
-"""The rule-based state machine: what is right passes, what is wrong is found."""
+"""The rule-based state machine under each dialect's rules: what is right passes, what is wrong is found."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from hkv.contract.invariant import InvariantError
+from hkv.dialects.rtp_llm import log as structs
+from hkv.dialects.rtp_llm.config import NAMES
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Hit
+from hkv.oracle.record import ALL, Only
 from hkv.testing.state_machine import engine_machine
 
 FEW = settings(max_examples=5, stateful_step_count=15)
@@ -23,10 +27,28 @@ class Optimist(NumpyEngine):
         return Hit(found.hit + 1, found.blocks, found.shared_prefix)
 
 
-def test_the_reference_keeps_every_invariant() -> None:
-    run_state_machine_as_test(engine_machine(NumpyEngine), settings=FEW)
+class Leaker(RtpNumpyEngine):
+    """Forgets that a request which ends gives its blocks back."""
+
+    def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
+        if isinstance(operation, structs.FreeOp):
+            for row in self.manager.requests[operation.id].resource.rows:
+                for blocks in row.groups:
+                    blocks.assign(())
+            return None
+        return super().perform(operation)
 
 
-def test_a_wrong_engine_is_found() -> None:
+RIGHT = [(NumpyEngine, ALL), *((RtpNumpyEngine, Only(dialect=name)) for name in NAMES)]
+WRONG = [(Optimist, ("core",), ALL), *((Leaker, (), Only(dialect=name)) for name in NAMES)]
+
+
+@pytest.mark.parametrize(("engine", "only"), RIGHT)
+def test_the_reference_keeps_every_invariant(engine: type, only: Only) -> None:
+    run_state_machine_as_test(engine_machine(engine, only=only), settings=FEW)
+
+
+@pytest.mark.parametrize(("engine", "features", "only"), WRONG)
+def test_a_wrong_engine_is_found(engine: type, features: tuple[str, ...], only: Only) -> None:
     with pytest.raises(InvariantError):
-        run_state_machine_as_test(engine_machine(Optimist, ("core",)), settings=ENOUGH)
+        run_state_machine_as_test(engine_machine(engine, features, only=only), settings=ENOUGH)
