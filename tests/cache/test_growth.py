@@ -27,7 +27,7 @@ def test_a_larger_state_says_the_same() -> None:
     before, old = engine.state(), engine._dispatcher.buckets
     assert before.rows
     assert before.cached
-    engine.request_keyed("more", 9, [])
+    engine.request("more", [9], None)
     found = engine._dispatcher
     assert (found.buckets.requests, found.slot()) == (4 * old.requests, 33)
     found._batch, found._waiting = Batch(), []  # nothing is to run with the larger state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -20,9 +21,12 @@ from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
+from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
 from hkv.spec import FullAttention, Mamba, spec_from_text, spec_to_log
+from hkv.state.key_table import eviction_of
+from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
 from hkv.testing.strategies import HypothesisChoices
 from tests.cache.build import config
 from tests.cache.tails import drive_tails
@@ -62,16 +66,33 @@ def lockstep(header: Header, choices: Choices) -> None:
     compare_absences(compiled, reference)
 
 
+ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT_RETAINED: "not retained"}
+"""Names of the reasons for which the table has no block for a key."""
+
+
+def fates(compiled: JaxEngine, group: int, key: Any) -> tuple[str, Any]:
+    """State of a key in a group, and the step and the group in which it was evicted."""
+    compiled._flush()
+    state, number = compiled._dispatcher.state, compiled._interner.find(key)
+    if number is None:
+        return "never seen", None
+    column = compiled._dispatcher.parameters.groups[group, GroupField.COLUMN]
+    value = int(jax.device_get(state.table[number, column]))
+    said = "cached" if value > 0 else ABSENCE[EVICTED if value < NOT_RETAINED else value]
+    return said, eviction_of(value, state.buckets.groups) if value < NOT_RETAINED else None
+
+
 def compare_absences(compiled: JaxEngine, reference: NumpyEngine) -> None:
     """Both say the same of why a prefix is not cached, for the first few that came."""
     groups = [group for group, spec in enumerate(compiled.config.topology.specs) if spec.prefix_cacheable]
     for key in compiled._interner.keys[:6] if compiled.config.caching else ():
         want = [reference.absence(group, key) for group in groups]
-        got = [compiled.absence(group, key) for group in groups]
+        got = [fates(compiled, group, key)[0] for group in groups]
         if want != got:
             raise DifferenceError(f"{key!r}: {want} but {got}")
         gone = [group for group, said in zip(groups, want, strict=True) if said == "evicted"]
-        want, got = ([engine.eviction(group, key) for group in gone] for engine in (reference, compiled))
+        want = [reference.eviction(group, key) for group in gone]
+        got = [fates(compiled, group, key)[1] for group in gone]
         if want != got:
             raise DifferenceError(f"{key!r} evicted in step, for group {want} but {got}")
 

@@ -17,6 +17,7 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.log import to_rtp_header
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View, has_block, of_config, shape_of, slots
+from hkv.keys.rolling import RollingKeys, next_keys
 from hkv.model.topology import Topology
 from hkv.state.item_table import NAMESPACE
 from hkv.state.pooled import ITEM_WORDS, Item
@@ -32,7 +33,7 @@ def engine(*groups: Any, **fields: Any) -> RtpJaxEngine:
 def test_a_hole_before_a_tail_of_one_block_is_no_error() -> None:
     for tail, blocks in ((1, "..x"), (2, ".xx")):
         window = engine(group("alone", SWA, 4, active_tail_blocks=tail), linear_step=2)
-        window.request_keyed("a", 12, range(3), 0)
+        window.perform(structs.RequestOp(id="a", tokens=[*range(12)]))
         answer = window.perform(structs.MallocOp(id="a", reuse=False, device_cache=False))
         assert (answer.verdict, shape(answer.lists[0][0])) == ("granted", blocks)
 
@@ -59,11 +60,11 @@ def test_long_sequences_hold_two_blocks() -> None:
 def test_a_canonical_dependency_is_not_replaced() -> None:
     """A full group, whose keys are those of virtual blocks, is entered before a linear one with the same last key."""
     cache = engine(group("full", FULL, 4), group("linear", LINEAR, 4), linear_step=1, cp_size=2)
-    cache.request_keyed("a", 9, [100, 101], 0)
+    cache.perform(structs.RequestOp(id="a", tokens=[*range(9)]))
     assert cache.perform(structs.MallocOp(id="a")).verdict == "granted"
     cache.perform(structs.InsertOp(id="a"))
     items = np.asarray(cache._state.items)
-    logical, canonical = (items[cache._interner.find(key)] for key in (100, 101))
+    logical, canonical = (items[cache._interner.find(key)] for key in next_keys(RollingKeys(), range(9), 4).keys)
     assert [int(item[Item.FLAGS]) // NAMESPACE for item in (logical, canonical)] == [1, 2]
     assert (canonical[Item.ORDINAL], canonical[Item.PARENT]) == (0, 0), "a root, not the second of the sequence's keys"
     assert canonical[ITEM_WORDS : ITEM_WORDS + 2].all(), "the linear group's block is there, too"

@@ -20,7 +20,7 @@ from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.engines.numpy import STATES, RtpNumpyEngine
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import to_rtp_header
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
@@ -50,8 +50,6 @@ def lockstep(rng: random.Random, steps: int = STEPS, config: RtpConfig | None = 
         if not all(told):
             raise DifferenceError(f"{describe(operation)}: {want} but {got}, {told}\n{header}")
         seen[outcome(operation, want)] += 1
-    assert compiled.num_available() == reference.num_available()
-    assert compiled.num_cached() == reference.num_cached()
     return seen
 
 
@@ -94,59 +92,6 @@ def test_the_groups_of_deepseek_v4(ranks: int) -> None:
         config = dsv4_allocator(num_blocks=(60, 30, 12)[seed % 3], cp_size=ranks, linear_step=1 + seed % 2).config
         seen += lockstep(random.Random(seed), config=config)
     assert {"malloc granted with a hit", "insert", "fork", "hold", "evict"} <= set(seen), seen
-
-
-def keyed_lockstep(rng: random.Random) -> Counter[str]:
-    """Random requests that come with keys on both; every answer, count and key's past."""
-    config = next(config for config in iter(lambda: draw_config(rng), None) if config.cp_size == 1)
-    header = to_rtp_header(config, "keyed")
-    engines = RtpNumpyEngine(header), RtpJaxEngine(header)
-    live: dict[str, bool] = {}
-    fresh, seen = iter(range(100, 1000)), Counter()
-    keys = [next(fresh) for _ in range(12)]
-    for number in range(30):
-        id = rng.choice([*live, "new"])
-        if id == "new" or len(live) < 2:
-            id, shared = f"r{number}", rng.randint(0, 8)
-            mine = [*keys[:shared], *(next(fresh) for _ in range(12 - shared))]
-            tokens, reserve = rng.randint(1, 8 * config.block_size), rng.choice([0, 0, 2])
-            for engine in engines:
-                engine.request_keyed(id, tokens, mine, reserve)
-            live[id] = False
-            continue
-        ended = live[id] and rng.random() < 0.3
-        operations: list[structs.RtpOp] = [structs.MallocOp(id=id)]
-        if ended:
-            operations = [structs.InsertOp(id=id)] * (rng.random() < 0.8) + [
-                structs.FreeOp(id=id),
-                structs.DropOp(id=id),
-            ]
-        elif live[id]:
-            for engine in engines:
-                engine.extend(id, 1)
-        for operation in operations:
-            want, got = (attempt_rtp(engine, operation) for engine in engines)
-            assert want == got or (isinstance(want, Failure) and isinstance(got, Failure)), describe(operation)
-            live[id] = isinstance(want, structs.Malloc) and (live[id] or want.verdict == "granted")
-            seen[outcome(operation, want)] += 1
-        if ended:
-            del live[id]
-        for ask in (
-            lambda engine: [engine.absence(group, key) for group in range(len(config.policies)) for key in (*keys, 5)],
-            lambda engine: (engine.duplicates, engine.evictions, engine.num_cached(), engine.num_available()),
-            lambda engine: engine.state(),
-        ):
-            assert ask(engines[0]) == ask(engines[1])
-        seen.update(engines[0].absence(len(config.policies) - 1, key) for key in keys)
-    seen["duplicates"] += engines[0].duplicates
-    return seen
-
-
-def test_requests_that_come_with_keys() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(25):
-        seen += keyed_lockstep(random.Random(seed))
-    assert set(STATES) | {"duplicates", "malloc granted with a hit", "malloc permanent"} <= set(seen), seen
 
 
 def test_a_window_without_its_last_blocks() -> None:

@@ -18,7 +18,7 @@ from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines import jax as rtp_jax
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.log import to_rtp_header
+from hkv.dialects.rtp_llm.log import RequestOp, to_rtp_header
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
 from hkv.errors import ConfigError, OperationError
@@ -195,8 +195,8 @@ def test_engines_share_a_program() -> None:
     for seed in range(10):
         drawn = draw_config(random.Random(seed))
         engine = RtpJaxEngine(to_rtp_header(drawn, "x"))
-        engine.request_keyed("a", 9, range(9))
-        assert engine.num_cached() == 0
+        engine.perform(RequestOp(id="a", tokens=[*range(9)]))
+        assert not engine.state().cached
     assert rtp_cache.count_programs() <= before + 2
 
 

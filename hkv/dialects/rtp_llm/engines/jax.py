@@ -11,10 +11,8 @@ import numpy as np
 
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm import machine as rtp_cache
-from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
 from hkv.dialects.rtp_llm.engines.jax_reading import Reader
-from hkv.dialects.rtp_llm.engines.numpy import KeyHistory
 from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import OperationError
@@ -38,9 +36,6 @@ VERDICTS = {
 }
 """Names in logs of what an allocation answers."""
 
-PARTIAL = -1
-"""Key of a partly filled block of a request that came with keys; it is never looked for and never entered."""
-
 
 @dataclasses.dataclass
 class Request:
@@ -49,8 +44,7 @@ class Request:
     Attributes:
       slot: its request slot in the compiled cache.
       length: tokens of each sequence.
-      tokens: the tokens of each sequence; empty for a keyed request.
-      given: the keys of its whole blocks, now and later, where they came instead of tokens; else None.
+      tokens: the tokens of each sequence.
       chains: for each sequence, the keys of all its whole blocks.
       keys: for each sequence, the keys in use, that of a partly filled block among them.
     """
@@ -58,13 +52,12 @@ class Request:
     slot: int
     length: int
     tokens: list[list[int]]
-    given: Sequence[int] | None
     chains: list[RollingKeys]
     keys: list[RollingKeys]
 
 
 class RtpJaxEngine:
-    """The compiled cache under RTP-LLM's rules. Implements `hkv.dialects.rtp_llm.engines.engine.KeyedRtpEngine`.
+    """The compiled cache under RTP-LLM's rules. Implements `hkv.dialects.rtp_llm.engines.engine.RtpEngine`.
 
     Raises:
       HKVError: a configuration the dialect forbids.
@@ -76,7 +69,6 @@ class RtpJaxEngine:
         self._requests: dict[str, Request] = {}
         self._held: dict[str, tuple[Role, list[int]]] = {}
         self._exported: dict[str, list[int]] = {}
-        self._history = KeyHistory(len(self.config.policies))
         self._buckets = rtp_cache.buckets_for(self.config, tokens=BLOCKS * self.config.block_size)
         self._free_slots = list(range(self._buckets.requests))
         parameters, state = rtp_cache.init(self.config, self._buckets)
@@ -117,37 +109,10 @@ class RtpJaxEngine:
                 return self.state()
         return None
 
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int = 0) -> None:
-        self._check_new(id, num_tokens, 1, reserve)
-        request = Request(self._slot(), num_tokens, [[]], keys, [RollingKeys()], [RollingKeys()])
-        self._start(id, request, reserve)
-
-    def extend(self, id: str, tokens: int) -> None:
-        request = self._request(id)
-        if request.given is None:
-            raise OperationError("id", id, "a request that came with keys")
-        self._grow(request, tokens)
-
-    def num_available(self) -> int:
-        return self._reader.available(jax.device_get(self._state))
-
-    def num_cached(self) -> int:
-        """Blocks that the cache holds, over all pools."""
-        return self._reader.cached(jax.device_get(self._state))
-
     @property
     def evictions(self) -> int:
         """Blocks that were evicted so far."""
         return int(jax.device_get(self._state.counters)[Counter.EVICTIONS])
-
-    @property
-    def duplicates(self) -> int:
-        """Blocks of keyed requests that were not cached because another one was there."""
-        return self._history.duplicates
-
-    def absence(self, group: int, key: int) -> str:
-        """State of a group's block under a key of keyed requests (`KeyHistory`)."""
-        return self._history.absence(group, key, cached=self._cached(key)[group] != NULL)
 
     def state(self) -> structs.RtpState:
         """State of the cache, as far as engines are compared."""
@@ -160,21 +125,16 @@ class RtpJaxEngine:
         self._check_new(operation.id, len(operation.tokens), operation.sequences, operation.reserve)
         tokens = [list(operation.tokens) for _ in range(operation.sequences)]
         nothing = [[RollingKeys() for _ in tokens] for _ in range(2)]
-        request = Request(self._slot(), len(operation.tokens), tokens, None, *nothing)
-        self._start(operation.id, request, operation.reserve)
-
-    def _start(self, id: str, request: Request, reserve: int) -> None:
-        self._fit(request.length + reserve, len(request.tokens))
+        request = Request(self._slot(), len(operation.tokens), tokens, *nothing)
+        batch, reserve = operation.sequences, operation.reserve
+        self._fit(request.length + reserve, batch)
         numbers = self._whole_keys(request)[0]
         self._fit_keys()
-        batch = len(request.tokens)
         self._do(RtpCode.REQUEST, request, numbers, tokens=request.length, sequences=batch, reserve=reserve)
-        self._requests[id] = request
+        self._requests[operation.id] = request
 
     def _append(self, operation: structs.AppendOp) -> None:
         request = self._request(operation.id)
-        if request.given is not None:
-            raise OperationError("id", operation.id, "a request that came with tokens")
         more = operation.tokens
         if len(more) != len(request.tokens) or len({len(each) for each in more}) != 1:
             expected = f"equally many for each of {len(request.tokens)} sequences"
@@ -205,8 +165,6 @@ class RtpJaxEngine:
         status = Status(int(row[RtpColumn.STATUS]))
         if status == Status.TAIL_MISSING:
             raise OperationError("blocks", status.name, "the last blocks of a window to be there")
-        if new and status == Status.OK:
-            self._history.begin(request.given or ())
         return structs.Malloc(VERDICTS[status], int(row[RtpColumn.VALUE]), self._lists(request))
 
     def _insert(self, operation: structs.InsertOp) -> None:
@@ -215,25 +173,13 @@ class RtpJaxEngine:
             raise OperationError("id", operation.id, "a request with blocks")
         self._do(RtpCode.INSERT, request, resident=int(operation.resident))
         request.keys = [keys.without_partial() for keys in request.keys]
-        if request.given is not None:
-            keys, lists = request.keys[0].keys, self._lists(request)[0]
-            self._history.inserted(keys, lists, [self._cached(key) for key in keys])
 
     def _free(self, request: Request) -> None:
-        if self._reader.running(self._state, request.slot):
-            self._history.end(request.given or ())
         self._do(RtpCode.FREE, request)
         request.keys = [RollingKeys() for _ in request.keys]
 
-    def _cached(self, key: int) -> list[int]:
-        """The blocks that the cache has under a key, one a group."""
-        number = self._interner.find(key)
-        return self._reader.item(self._state, number) if number is not None else [NULL] * len(self.config.policies)
-
     def _fork(self, operation: structs.ForkOp) -> structs.Fork:
         request, sources = self._request(operation.id), operation.sources
-        if request.given is not None:
-            raise OperationError("id", operation.id, "a request that came with tokens, for its sequences part")
         for source in sources:
             if not 0 <= source < len(request.tokens):
                 raise OperationError("sources", source, f"a sequence from 0 to {len(request.tokens) - 1}")
@@ -327,11 +273,7 @@ class RtpJaxEngine:
         block, found = self.config.block_size, []
         for sequence, tokens in enumerate(request.tokens):
             before = request.chains[sequence]
-            if request.given is not None:
-                after = RollingKeys(tuple(request.given[: request.length // block]))
-            else:
-                after = next_keys(before, tokens, block)
-            request.chains[sequence] = after
+            after = request.chains[sequence] = next_keys(before, tokens, block)
             found.append(self._interner.numbers(after.keys[len(before.keys) :], len(before.keys)))
         return found
 
@@ -340,9 +282,6 @@ class RtpJaxEngine:
         whole, known = request.chains[sequence], request.keys[sequence]
         if not new:
             return whole
-        if request.given is not None:
-            partial = request.length % self.config.block_size != 0
-            return RollingKeys((*whole.keys, PARTIAL), False) if partial else whole
         return known if known.keys else first_keys(request.tokens[sequence], self.config.block_size)
 
     def _lists(self, request: Request) -> structs.Lists:

@@ -53,11 +53,6 @@ class Reader:
             for sequence in range(record[Request.BATCH])
         ]
 
-    def item(self, state: PooledState, number: int) -> list[int]:
-        """The blocks that the cache has under the key of a number, one a group, -1 for none."""
-        items = np.asarray(state.items)
-        return _holes(items[number, ITEM_WORDS : ITEM_WORDS + self._groups])
-
     def running(self, state: PooledState, slot: int) -> bool:
         """True if a request's first sequence has slots."""
         return bool(_lengths(state, np.asarray(state.requests)[slot])[0, : self._groups].any())
@@ -65,15 +60,6 @@ class Reader:
     def reserve(self, state: PooledState, slot: int) -> int:
         """Tokens that get slots beyond a request's own."""
         return int(np.asarray(state.requests)[slot, Request.RESERVE])
-
-    def available(self, state: PooledState) -> int:
-        """Blocks that no request and no connector holds, over all pools."""
-        held = np.asarray(state.references)[..., [Role.REQUEST, Role.CONNECTOR]].any(axis=-1).sum()
-        return sum(count - 1 for count in self._config.num_blocks) - int(held)
-
-    def cached(self, state: PooledState) -> int:
-        """Blocks that the cache holds, over all pools."""
-        return int((np.asarray(state.references)[..., Role.CACHE] > 0).sum())
 
     def selected(self, lists: list[list[int]], keys: RollingKeys, *, dummy_tail: bool) -> structs.Selected:
         """The keys of a sequence that have a block, and each group's block there (RTP-LLM `incrKVCacheRef`).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ AMOUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight")
 
 
 class JaxEngine:
-    """The compiled cache. Implements `hkv.dialects.vllm.engines.engine.KeyedEngine` and `BatchEngine`.
+    """The compiled cache. Implements `hkv.dialects.vllm.engines.engine.Engine` and `BatchEngine`.
 
     Operations are collected and performed many at a time; `run` performs a whole list with as few dispatches as the
     answers allow.
@@ -47,7 +47,6 @@ class JaxEngine:
         self._digest = digest_by_name(self.config.hash)
         self._interner = Interner()
         self._requests: dict[str, Request] = {}
-        self._records = True
         self._dispatcher = Dispatcher(self.config, self._take_events)
         self._add, self._flush = self._dispatcher.add, self._dispatcher.flush
         self._groups = len(self.config.topology.groups)
@@ -86,17 +85,6 @@ class JaxEngine:
         self._requests[id] = request
         self._add(Code.REQUEST, request, payload=self._grow(request), tokens=len(tokens))
 
-    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
-        """A request arrives of which only length and prefix keys are known; no events are recorded from then on."""
-        self._check_new(id, num_tokens)
-        most = self.config.max_model_len // self.config.hash_block_size
-        request = Request(self._dispatcher.slot(), num_tokens, [], None, self._interner.numbers(keys[:most]))
-        self._requests[id] = request
-        self._records = False
-        self._events.clear()
-        self._dispatcher.fit_keys(len(self._interner))
-        self._add(Code.REQUEST, request, payload=request.numbers, tokens=num_tokens)
-
     def _chain(self, identity: PrefixIdentity) -> KeyChain | GivenKeys:
         config = self.config
         return KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
@@ -128,8 +116,6 @@ class JaxEngine:
 
     def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
         request = self._request(id)
-        if request.chain is None:
-            raise OperationError("id", id, "a request that came with tokens")
         self._check_length(request, len(tokens))
         if isinstance(request.chain, GivenKeys):
             request.chain.give(keys)
@@ -148,16 +134,6 @@ class JaxEngine:
         cut = request.slot, operation.keep, len(request.numbers), operation.prompt
         self._dispatcher.state = reading.resumed(self._dispatcher.state, *cut)
         self._add(Code.APPEND, request, payload=self._grow(request), tokens=len(operation.tokens))
-
-    def extend(self, id: str, tokens: int) -> None:
-        request = self._request(id)
-        if request.chain is not None:
-            raise OperationError("id", id, "a request that came with keys")
-        if type(tokens) is not int or tokens < 0:
-            raise OperationError("tokens", tokens, "an integer of at least 0")
-        self._check_length(request, tokens)
-        request.num_tokens += tokens
-        self._add(Code.APPEND, request, tokens=tokens)
 
     def commit(self, id: str, tokens: int) -> None:
         request = self._request(id)
@@ -273,18 +249,6 @@ class JaxEngine:
         self._flush()
         return int(jax.device_get(self._dispatcher.state.counters)[Counter.EVICTIONS])
 
-    def absence(self, group: int, key: Hashable) -> str:
-        """State of a prefix in a group: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
-        self._flush()
-        number = self._interner.find(key)
-        return "never seen" if number is None else self._reader.absence(self._dispatcher.state, group, number)
-
-    def eviction(self, group: int, key: Hashable) -> tuple[int, int] | None:
-        """Step and group of an eviction: see `hkv.dialects.vllm.schedule.diagnosis.MissDiagnosis`."""
-        self._flush()
-        number = self._interner.find(key)
-        return None if number is None else self._reader.eviction(self._dispatcher.state, group, number)
-
     # Many at a time.
 
     def run(self, operations: Sequence[oplog.Operation]) -> list[oplog.Answer]:
@@ -310,11 +274,9 @@ class JaxEngine:
         request = self._request(id)
         if request.reports:
             self._flush()  # what happened before is told before
-        later = self._search(request, limit)
-        self._looked_up = later
+        later = self._looked_up = self._search(request, limit)
         if request.reports:
             self._flush()
-        if request.reports and self._records:
             for span in spans_of(later.value, self.config, len(request.numbers)):
                 self._events.append(self._reader.stored(span, request))
         return later
@@ -377,9 +339,8 @@ class JaxEngine:
 
     def _take_events(self, waiting: Sequence[Later], changes: np.ndarray) -> None:
         self._changes = changes
-        if self._records:
-            slots = {later.request.slot: later.request for later in waiting if later.request is not None}
-            self._events += self._reader.events(changes, slots)
+        slots = {later.request.slot: later.request for later in waiting if later.request is not None}
+        self._events += self._reader.events(changes, slots)
 
     # Host-side checks and sizes.
 
@@ -402,7 +363,6 @@ class JaxEngine:
 
     def _grow(self, request: Request) -> list[int]:
         """Makes the prefix keys that a request's tokens complete, and returns their numbers."""
-        assert request.chain is not None
         before = len(request.numbers)
         request.chain.extend(request.tokens)
         new = self._interner.numbers(request.chain.keys[before:], before)

@@ -256,7 +256,7 @@ def check(row: np.ndarray) -> None:
 
 @dataclasses.dataclass
 class Request:
-    """A request as the host knows it; one that came by keys has no tokens and no chain.
+    """A request as the host knows it.
 
     Attributes:
       num_tokens: prompt and output.
@@ -269,7 +269,7 @@ class Request:
     slot: int
     num_tokens: int
     tokens: list[int]
-    chain: KeyChain | GivenKeys | None
+    chain: KeyChain | GivenKeys
     numbers: list[int]
     identity: PrefixIdentity = PLAIN
     session: str = ""
@@ -281,8 +281,6 @@ class Request:
         Raises:
           OperationError: more tokens than it has, or may have; a longer prompt; keys where they are computed.
         """
-        if self.chain is None:
-            raise OperationError("id", operation.id, "a request that came with tokens")
         if not 0 <= operation.keep <= self.num_tokens:
             raise OperationError("keep", operation.keep, f"at most the request's {self.num_tokens} tokens")
         length = operation.keep + len(operation.tokens)
@@ -295,7 +293,6 @@ class Request:
 
     def cut(self, operation: ResumeOp, hash_block_size: int) -> None:
         """Leaves the tokens and keys that stay when a streaming session goes on, and adds the tokens that follow."""
-        assert self.chain is not None
         identity = None if operation.extra is None else identity_of(operation.extra)
         self.chain.cut(operation.keep, hash_block_size, identity)
         if isinstance(self.chain, GivenKeys):

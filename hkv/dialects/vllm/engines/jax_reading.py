@@ -16,14 +16,9 @@ from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, 
 from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
 from hkv.errors import EngineFailure
 from hkv.keys.chained import Interner, PrefixIdentity
-from hkv.state.key_table import eviction_of
 from hkv.state.state import (
-    EVICTED,
     GROUP_WORDS,
-    NEVER_SEEN,
-    NOT_RETAINED,
     REQUEST_WORDS,
-    RETIRED,
     Buckets,
     Counter,
     Request,
@@ -32,9 +27,6 @@ from hkv.state.state import (
     empty,
 )
 from hkv.state.workspace import Event
-
-ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT_RETAINED: "not retained"}
-"""Names of the reasons for which the table has no block for a key."""
 
 
 class Teller(Protocol):
@@ -63,7 +55,6 @@ class Reader:
         self._config = config
         self._interner = interner
         table = np.asarray(jax.device_get(parameters.groups))
-        self._columns = table[:, GroupField.COLUMN].tolist()
         self._members = table[:, GroupField.MEMBER].tolist()
         self._sinks = table[:, GroupField.SINKS].tolist()
         self._width = len(table)
@@ -104,16 +95,6 @@ class Reader:
 
     def _text(self, number: int) -> str:
         return key_text(self._interner.keys[number])
-
-    def absence(self, state: State, group: int, number: int) -> str:
-        """State of a key in a group."""
-        value = int(jax.device_get(state.table[number, self._columns[group]]))
-        return "cached" if value > 0 else ABSENCE[EVICTED if value < NOT_RETAINED else value]
-
-    def eviction(self, state: State, group: int, number: int) -> tuple[int, int] | None:
-        """The step in which a key that is gone was evicted from a group, and the group that got its block."""
-        value = int(jax.device_get(state.table[number, self._columns[group]]))
-        return eviction_of(value, state.buckets.groups) if value < NOT_RETAINED else None
 
     def events(self, rows: np.ndarray, requests: Mapping[int, Teller]) -> list[CacheEvent]:
         """Events as logs write them, of those that operations reported, int32[n, 4]; requests by slot."""
