@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.options import FORMS, bugs_option, check_timeout, command_of, names_of, refuse_given, timeout_option
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
@@ -28,9 +28,7 @@ FAILING = ("differs", "unusable", "empty")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     logs: Sequence[str] = argument(nargs=-1, required=True, metavar="LOG...", type=click.Path())
     engine: str = option("numpy", help=f"Which engine to hold against, one of: {FORMS}.")
     invariants: bool = option(
@@ -50,11 +48,10 @@ class Options:
     )
     junit: str | None = option(type=OutputPath(), metavar="FILE", help="Write a verdict per log as JUnit XML.")
     timeout: float = timeout_option()
-    json_path: str | None = json_field()
 
 
-@command_of("check", Options)
-def command(given: Options) -> int | None:
+@command_of("check", _Options)
+def command(given: _Options) -> int | None:
     """Check that an engine answers every operation of recorded LOGs as the recorded engine did.
 
     A LOG is a file in the format of docs/oplog.md, - for standard input, or a folder of *.jsonl files; gzip and

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, console, json_field, talks, write_json, write_output
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, Reported, console, talks, write_json, write_output
 from hkv.cli.progress import interruption
 from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.contract.options import COUNT, Number, argument, option
@@ -35,9 +35,7 @@ SHOWN = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     recording: str | None = argument(required=False, metavar="[FILE]", type=click.Path())
     endpoint: str | None = option(metavar="URL", help="Follow this publisher, such as tcp://127.0.0.1:5557.")
     replay_endpoint: str | None = option(metavar="URL", help="Where batches that were missed can be asked for.")
@@ -47,11 +45,10 @@ class Options:
     record: str | None = option(
         metavar="FILE", type=OutputPath(), help="Write what comes to this file; - for standard output."
     )
-    json_path: str | None = json_field()
 
 
-@command_of("check-events", Options)
-def command(given: Options) -> int | None:
+@command_of("check-events", _Options)
+def command(given: _Options) -> int | None:
     """Check KV events as vLLM publishes them, from a publisher or from a FILE that --record wrote.
 
     Rebuilds for each group and medium the index of keys that a router would have, and reports what breaks a promise:

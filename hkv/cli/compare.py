@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import OutputPath, console, json_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, console, plot_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import Words, parsed, points_of
 from hkv.contract.options import argument, check_plot_path, option
@@ -26,9 +26,7 @@ from hkv.replay.traces.reader import read_trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     given: tuple[str, ...] = argument(
         nargs=-1, required=True, type=click.UNPROCESSED, metavar="REPLAY REPLAY... | TRACE [OPTIONS OF REPLAY]"
     )
@@ -36,14 +34,11 @@ class Options:
     most: int = option(
         5, "--requests", type=click.IntRange(0, MAX_COUNT), help="Show so many of the requests whose hits differ most."
     )
-    plot_path: str | None = option(
-        None, "--plot", metavar="FILE", type=OutputPath(), help="Draw hit rates and causes; .png or .svg."
-    )
-    json_path: str | None = json_field()
+    plot_path: str | None = plot_field("Draw hit rates and causes; .png or .svg.")
 
 
-@command_of("compare", Options, context_settings={"ignore_unknown_options": True})
-def command(given: Options) -> None:
+@command_of("compare", _Options, context_settings={"ignore_unknown_options": True})
+def command(given: _Options) -> None:
     """Hold replays of one trace against each other: totals, requests whose hits differ, and why.
 
     Either several files that `hkv replay --json` wrote, the first being what the others are held against; or one TRACE

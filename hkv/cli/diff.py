@@ -22,7 +22,7 @@ from hkv.cli.options import (
     seeds_option,
     timeout_option,
 )
-from hkv.cli.output_option import OutputFolder, json_field, write_json
+from hkv.cli.output_option import OutputFolder, Reported, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_case, print_log, print_other, shrink_with_bar
 from hkv.contract import registry
@@ -33,9 +33,7 @@ from hkv.oracle.engines import PREFIX, built_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     engines: str | None = option(
         help=f"The engine in doubt and the one that counts, each one of: {FORMS}. Beside one of HKV's own, the other "
         "is in doubt, whichever comes first.  "
@@ -52,11 +50,10 @@ class Options:
     ray: str | None = option(
         metavar="ADDRESS", help="Have a Ray cluster compare: auto, local, HOST:PORT.  [default: this process]"
     )
-    json_path: str | None = json_field()
 
 
-@command_of("diff", Options)
-def command(given: Options) -> int:
+@command_of("diff", _Options)
+def command(given: _Options) -> int:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
     Stops at the first difference of each feature, makes the case small, names the first invariant that each engine

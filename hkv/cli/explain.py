@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import console, json_field, talks, write_json
+from hkv.cli.output_option import Reported, console, talks, write_json
 from hkv.contract import registry
 from hkv.contract.explanation import Explanation, Resumption
 from hkv.contract.options import COUNT, argument, option
@@ -23,19 +23,16 @@ MOST_LACKS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     log: str = argument(metavar="LOG", type=click.Path())
     line: int = option(required=True, type=COUNT, help="Line of the LOG, the header being line 1.")
     request: str | None = option(
         metavar="ID", help="The request to tell about. [default: the last one that is named up to the line]"
     )
-    json_path: str | None = json_field()
 
 
-@command_of("explain", Options)
-def command(given: Options) -> None:
+@command_of("explain", _Options)
+def command(given: _Options) -> None:
     """Tell what happened to a request and its blocks up to a line of a LOG, and why its hit is not longer.
 
     The reference performs the LOG up to that line. For each group it says the largest boundary at which that group

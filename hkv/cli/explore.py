@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hkv.cli.options import command_of, commands, dialect_option, own_options, refuse_others
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, Reported, talks, write_json, write_output
 from hkv.cli.progress import interruption, level_bar
 from hkv.contract import explore_command, registry
 from hkv.contract.log import describe
@@ -28,9 +28,7 @@ COMMANDS = commands(explore_command_of)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     groups: Sequence[LayerSpec] = option("full:1,swa:1:2", type=Groups(), help="As for `hkv replay`.")
     watermark: float = option(0.0, type=Number(0, 1), help="Share that stays free.")
     own: dict[str, Any] = own_options(COMMANDS)
@@ -42,11 +40,10 @@ class Options:
         type=OutputPath(),
         help="Where a counterexample is saved; - for standard output.  [default: counterexample.jsonl]",
     )
-    json_path: str | None = json_field()
 
 
-@command_of("explore", Options, epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
-def command(given: Options) -> int:
+@command_of("explore", _Options, epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
+def command(given: _Options) -> int:
     """Go breadth-first over all operation sequences of a small cache, and check every invariant in every state.
 
     States that differ only in what requests are called count once, and in what blocks are where no rule reads their

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hkv.cli.layout_drawing import check_place, figure, held, planned_views, print_views, selected, show, view_record
 from hkv.cli.options import command_of, is_given, refuse_given
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
 from hkv.contract.options import TOKENS, group, option
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
@@ -66,9 +66,7 @@ class Places:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     spec_text: str | None = option(
         None, "--spec", metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024."
     )
@@ -92,11 +90,10 @@ class Options:
         type=OutputPath(),
         help="Draw into FILE, which ends in .svg or .png; - for SVG on standard output.",
     )
-    json_path: str | None = json_field()
 
 
-@command_of("layout", Options)
-def command(given: Options) -> None:
+@command_of("layout", _Options)
+def command(given: _Options) -> None:
     """Draw where the bytes of a block lie, and answer for addresses.
 
     The drawing zooms from the buffer into one cell: the one that --address or --byte names, else the first. A channel
@@ -131,7 +128,7 @@ OF_PLANS = ("plan_path", "layer", "tag", "pool", "offsets", "json_path")
 """Parameters that have a meaning with --plan."""
 
 
-def _show_plan(path: str, given: Options) -> None:
+def _show_plan(path: str, given: _Options) -> None:
     """Answers about the pools of a plan."""
     names = [parameter.name for parameter in click.get_current_context().command.params]
     refuse_given([name for name in names if name and name not in OF_PLANS], "nothing with --plan, which has the layers")

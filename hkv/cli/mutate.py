@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import json_field, talks, write_json
+from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract.options import COUNT, SECONDS, SEED, argument, option
 from hkv.testing.mutation.edits import Edit
@@ -20,9 +20,7 @@ from hkv.testing.mutation.trials import Judge, State, Target, Verdict, killed, t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     module: str = argument(metavar="MODULE[:CLASS]")
     judge: str = option(
         None, "--by", required=True, metavar="COMMAND", help="The judge, which passes with exit status 0."
@@ -38,11 +36,10 @@ class Options:
         metavar="F", type=click.Path(), help="Keep verdicts in the file F, and begin with those in it."
     )
     listing: bool = option(False, "--list", help="Only list the edits.")
-    json_path: str | None = json_field()
 
 
-@command_of("mutate", Options)
-def command(given: Options) -> int | None:
+@command_of("mutate", _Options)
+def command(given: _Options) -> int | None:
     """Make one-token edits of a module, a class or a function, one at a time, and see which of them a judge notices.
 
     MODULE is an import name or the path of a Python file. Edits are made in memory, in the judge's own processes;

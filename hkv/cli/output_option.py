@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import os
@@ -118,9 +119,22 @@ json_option = click.option("--json", "json_path", **_JSON)
 """Adds the option to a command that is no dataclass of options."""
 
 
-def json_field() -> Any:
-    """A field for the option."""
-    return option(None, "--json", **_JSON)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reported:
+    """The option that every command has beside its own."""
+
+    json_path: str | None = option(None, "--json", **_JSON)
+
+
+def output_field(metavar: str, what: str) -> Any:
+    """A field for `-o`, the file that a command is there for."""
+    said = f"{what} to write; - for standard output."
+    return option(None, "-o", "--output", required=True, metavar=metavar, type=OutputPath(), help=said)
+
+
+def plot_field(said: str, metavar: str = "FILE") -> Any:
+    """A field for `--plot`."""
+    return option(None, "--plot", metavar=metavar, type=OutputPath(), help=said)
 
 
 def write_json(path: str | None, result: Any) -> None:

@@ -17,16 +17,14 @@ from hkv.cli.options import (
     dialect_option,
     timeout_option,
 )
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
 from hkv.contract import registry
 from hkv.contract.options import COUNT, SEED, group, option
 from hkv.oracle.verbs import record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     engine: str | None = option(
         help=f"Which engine to record, one of: {FORMS}.  "
         f"[default: {defaults(lambda dialect: dialect.default_recorded)}]"
@@ -39,19 +37,12 @@ class Options:
         type=VERSIONS, help="Version of the log.  [default: 2, or the first that has the kinds]"
     )
     steps: int = option(16, type=COUNT, help="Scheduling steps.")
-    output: str = option(
-        *(None, "-o", "--output"),
-        required=True,
-        metavar="LOG",
-        type=OutputPath(),
-        help="File to write; - for standard output.",
-    )
+    output: str = output_field("LOG", "File")
     timeout: float = timeout_option()
-    json_path: str | None = json_field()
 
 
-@command_of("record", Options)
-def command(given: Options) -> None:
+@command_of("record", _Options)
+def command(given: _Options) -> None:
     """Record a log of random traffic from an engine, to check other engines against.
 
     \b

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hkv.cli.options import command_of, commands, is_given, own_options, refuse_others
-from hkv.cli.output_option import OutputPath, console, json_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, console, plot_field, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import argument, check_plot_path, group, option
@@ -36,25 +36,19 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     trace: str = argument(type=click.Path(exists=True, dir_okay=False, allow_dash=True))
     cache: CacheOptions = group(CacheOptions)
     own: Mapping[str, Any] = own_options(COMMANDS)
     schedule: ScheduleOptions = group(ScheduleOptions)
     ceilings: bool = option(False, help="Replay again with one cause of misses removed at a time.")
-    json_path: str | None = json_field()
-    plot_path: str | None = option(
-        *(None, "--plot"),
-        metavar="FILE",
-        type=OutputPath(),
-        help="Draw hit rate and occupancy over time; .png or .svg, - for SVG on standard output.",
+    plot_path: str | None = plot_field(
+        "Draw hit rate and occupancy over time; .png or .svg, - for SVG on standard output."
     )
 
 
-@command_of("replay", Options)
-def command(given: Options) -> int:
+@command_of("replay", _Options)
+def command(given: _Options) -> int:
     """Replay a request trace through a hybrid cache.
 
     Requests arrive, wait, are computed in chunks, grow as they generate and give their blocks back, as the engine's
@@ -125,7 +119,7 @@ class _Counted:
 
 
 def _report(
-    outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, given: Options, options: dict[str, Any]
+    outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, given: _Options, options: dict[str, Any]
 ) -> None:
     engine, plot_path, json_path = options["engine"], given.plot_path, given.json_path
     if plot_path:

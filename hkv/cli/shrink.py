@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hkv.cli.options import FORMS, check_timeout, command_of, ids_option, timeout_option
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
 from hkv.cli.progress import counting_bar, interruption
 from hkv.contract import registry
 from hkv.contract.case import Case
@@ -31,9 +31,7 @@ def shrink_with_bar(shrinker: Shrinker, case: Case) -> Case:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     log: str = argument(metavar="LOG", type=click.Path())
     engine: str = option("jax", help=f"The engine in doubt, one of: {FORMS}.")
     against: str = option("numpy", help="The engine that counts; its answers are written.")
@@ -45,11 +43,10 @@ class Options:
         help="Where to write the small log; - for standard output. [default: LOG with -small added]",
     )
     timeout: float = timeout_option()
-    json_path: str | None = json_field()
 
 
-@command_of("shrink", Options)
-def command(given: Options) -> None:
+@command_of("shrink", _Options)
+def command(given: _Options) -> None:
     """Make a LOG on which an engine answers wrongly as small as can be: few operations, tokens, blocks and groups.
 
     The LOG's own answers are not used: both engines perform its operations, and the small log, on which they still

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, plot_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
@@ -25,9 +25,7 @@ from hkv.replay.traces.reader import read_trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     replayed: tuple[str, ...] = argument(
         nargs=-1, required=True, type=click.UNPROCESSED, metavar="TRACE [OPTIONS OF REPLAY]"
     )
@@ -49,14 +47,11 @@ class Options:
         False, help="Also find what a pool that evicts nothing hits, and the most that any choice of evictions could."
     )
     csv_path: str | None = option(None, "--csv", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
-    plot_path: str | None = option(
-        None, "--plot", metavar="FILE", type=OutputPath(), help="Draw hit rates against sizes; .png or .svg."
-    )
-    json_path: str | None = json_field()
+    plot_path: str | None = plot_field("Draw hit rates against sizes; .png or .svg.")
 
 
-@command_of("sweep", Options, context_settings={"ignore_unknown_options": True})
-def command(given: Options) -> None:
+@command_of("sweep", _Options, context_settings={"ignore_unknown_options": True})
+def command(given: _Options) -> None:
     """Replay a trace with every combination of some options.
 
     Every option of `hkv replay` may be given; these may have several values between commas: --model, --memory,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.contract.options import COUNT, TOKENS, Number, argument, group, option
 from hkv.limits import MAX_TOKENS
@@ -72,26 +72,17 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     workload: str = argument(type=click.Choice(list(DEFAULTS)))
-    output: str = option(
-        *(None, "-o", "--output"),
-        required=True,
-        metavar="FILE",
-        type=OutputPath(),
-        help="The trace to write; - for standard output.",
-    )
+    output: str = output_field("FILE", "The trace")
     seed: int = option(0, type=click.IntRange(0, 2**31 - 1), help="Of the generator.")
     settings: Settings = group(Settings)
     format: str = option(FORMATS[0], type=click.Choice(FORMATS), help="Of the lines.")
     tokens_per_id: int = option(TOKENS_PER_ID, type=TOKENS, help="Tokens an id names.")
-    json_path: str | None = json_field()
 
 
-@command_of("trace", Options)
-def command(given: Options) -> None:
+@command_of("trace", _Options)
+def command(given: _Options) -> None:
     """Generate a request trace: one JSON object a line, for `hkv replay`.
 
     WORKLOAD is `chat` (sessions of many turns, each request carrying all that was said before), `shared-prefix` (single

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import OutputPath, json_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
 from hkv.contract.options import COUNT, SECONDS, TOKENS, Number, argument, option
 from hkv.errors import ConfigError
 from hkv.limits import MAX_COUNT, MAX_STEP_MS, MAX_TOKENS
@@ -39,18 +39,10 @@ class TokenizerFile(click.Path):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     source: str | None = argument(required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
     format: str = option(None, "--from", required=True, type=click.Choice(list(FORMATS)), help="The format of SOURCE.")
-    output: str = option(
-        *(None, "-o", "--output"),
-        required=True,
-        metavar="FILE",
-        type=OutputPath(),
-        help="The trace to write; - for standard output.",
-    )
+    output: str = output_field("FILE", "The trace")
     limit: int | None = option(type=COUNT, help="Read the first LIMIT requests only.")
     tokens_per_id: int | None = option(
         type=TOKENS,
@@ -90,11 +82,10 @@ class Options:
     topic: str = option("", help="Only messages whose topic begins so.")
     seconds: float | None = option(type=SECONDS, help="Follow for so long.")
     step_ms: int = option(50, type=click.IntRange(1, MAX_STEP_MS), help="Milliseconds of a log's step.")
-    json_path: str | None = json_field()
 
 
-@command_of("import", Options)
-def command(given: Options) -> None:
+@command_of("import", _Options)
+def command(given: _Options) -> None:
     """Make a trace for `hkv replay` of SOURCE, a trace in another format.
 
     SOURCE is a file, perhaps compressed (gzip, Zstandard), a pipe, or - for standard input. Formats with ids of blocks:
@@ -144,7 +135,7 @@ def command(given: Options) -> None:
         _print(given.output, totals, given.synthetic, remarks)
 
 
-def _check_options(given: Options, chosen: Format) -> None:
+def _check_options(given: _Options, chosen: Format) -> None:
     own = {field.name for field in dataclasses.fields(given)} - COMMON - set(chosen.options)
     refuse_given(own, f"nothing with --from {given.format}")
     if (given.source is None) == (given.endpoint is None):

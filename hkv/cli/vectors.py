@@ -9,22 +9,19 @@ import click
 from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import OutputFolder, console, json_field, talks, write_json
+from hkv.cli.output_option import OutputFolder, Reported, console, talks, write_json
 from hkv.cli.progress import progress_bar
 from hkv.contract.options import argument
 from hkv.oracle.vectors import FAMILIES, write_vectors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     folder: str = argument(metavar="OUT", type=OutputFolder())
-    json_path: str | None = json_field()
 
 
-@command_of("vectors", Options)
-def command(given: Options) -> None:
+@command_of("vectors", _Options)
+def command(given: _Options) -> None:
     """Write conformance vectors to the folder OUT: JSON files of inputs and what must come of them.
 
     For tests in languages that HKV is not written in. One file a family, a JSON Schema, and index.json with the SHA-256

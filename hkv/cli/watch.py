@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hkv.cli.options import Traffic, check_timeout, command_of, dialect_option, seeds_option, timeout_option
-from hkv.cli.output_option import json_field, talks, write_json
+from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_broken
 from hkv.contract.options import argument, group
@@ -18,19 +18,16 @@ from hkv.oracle.record import features_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the command."""
-
+class _Options(Reported):
     engine: str = argument(metavar="ENGINE")
     dialect: str = dialect_option()
     seeds: int = seeds_option(20)
     traffic: Traffic = group(Traffic)
     timeout: float = timeout_option()
-    json_path: str | None = json_field()
 
 
-@command_of("watch", Options)
-def command(given: Options) -> int:
+@command_of("watch", _Options)
+def command(given: _Options) -> int:
     """Drive ENGINE through random traffic and judge it by the invariants of such caches, with no other engine.
 
     For engines whose rules are their own: other hits, another order of blocks, other keys. What ENGINE says that it

@@ -44,9 +44,9 @@ def listed(options: Sequence[click.Option]) -> Any:
 
 
 def parameters(declared: type) -> list[click.Parameter]:
-    """Arguments and options of a command, in the order of the fields that declare them."""
+    """Arguments and options of a command, in the order of the fields that declare them, inherited ones last."""
     found: list[click.Parameter] = []
-    for field in dataclasses.fields(declared):
+    for field in sorted(dataclasses.fields(declared), key=lambda field: field.name not in declared.__annotations__):
         match field.metadata.get(_OPTION):
             case (tuple(names), dict(settings)):
                 found.append(_option(field, names, settings))

@@ -19,7 +19,7 @@ from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, s
 from hkv.oracle.engine import flags_for, make_engine
 from hkv.oracle.engines import trusted_first
 from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Disagreement, Only, differ, draw, features_of
+from hkv.oracle.record import Only, differ, draw, features_of
 from hkv.oracle.shrink import Shrinker, repaired
 from hkv.oracle.verbs import EngineLike, Path, named_engine
 
@@ -202,7 +202,7 @@ class Comparison:
         self._operations = self._unsupported = self._compared = 0
         self._reason = ""
         self._not_compared: dict[str, str] = {}
-        self._parted: dict[str, tuple[int, Disagreement]] = {}
+        self._parted: dict[str, tuple[int, Case]] = {}
 
     def require(self, features: Sequence[str]) -> None:
         """Makes sure that there is traffic about each feature, and that both engines can start."""
@@ -230,7 +230,7 @@ class Comparison:
         self._compared += 1
         self._operations += len(recording.operations)
         if parted is not None:
-            self._parted[feature] = seed, parted
+            self._parted[feature] = seed, recording.case(parted)
         return parted is not None
 
     def stretch(self, feature: str, seeds: Iterable[int]) -> Tally:
@@ -267,9 +267,8 @@ class Comparison:
         again once every difference was yielded, as small as it was by then.
         """
         interrupt: KeyboardInterrupt | None = None
-        for feature, (seed, parted) in self._parted.items():
-            recording, shrinker = parted.recording, Shrinker(self._tested, self._right, self._ids)
-            case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+        for feature, (seed, case) in self._parted.items():
+            shrinker = Shrinker(self._tested, self._right, self._ids)
             found = Diagnosis(case, seed, "the engines disagree about the configuration itself")
             further = FURTHER_SEEDS if interrupt is None and not hurried else 0
             traffic = Traffic(feature, self._only, self._version, self._steps, bool(self._bugs), further)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, Failure, Mismatch, taken
+from hkv.contract.case import Case
 from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
@@ -29,24 +30,13 @@ class Recording:
     operations: list[Any] = dataclasses.field(default_factory=list)
     answers: list[Any] = dataclasses.field(default_factory=list)
 
-
-@dataclasses.dataclass(frozen=True)
-class Disagreement:
-    """First difference between two engines.
-
-    Attributes:
-      recording: everything up to there, with the answers of the engine that counts as right.
-      mismatch: place and values of the difference between the last answers.
-    """
-
-    recording: Recording
-    mismatch: Mismatch
+    def case(self, mismatch: Mismatch) -> Case:
+        """The failing case that it is."""
+        return Case(self.header, tuple(self.operations), tuple(self.answers), mismatch)
 
 
 class _Parted(Exception):  # noqa: N818
-    def __init__(self, mismatch: Mismatch) -> None:
-        super().__init__()
-        self.mismatch = mismatch
+    """The first difference between two answers is its argument."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +138,7 @@ def differ(
     ids: str = "exact",
     only: Only = ALL,
     bugs: Sequence[str] = (),
-) -> tuple[Recording, Disagreement | None]:
+) -> tuple[Recording, Mismatch | None]:
     """Drives two engines through the traffic of a seed, both with defects of `bugs`, and compares every answer.
 
     What happened, and where they parted, or None if they agreed to the end. An engine that does not implement the
@@ -159,7 +149,7 @@ def differ(
     recording = Recording(header)
     pair = make_pair(tested, right, header, ids)
     if isinstance(pair, Mismatch):
-        return recording, Disagreement(recording, pair)
+        return recording, pair
 
     def perform(operation: Any) -> Any:
         want, mismatch = pair.perform(operation)
@@ -174,7 +164,7 @@ def differ(
     try:
         registry.dialect_of(only.dialect).drive(header, choices, perform, steps)
     except _Parted as parted:
-        return recording, Disagreement(recording, parted.mismatch)
+        return recording, parted.args[0]
     return recording, None
 
 

@@ -224,7 +224,7 @@ def traffic(engine: str = "numpy", seeds: int = 6) -> None:
         if engine == "numpy":
             VLLM.drive(drawn, choices, VLLM.watch(NumpyEngine(drawn), drawn).perform, 12)
         recording, parted = differ(engine_factory(engine), NumpyEngine, feature, seed, 3, 12, only=Only(ASKED))
-        assert parted is None, parted.mismatch
+        assert parted is None, parted
         log = parse_log(log_bytes(drawn, recording.operations, recording.answers), f"{feature} {seed}")
         granted += exercised(log).get("allocate/encoder", 0)
     assert granted > seeds

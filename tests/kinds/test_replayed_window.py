@@ -70,7 +70,7 @@ def traffic(engine: str = "numpy", seeds: int = 6) -> None:
         if engine == "numpy":
             VLLM.drive(drawn, choices, VLLM.watch(NumpyEngine(drawn), drawn).perform, 12)
         _, parted = differ(engine_factory(engine), NumpyEngine, feature, seed, 3, 10, only=Only(ASKED))
-        assert parted is None, parted.mismatch
+        assert parted is None, parted
     assert 2 * having > seeds
 
 

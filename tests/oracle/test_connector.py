@@ -156,6 +156,6 @@ def test_engines_agree_about_traffic_of_a_connector(feature: str) -> None:
     told = 0
     for seed in range(2):
         recording, parted = differ(JaxEngine, NumpyEngine, feature, seed, 4, 10)
-        assert parted is None, parted.mismatch
+        assert parted is None, parted
         told += sum(isinstance(each, ConnectorHit) for each in recording.answers)
     assert told

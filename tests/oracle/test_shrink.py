@@ -85,7 +85,7 @@ def test_small_cases_of_known_defects(engine: type, feature: str, most: int, tmp
             continue
         left: list[int] = []
         shrinker = Shrinker(engine, NumpyEngine, progress=left.append)
-        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+        case = recording.case(parted)
         case = shrinker.shrink(case)
         path = tmp_path / f"{seed}.jsonl"
         write_log(path, case.header, case.operations, case.answers)
@@ -176,7 +176,7 @@ def failing(engine: type, feature: str, seed: int, steps: int = 12) -> Case:
     """A case of a seed on which an engine is known to be wrong."""
     recording, parted = differ(engine, NumpyEngine, feature, seed, 2, steps)
     assert parted is not None
-    return Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+    return recording.case(parted)
 
 
 def test_a_case_may_become_smaller_while_one_of_its_operations_is_being_simplified() -> None:
@@ -253,7 +253,7 @@ def test_both_dialects_are_shrunk_by_the_same_search(dialect: str) -> None:
         recording, parted = differ(Hoarder, RtpNumpyEngine, "core", seed, 2, 12, only=only)
         if parted is None:
             continue
-        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+        case = recording.case(parted)
         shrinker = Shrinker(Hoarder, RtpNumpyEngine)
         assert len(shrinker.shrink(case).operations) <= 5
         assert shrinker.problem is None
@@ -308,7 +308,7 @@ def test_a_wrong_answer_does_not_become_a_failure() -> None:
         recording, parted = differ(Nervous, NumpyEngine, "core", seed, 2, 10)
         if parted is None:
             continue
-        case = Case(recording.header, tuple(recording.operations), tuple(recording.answers), parted.mismatch)
+        case = recording.case(parted)
         small = Shrinker(Nervous, NumpyEngine).shrink(case)
         assert small.fails == case.fails
         assert isinstance(small.operations[-1], ResetOp if case.fails else LookupOp)
