@@ -34,7 +34,7 @@ def test_the_delta_of_a_dialect_differs_where_its_rule_does(tmp_path: pathlib.Pa
 
 PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python\n" in path.read_text())
 ELSEWHERE = {
-    "serving": "tests/slow/serving/test_page.py",
+    "serving": "tests/slow/serving/test_tiers.py",
     "sharding": "tests/slow/sharding/on_eight_devices/test_resharding.py",
 }
 """Pages whose code compiles large programs or wants a mesh, and what runs them."""

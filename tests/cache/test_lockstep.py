@@ -1,7 +1,8 @@
-"""The compiled cache beside the reference, operation by operation, under random traffic."""
+"""The compiled cache beside the reference, operation by operation, under random traffic, and beside recorded logs."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,14 @@ from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import Answer, Header, Operation
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.traffic.live import drive
-from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
+from hkv.dialects.vllm.traffic.traffic import FEATURES, Perform, Traffic, draw_header
+from hkv.oracle.check import check_log
+from hkv.oracle.log_file import read_log
 from hkv.spec import FullAttention, Mamba, spec_from_text, spec_to_log
 from hkv.state.key_table import eviction_of
 from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED
 from hkv.testing.strategies import HypothesisChoices
 from tests.cache.build import config
-from tests.cache.tails import drive_tails
 from tests.reference.build import PLAIN
 
 TAILS = ("partial", "speculative_state")
@@ -196,3 +198,54 @@ def traffic(*features: str, seeds: int = 120) -> None:
         choices = RandomChoices(seed)
         turn, place = divmod(seed, len(features))
         lockstep(draw_header(choices, features[place], 1 + turn % 2), choices)
+
+
+class Tails(Traffic):
+    """Ends most chunks as vLLM 0.33's `Scheduler._mamba_block_aligned_split` would: blocks are kept partly filled."""
+
+    _end = 0
+
+    def _next_tokens(self, request: Any, start: int, drafts: bool = True) -> int:
+        unit = self._header.hash_block_size
+        last = (request.prompt if self._header.eagle else request.prompt - 1) // unit * unit
+        last -= unit * self._header.eagle
+        tail = start < last and self._choices.chance(60)
+        new = last - start if tail else super()._next_tokens(request, start, drafts)
+        self._end = start + new
+        return new
+
+    def _draw_boundary(self, request: Any, found: int) -> int:
+        return self._end if self._choices.chance(30) else super()._draw_boundary(request, found)
+
+
+def drive_tails(header: Header, choices: Choices, perform: Perform, steps: int) -> None:
+    """As `hkv.dialects.vllm.traffic.live.drive`."""
+    traffic = Tails(header, choices, perform)
+    for _ in range(steps):
+        traffic.step()
+    traffic.drain()
+
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LOGS = [
+    path for feature in FEATURES for path in sorted((ROOT / "tests" / "data" / "oplogs").glob(f"*{feature}*.jsonl"))
+]
+
+
+def test_there_are_logs() -> None:
+    assert len(LOGS) >= 12
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_own_logs(path: pathlib.Path) -> None:
+    difference = check_log(read_log(path), JaxEngine)
+    assert difference is None, difference.describe()
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_shared_logs(shared_dir: pathlib.Path, feature: str) -> None:
+    paths = sorted((shared_dir / "oplogs").glob(f"{feature}-*.jsonl"))
+    assert len(paths) == 24
+    for path in paths:
+        difference = check_log(read_log(path), JaxEngine)
+        assert difference is None, difference.describe()

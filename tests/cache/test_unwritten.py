@@ -12,13 +12,13 @@ from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
 from tests.cache.build import config
 from tests.cache.pair import Pair
 from tests.cache.test_lockstep import engines_in_step
-from tests.suites import siblings
+from tests.suites import tails
 
 SEEDS = range(60)
 
 
 def lockstep(seed: int) -> None:
-    header, play = siblings.SUITE.begin(RandomChoices(seed), "partial")
+    header, play = tails.SIBLINGS.begin(RandomChoices(seed), "partial")
     play(engines_in_step(header)[2])
 
 

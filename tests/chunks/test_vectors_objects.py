@@ -18,7 +18,7 @@ from hkv.chunks.kernel_groups import (
     slice_block_ids,
 )
 from hkv.chunks.objects import StagingLayout, object_groups, object_layout
-from hkv.chunks.transfer import Transfer, pack, unpack
+from hkv.chunks.transfer import Transfer, unpack
 from hkv.errors import LayoutError, OperationError
 from tests.chunks.kernel_group_builders import F, group, mla, whole
 
@@ -92,41 +92,29 @@ def digest(arrays) -> str:
     return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("form", ["reference", "jax"])
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("fmt", GOLDEN)
-def test_store(fmt, skip, form):
+def test_store(fmt, skip):
+    """By the reference, which `test_transfer.py` holds the compiled form to."""
     geometry, region, tensors = golden_setup(fmt)
     objects = np.full((2, region.nbytes // 4), -1, "<i4").view(np.uint8)
     ids = [3, 0, 4, 1]
-    if form == "reference":
-        dropped = reference.pack(geometry, region, tensors, objects, ids, skip)
-    else:
-        arrays = tuple(tensor.copy() for tensor in tensors)
-        objects, dropped = pack(
-            Transfer(geometry, region), arrays, objects.copy(), np.array(ids, np.int32), np.int32(skip)
-        )
-    assert int(dropped) == 0
+    dropped = reference.pack(geometry, region, tensors, objects, ids, skip)
+    assert dropped == 0
     assert digest(objects) == GOLDEN[fmt][skip]
 
 
-@pytest.mark.parametrize("form", ["reference", "jax"])
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("fmt", GOLDEN)
-def test_retrieve(fmt, skip, form):
+def test_retrieve(fmt, skip):
+    """By the reference, which `test_transfer.py` holds the compiled form to."""
     geometry, region, tensors = golden_setup(fmt)
     tensors = [np.full(tensor.size // 4, -7, "<i4").view(np.uint8).reshape(tensor.shape) for tensor in tensors]
     elements = region.nbytes // 4
     objects = np.stack([1000 * i + np.arange(elements, dtype="<i4") for i in range(2)]).view(np.uint8)
     ids = [2, 1, 0, 4]
-    if form == "reference":
-        dropped = reference.unpack(geometry, region, tensors, objects, ids, skip)
-    else:
-        arrays = tuple(tensor.copy() for tensor in tensors)
-        tensors, dropped = unpack(
-            Transfer(geometry, region), arrays, objects.copy(), np.array(ids, np.int32), np.int32(skip)
-        )
-    assert int(dropped) == 0
+    dropped = reference.unpack(geometry, region, tensors, objects, ids, skip)
+    assert dropped == 0
     assert digest(tensors) == GOLDEN[fmt][2 + skip]
 
 

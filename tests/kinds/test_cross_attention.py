@@ -35,7 +35,7 @@ from hkv.oracle.record import Only, differ, draw
 from hkv.spec import CrossAttention, FullAttention, LayerSpec, RequestLimits, bounded_bytes
 from tests.cache.pair import Pair as CachePair
 from tests.oracle import sample
-from tests.oracle.test_live_logs import BOTH, VLLM, allocate, perform
+from tests.oracle.test_live_logs import VLLM, allocate, perform
 from tests.reference.build import config as build
 
 CROSS = CrossAttention(block_size=16, num_kv_heads=2, head_size=64, encoder_len=100)
@@ -128,41 +128,6 @@ def cache(num_blocks: int = 12, **changes: Any) -> Header:
     ]
     fixed = {"oplog": 3, "caching": False, "groups": groups, "num_blocks": num_blocks, "scheduler_block_size": 4}
     return sample.header(**(fixed | changes))
-
-
-@BOTH
-def test_an_encoders_blocks_come_once_and_stay_until_the_end(make: Any) -> None:
-    engine = make(cache())
-    (*_, first) = perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3]), allocate("a", 2, encoder=9))
-    assert first.blocks == [[1], [2, 3, 4]], "three blocks of four tokens, of a request that has one block of its own"
-    perform(engine, oplog.AdvanceOp(id="a", tokens=2))
-    (second,) = perform(engine, allocate("a", 1))
-    assert second.blocks == [[5], []]
-    perform(engine, oplog.AdvanceOp(id="a", tokens=1), oplog.RetireOp(id="a", tokens=3))
-    assert engine.state().rows == {"a": [[1, 5], [2, 3, 4]]}
-    (third,) = perform(engine, oplog.AppendOp(id="a", tokens=[4]), allocate("a", 1, encoder=13))[1:]
-    assert third.blocks == [[], [6]], "more of an encoder's output extends the row"
-    perform(engine, oplog.FreeOp(id="a"))
-    assert engine.state().free == [6, 4, 3, 2, 5, 1, 7, 8, 9, 10, 11], "group by group, each in front"
-
-
-@BOTH
-def test_an_encoders_blocks_count_when_a_request_is_admitted(make: Any) -> None:
-    engine = make(cache(num_blocks=6))
-    perform(engine, oplog.RequestOp(id="a", tokens=[1] * 4))
-    for must_fit in (True, False):
-        assert perform(engine, allocate("a", 2, encoder=20, must_fit=must_fit)) == [oplog.Allocation(None)]
-    assert perform(engine, allocate("a", 2, encoder=16, must_fit=True)) == [oplog.Allocation(None)], "the whole prompt"
-    assert perform(engine, allocate("a", 2, encoder=16)) == [oplog.Allocation([[1], [2, 3, 4, 5]])]
-    assert perform(engine, oplog.AdvanceOp(id="a", tokens=2), allocate("a", 1))[1] == oplog.Allocation(None)
-
-
-@BOTH
-def test_tokens_from_elsewhere_are_the_requests_own(make: Any) -> None:
-    engine = make(cache())
-    (*_, loaded) = perform(engine, oplog.RequestOp(id="a", tokens=[1] * 9), allocate("a", 0, external=8, encoder=5))
-    assert engine.state().rows["a"] == [[1, 2, 3, 4], [5, 6]]
-    assert loaded.blocks == [[], [5, 6]]
 
 
 def test_more_than_the_encoders_tokens_are_refused() -> None:

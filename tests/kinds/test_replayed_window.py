@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hkv.cache.state import require_expressible
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.kinds import layer
-from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache
 from hkv.errors import ConfigError
@@ -18,7 +15,7 @@ from hkv.oracle.record import Only, differ, draw
 from hkv.spec import spec_from_log, spec_from_text, spec_to_log
 from hkv.spec.sliding_window import ReplayedWindow
 from tests.oracle import sample
-from tests.oracle.test_live_logs import BOTH, VLLM, allocate, perform
+from tests.oracle.test_live_logs import VLLM
 
 GROUPS = [{"kind": "full_attention", "block_size": 2}, {"kind": "replayed_window", "block_size": 2, "window": 4}]
 ASKED = frozenset({"replayed_window", "full_attention", "sliding_window"})
@@ -28,24 +25,6 @@ def test_it_reads_a_window_and_is_never_cached() -> None:
     spec = spec_from_text("replayed:2:4")
     assert spec == ReplayedWindow(block_size=2, window=4) == spec_from_log(spec_to_log(spec))
     assert (spec.reads(9), layer(spec).retired(9, 2), spec.prefix_cacheable) == ((range(6, 9),), range(3), False)
-
-
-@BOTH
-def test_a_hit_brings_fresh_blocks_for_the_window(make: Any) -> None:
-    engine = make(sample.header(oplog=3, num_blocks=20, groups=GROUPS))
-    prompt = list(range(1, 10))
-    perform(engine, oplog.RequestOp(id="a", tokens=prompt), allocate("a", 9), oplog.AdvanceOp(id="a", tokens=9))
-    perform(engine, oplog.FreeOp(id="a"), oplog.RequestOp(id="b", tokens=[*prompt, 11]))
-    (found,) = perform(engine, oplog.LookupOp(id="b"))
-    assert (found.hit, found.blocks) == (8, [[1, 2, 3, 4], []])
-    (granted,) = perform(engine, allocate("b", 2, hit=8))
-    state = engine.state()
-    assert len(granted.blocks[1]) == 3, "for tokens 4 to 9, of which 5 to 7 are computed again"
-    assert state.rows["b"][1] == [0, 0, *granted.blocks[1]]
-    perform(engine, oplog.ComputedOp(id="b", tokens=6))
-    assert perform(engine, allocate("b", 4)) == [oplog.Allocation([[], []])]
-    assert engine.state().rows == state.rows
-    assert all(group == 0 for group, _, _ in engine.state().cached.values())
 
 
 def test_it_is_drawn_and_refused_by_name() -> None:

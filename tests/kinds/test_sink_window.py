@@ -1,4 +1,7 @@
-"""Attention sinks plus a window: what is read, hits beside their definition, engines, whole steps, commands."""
+"""Kinds that are drawn only where they are asked for, sinks beside a window and a chunk with the one before it.
+
+Reads, hits beside their definition, engines, plans, commands; of the sinks whole steps and forks besides.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.dialects.vllm.traffic.headers import draw_header
-from hkv.dialects.vllm.traffic.hit_comparison import Case, make_config
-from hkv.errors import SpecError
+from hkv.dialects.vllm.traffic.hit_comparison import Case, causes, make_config
+from hkv.errors import PlanError, SpecError
 from hkv.oracle.record import Only, draw
 from hkv.spec import (
     FullAttention,
@@ -30,11 +33,10 @@ from hkv.spec import (
     spec_to_log,
     spec_to_text,
 )
+from hkv.spec.chunked_local import ChunkPair
 from hkv.spec.sliding_window import SinkWindow
 from tests.cache.test_fork import forked, grow
 from tests.cache.test_lockstep import lockstep
-from tests.kinds.drawn_hits import assert_hits_are_defined
-from tests.reference.build import admit, manager
 from tests.reference.build import config as build
 from tests.replay.test_diagnosis import reasons_are_what_they_say
 from tests.step.sample import assert_same
@@ -56,71 +58,56 @@ def test_a_query_reads_the_sinks_and_its_window():
         spec_from_text("sink_window:4:4")
 
 
-def test_it_is_drawn_only_where_it_is_asked_for():
-    asked = Only(frozenset({"sink_window", "full_attention"}))
+def test_a_query_reads_its_own_chunk_and_the_one_before():
+    spec = spec_from_text("chunk_pair:2:4")
+    assert spec == ChunkPair(block_size=2, chunk=4) == spec_from_log(spec_to_log(spec))
+    assert [spec.readable(n).start for n in range(13)] == [0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8]
+    assert spec.reads(0) == ()
+    assert spec.reads(9) == (range(4, 9),)
+    with pytest.raises(SpecError, match="multiple of the block"):
+        ChunkPair(block_size=4, chunk=6)
+
+
+KINDS = ("sink_window", "chunk_pair")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_are_drawn_only_where_they_are_asked_for(kind):
+    asked = Only(frozenset({kind, "full_attention"}))
     kinds = {group["kind"] for seed in range(30) for group in draw("core", seed, 2, asked)[0].groups}
-    assert kinds == {"sink_window", "full_attention"}
+    assert kinds == {kind, "full_attention"}
     kinds = {group["kind"] for seed in range(60) for group in draw("core", seed, 2)[0].groups}
-    assert "sink_window" not in kinds
+    assert kind not in kinds
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(40))
-def test_hits_are_what_the_definition_says(seed):
+def test_hits_are_what_the_definition_says(seed, kind):
+    """Sixty drawn caches and prompts; where the iteration leaves the definition, a named cause has to apply."""
     choices = RandomChoices(seed)
     size = choices.pick((1, 2, 4))
-    specs: list[LayerSpec] = [
-        SinkWindow(block_size=size, sink_len=choices.integer(1, 3 * size), window=choices.integer(1, 4 * size))
-    ]
-    others = (
-        FullAttention(block_size=size),
-        SlidingWindow(block_size=2 * size, window=5),
-        SinkWindow(block_size=2 * size, sink_len=3, window=3),
-    )
+    if kind == "chunk_pair":
+        specs: list[LayerSpec] = [ChunkPair(block_size=size, chunk=size * choices.integer(1, 4))]
+    else:
+        specs = [
+            SinkWindow(block_size=size, sink_len=choices.integer(1, 3 * size), window=choices.integer(1, 4 * size))
+        ]
+    others = [FullAttention(block_size=size), SlidingWindow(block_size=2 * size, window=5)]
+    if kind == "sink_window":
+        others.append(SinkWindow(block_size=2 * size, sink_len=3, window=3))
     if choices.chance(60):
         specs.append(choices.pick(others))
-    assert_hits_are_defined(specs, size, choices)
-
-
-@pytest.mark.parametrize(
-    ("held", "hit"),
-    [
-        ({1, 2, 3, 4, 5, 6, 7}, 14),
-        ({1, 2, 6, 7}, 14),
-        ({1, 2, 5, 6}, 12),
-        ({1, 2, 3, 5, 6, 7}, 14),
-        ({1, 2, 4, 5, 7}, 10),
-        ({1, 2}, 4),
-        ({1, 3, 4, 5, 6, 7}, 2),
-        ({2, 3, 4, 5, 6, 7}, 0),
-    ],
-)
-def test_a_hit_needs_the_sinks_and_the_window_and_nothing_between(held, hit):
-    config = make_config([SinkWindow(block_size=2, sink_len=3, window=4)], [])
-    case = Case(config, 15, frozenset((0, 2 * end) for end in held))
-    assert (case.by_iteration(), case.by_definition()) == (hit, hit)
-
-
-def test_the_sinks_stay_while_what_lies_between_is_given_back():
-    cache = manager("sink_window:2:3:4", num_blocks=12)
-    admit(cache, "a", range(10))
-    first = cache.rows("a")[0]
-    cache.append("a", [0])
-    cache.allocate("a", 1)
-    (row,) = cache.rows("a")
-    assert row[:2] == first[:2]
-    assert row[2] == 0
-    assert row[3:5] == first[3:5]
-    cache.free("a")
-    assert cache.num_free() == 11
-
-
-def test_tokens_from_elsewhere_bring_the_sinks_too():
-    cache = manager("sink_window:2:3:4", num_blocks=12)
-    cache.request("a", list(range(14)))
-    cache.lookup("a")
-    cache.allocate("a", 2, external=12)
-    (row,) = cache.rows("a")
-    assert [block > 0 for block in row] == [True, True, False, False, True, True, True]
+    config = make_config(specs, [0] if choices.chance(40) else [], size, 0, 1)
+    for _ in range(60):
+        tokens = choices.integer(1, 14 * size)
+        entries = {
+            (group, end)
+            for group, spec in enumerate(specs)
+            for end in range(spec.block_size, tokens + 4 * size, spec.block_size)
+            if choices.chance(80)
+        }
+        case = Case(config, tokens, frozenset(entries))
+        assert case.by_iteration() == case.by_definition() or causes(config, tokens)
 
 
 @settings(max_examples=20)
@@ -207,41 +194,44 @@ def test_a_fork_shares_the_sinks(tokens, lookahead, data):
             break
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "diff --engines numpy,numpy --kinds sink_window,full_attention --seeds 3 --feature core --version 2",
-        "layout --spec sink_window:16:4:64 --num-layers 2",
-    ],
-)
-def test_commands_take_it(line):
-    done = CliRunner().invoke(cli, line.split())
-    assert done.exit_code == 0, done.output
+SHAPES = {"sink_window": "4:6:9", "chunk_pair": "4:8"}
 
 
-def test_it_is_recorded_checked_explained_and_replayed(tmp_path):
+@pytest.mark.parametrize(("kind", "line", "shown"), [("sink_window", 164, "16:4:64"), ("chunk_pair", 52, "16:64")])
+def test_commands_take_them(kind, line, shown, tmp_path):
     log, trace = str(tmp_path / "log.jsonl"), tmp_path / "trace.jsonl"
     trace.write_text(
         "".join(f'{{"timestamp": {n}, "tokens": {list(range(60))}, "output_length": 9}}\n' for n in range(6))
     )
-    replay = f"replay {trace} --groups sink_window:4:6:9,full:4 --num-blocks 60"
-    for line, said in (
-        (f"record --engine numpy --feature core --seed 3 --kinds sink_window,full_attention -o {log}", "operations"),
+    text, asked = f"{kind}:{SHAPES[kind]}", f"--feature core --kinds {kind},full_attention"
+    for command, said in (
+        (f"record --engine numpy --seed 3 {asked} -o {log}", "operations"),
         (f"check {log}", "1 of 1 logs agree"),
-        (f"explain {log} --line 164", "sink_window:8"),
-        (f"{replay} --engine numpy", "sink_window:4:6:9"),
+        (f"explain {log} --line {line}", f"{kind}:8"),
+        (f"diff --engines numpy,jax --seeds 3 --version 2 {asked}", ""),
+        (f"replay {trace} --groups {text},full:4 --num-blocks 60 --engine numpy", text),
+        (f"layout --spec {kind}:{shown} --num-layers 2", ""),
     ):
-        done = CliRunner().invoke(cli, line.split())
+        done = CliRunner().invoke(cli, command.split())
         assert (done.exit_code, said in done.output) == (0, True), done.output
 
 
-def test_it_is_planned():
-    geometry = {"block_size": 16, "num_kv_heads": 2, "head_size": 64}
-    layers = {"a": FullAttention(**geometry), "b": SinkWindow(**geometry, sink_len=4, window=100)}
-    options = PlanOptions(limits=RequestLimits(max_model_len=1000, max_in_flight_tokens=256), layout="LBNHC")
-    plan = plan_vllm((layers,), (100_000_000,), options)
+def planned(spec: LayerSpec, **changes):
+    layers = {"a": FullAttention(**GEOMETRY), "b": spec}
+    limits = RequestLimits(max_model_len=1000, max_in_flight_tokens=256)
+    plan = plan_vllm((layers,), (100_000_000,), PlanOptions(limits=limits, layout="LBNHC", **changes))
     assert [group.spec for group in plan.groups] == list(layers.values())
-    assert simulate(plan.groups, 400, options.limits).full_length_blocks == (63, 1 + 63 - 900 // 16)
+    return simulate(plan.groups, 400, limits).full_length_blocks
+
+
+GEOMETRY = {"block_size": 16, "num_kv_heads": 2, "head_size": 64}
+
+
+def test_they_are_planned():
+    assert planned(SinkWindow(**GEOMETRY, sink_len=4, window=100)) == (63, 1 + 63 - 900 // 16)
+    assert planned(ChunkPair(**GEOMETRY, chunk=64)) == (63, 63 - (999 // 64 - 1) * 4)
+    with pytest.raises(PlanError, match="like full attention"):
+        planned(ChunkPair(**GEOMETRY, chunk=64), hybrid=False)
 
 
 @given(

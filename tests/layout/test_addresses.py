@@ -88,23 +88,6 @@ def test_every_element_of_every_part_lies_where_a_writer_puts_it(case):
         assert (found.index, found.byte) == (index, byte)
 
 
-@given(cases(), st.data())
-@settings(max_examples=100)
-def test_a_block_stays_inside_its_page_and_its_runs_are_its_bytes(case, data):
-    layout, walked = case.layout(), walk(case)
-    layer = data.draw(st.integers(0, case.num_layers - 1))
-    block = data.draw(st.integers(0, case.num_blocks - 1))
-    mine = {address for at, address in walked.items() if at[:2] == (layer, block)}
-    runs = layout.block_runs(layer, block)
-    assert [byte for start, length in runs for byte in range(start, start + length)] == sorted(mine)
-    if case.order.block_compact:
-        start = layout.address(layer, block, 0, 0)
-        assert max(mine) < start + layout.page_size
-        assert len(runs) == 1
-    others = {address for at, address in walked.items() if at[:2] != (layer, block)}
-    assert not mine & others
-
-
 @given(cases())
 @settings(max_examples=60)
 def test_shapes_strides_and_descriptors_agree(case):
@@ -123,20 +106,6 @@ def test_shapes_strides_and_descriptors_agree(case):
         base = array.__array_interface__["data"][0] - buffer.__array_interface__["data"][0]
         assert base == view.offset == layout.address(layer, 0, 0, 0)
         assert view.end <= layout.end
-
-
-@given(cases(), st.data())
-@settings(max_examples=60)
-def test_kernel_rows_and_manager_blocks_name_the_same_bytes(case, data):
-    layout = case.layout()
-    block = data.draw(st.integers(0, case.num_blocks - 1))
-    state = data.draw(st.integers(0, layout.states_per_block - 1))
-    head = data.draw(st.integers(0, layout.shape[2] - 1))
-    rows = layout.kernel_rows(block)
-    kernel = StridedView(layout.shape[1:], layout.strides[1:], layout.offset, "uint8")
-    row, inside = rows[state // layout.shape[3]], state % layout.shape[3]
-    assert kernel.address(row, head, inside, 0) == layout.address(0, block, head, state)
-    assert [r for b in range(case.num_blocks) for r in layout.kernel_rows(b)] == list(range(layout.shape[1]))
 
 
 @given(cases(), st.integers(1, 40))

@@ -12,12 +12,11 @@ import msgspec
 
 from hkv.limits import MAX_COUNT, MAX_SEED
 from hkv.oracle.log_file import write_atomically
-from tests.mutants import diff_judge, process_judge, suite_judge
+from tests.mutants import process_judge, suite_judge
 from tests.mutants.catalogue import INSTALLED, choose
 from tests.mutants.provenance import target_of
-from tests.mutants.row import DIFF, Planted
+from tests.mutants.row import DIFF, Planted, Verdict
 from tests.mutants.table import markdown_table, package_table, record, recorded, show, summary
-from tests.mutants.verdict import Verdict
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it of other programs."""
@@ -33,8 +32,8 @@ INTERRUPTED = 130
 @click.option(
     "--seeds",
     type=click.IntRange(1, MAX_COUNT),
-    help=f"Examples of a suite before a defect survives.  [default: {suite_judge.SEEDS}; {diff_judge.SEEDS} a feature "
-    "of `hkv diff`]",
+    help=f"Examples of a suite before a defect survives.  [default: {suite_judge.SEEDS}; {suite_judge.DIFF_SEEDS} a"
+    " feature of `hkv diff`]",
 )
 @click.option(
     "--first-seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Number of the first example."
@@ -128,7 +127,7 @@ def judged(chosen: Sequence[Planted], seeds: int | None = None, first_seed: int 
         yield verdict
     for row in chosen:
         if row.judge == DIFF:
-            yield diff_judge.judge(row, seeds or diff_judge.SEEDS, first_seed)
+            yield suite_judge.judge_by_diff(row, seeds or suite_judge.DIFF_SEEDS, first_seed)
         elif not row.judged_by_test:
             yield suite_judge.judge(row, seeds or suite_judge.SEEDS, first_seed)
 

@@ -14,8 +14,7 @@ from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.testing.planting import applied
 from tests import quick_compilation
-from tests.mutants.row import Planted
-from tests.mutants.verdict import Outcome, Verdict
+from tests.mutants.row import Outcome, Planted, Verdict
 
 PATIENCE = 400
 """Seconds of processor time after which a judge that has not answered is ended, however busy the machine is."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from hkv.testing.planting import Patch
 
@@ -65,3 +65,31 @@ class Planted:
         """Test that must fail while the defect is planted, and passes without it; for mutants that a test judges."""
         module, name = self.judge.split(":")
         return functools.partial(getattr(importlib.import_module(module), name), *self.arguments)
+
+
+Outcome = Literal["killed", "lives", "broken", "no answer", "misread"]
+"""`broken`: a test failed over something else than what it checks, which shows nothing; `no answer`: it was ended;
+`misread`: the engines differ, and the report is long or does not name the cause."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Verdict on a planted defect: the invariant, or the test, that caught it, and why.
+
+    `seconds` are to the kill, of a test processor time; `examples` of a suite up to the one that showed it; `size` and
+    `lines` are of the shrunk case.
+    """
+
+    mutant: Planted
+    outcome: Outcome
+    invariant: str | None
+    problem: str
+    seconds: float
+    examples: int = 1
+    size: int = 1
+    lines: tuple[str, ...] = ()
+
+    @property
+    def killed(self) -> bool:
+        """True if it was caught."""
+        return self.outcome == "killed"

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from tests.mutants import provenance
 from tests.mutants.provenance import TARGETS
-from tests.mutants.row import Planted
-from tests.mutants.verdict import Verdict
+from tests.mutants.row import Planted, Verdict
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 from hkv.errors import MissingExtraError
 from tests.mutants import __main__ as command_module
 from tests.mutants.catalogue import MUTANTS
+from tests.mutants.row import Verdict
 from tests.mutants.suite_judge import judge
-from tests.mutants.table import markdown_table
-from tests.mutants.verdict import Verdict
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 ONE = ("--only", "taken-from-the-back")
@@ -42,10 +41,6 @@ def test_one_mutant_is_judged_and_written(tmp_path):
     assert written["mutants"][0]["invariant"] == "eviction order"
     assert written["mutants"][0]["upstream"] == list(MUTANTS["taken-from-the-back"].upstream)
     assert "| `taken-from-the-back` |" in page.read_text()
-
-
-def test_json_on_standard_output_is_all_there_is():
-    assert json.loads(invoke(*ONE, "--json", "-").output)["summary"]["survivors"] == []
 
 
 def test_a_suite_whose_package_is_missing_lets_nothing_survive(monkeypatch):
@@ -95,12 +90,6 @@ def test_an_unknown_name_is_refused(name):
     result = invoke("--only", name)
     assert result.exit_code == 2
     assert f"'{name}' is no mutant" in result.output
-
-
-def test_the_page_says_which_command_writes_it():
-    page = markdown_table([judge(MUTANTS["taken-from-the-back"])])
-    assert "python -m tests.mutants --markdown docs/mutants.md" in page
-    assert "## Eviction" in page
 
 
 def test_a_test_judges_in_a_process_of_its_own():

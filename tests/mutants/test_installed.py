@@ -10,10 +10,9 @@ from click.testing import CliRunner
 
 from tests.mutants import __main__ as command_module
 from tests.mutants.catalogue import IN_PACKAGES, MUTANTS
-from tests.mutants.diff_judge import judge
-from tests.mutants.row import DIFF
+from tests.mutants.row import DIFF, Verdict
+from tests.mutants.suite_judge import judge_by_diff
 from tests.mutants.table import package_table, record, recorded
-from tests.mutants.verdict import Verdict
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "mutants-in-vllm.md"
 ROWS = {row.name: row for row in IN_PACKAGES["vllm"]}
@@ -88,6 +87,6 @@ def test_every_edit_fits_the_installed_package() -> None:
 @foreign_warnings
 @pytest.mark.parametrize("name", NAMED)
 def test_a_defect_is_found_made_small_and_named(name: str) -> None:
-    verdict = judge(ROWS[name])
+    verdict = judge_by_diff(ROWS[name])
     assert verdict.killed, verdict.problem
     assert verdict.size <= 12

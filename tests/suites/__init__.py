@@ -2,15 +2,20 @@
 
 import importlib
 
+from tests.suites.history import HistorySuite
 from tests.suites.suite import CaseCheck, CaseSuite, Failure, Suite
 
 __all__ = ["SUITES", "CaseCheck", "CaseSuite", "Failure", "Suite"]
 
 _MODULES = (
-    *("traffic", "comeback", "cached_sets", "resend", "rtp", "alone", "chunking", "checkpoints", "keys", "misuse"),
-    *("pages", "plans", "siblings", "slots", "tails", "tiers", "transfers"),
+    *("traffic", "cached_sets", "resend", "rtp", "alone", "chunking", "keys", "misuse", "pages", "plans", "slots"),
+    *("tails", "tiers", "transfers"),
 )
-_EVERY: list[Suite] = [importlib.import_module(f"tests.suites.{name}").SUITE for name in _MODULES]
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in _EVERY}
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for name in _MODULES
+    for suite in vars(importlib.import_module(f"tests.suites.{name}")).values()
+    if isinstance(suite, (CaseSuite, HistorySuite))
+}
 """Every suite, by name."""

@@ -16,8 +16,7 @@ from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 from hkv.dialects.rtp_llm.log import RtpAnswer, RtpHeader, RtpOp
 from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import OperationError
-from tests.suites.history import HistorySuite, Setting
-from tests.suites.shrinking import Broken
+from tests.suites.history import Broken, HistorySuite, Setting
 
 STEPS = 8
 """Rounds of one example."""

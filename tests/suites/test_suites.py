@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from hkv.contract.traffic import RandomChoices
 from hkv.testing.planting import Patch, applied
 from tests.suites import SUITES
+from tests.suites.published import ELSEWHERE, PUBLISHED, main, page, rows
 from tests.suites.slots import draw_addressing
 from tests.suites.suite import Recorded
 
@@ -35,3 +38,34 @@ def test_recorded_decisions_make_the_same_case_again():
     first = Recorded(RandomChoices(7))
     case = draw_addressing(first)
     assert draw_addressing(Recorded(None, first.made)) == case
+
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "invariants.md"
+
+
+def test_every_published_invariant_has_a_check_or_a_reason():
+    checked = {id for row in rows() for id in row.promises}
+    assert checked | set(ELSEWHERE) == set(PUBLISHED)
+    assert not checked & set(ELSEWHERE)
+    assert list(PUBLISHED) == [f"B-I{number}" for number in range(1, 39)]
+
+
+def test_every_check_is_named_once_and_says_what_it_stands_for():
+    names = [row.name for row in rows()]
+    assert len(set(names)) == len(names)
+    for row in rows():
+        assert row.promises, row.name
+        assert row.promise.endswith("."), row.name
+        assert len(row.promise) > 30, row.name
+
+
+def test_every_suite_of_cases_is_listed():
+    listed = {row.where for row in rows()}
+    for name, suite in SUITES.items():
+        if hasattr(suite, "checks"):
+            assert f"suite `{name}`" in listed
+
+
+def test_the_page_is_current(tmp_path):
+    main([str(tmp_path / "invariants.md")])
+    assert (tmp_path / "invariants.md").read_text() == page() == PAGE.read_text()

@@ -15,8 +15,7 @@ from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import copies_states
 from hkv.errors import EngineFailure
-from tests.suites.history import Setting
-from tests.suites.shrinking import Broken
+from tests.suites.history import Broken, Setting
 from tests.suites.suite import TOTALITY
 
 

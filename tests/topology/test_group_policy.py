@@ -28,22 +28,6 @@ def test_numbers_are_rtp_llms():
     assert [(m.name, m.value) for m in CpSlice] == [("NONE", 0), ("EQUAL_BYTES", 1), ("PAYLOAD_BYTES", 2)]
 
 
-def test_struct_defaults():
-    assert dataclasses.asdict(GroupPolicy()) == {
-        "group_type": GroupType.FULL,
-        "enable_prefix_reuse": True,
-        "evict_policy": EvictPolicy.CHAIN,
-        "reservable": True,
-        "explicit_block_num": 0,
-        "charge_to_paged_budget": False,
-        "memory_placement": MemoryPlacement.DEVICE,
-        "active_tail_blocks": 0,
-        "validate_tail_blocks": True,
-        "cp_mapping": CpMapping.NONE,
-        "cp_slice": CpSlice.NONE,
-    }
-
-
 @pytest.mark.parametrize(
     ("group_type", "reuse", "tail", "mapping"),
     [

@@ -20,6 +20,7 @@ from hkv.tier.disk import DiskTier
 from hkv.tier.tier import MemoryTier
 from tests.cache.hlo import large_copies
 from tests.serving.test_serving import LONGEST, PROMPTS, Host, R, check, config
+from tests.test_documents import run_page
 
 PROMPT = PROMPTS[1]
 
@@ -199,3 +200,8 @@ def test_an_object_has_the_end_of_a_window_that_is_shorter_than_a_chunk(chunk, e
     assert [entry.members[0].kept for entry in found.entries] == [of_full, of_window]
     assert [entry.window for entry in found.entries] == [-1, window]
     assert found.entries[1].layout.nbytes == 2 * 2 * of_window * 4 * 2 * 4 * 2
+
+
+def test_the_code_of_the_page_runs() -> None:
+    """`docs/serving.md` serves with hits, in debug mode, through a tier and for a kernel."""
+    run_page("serving")

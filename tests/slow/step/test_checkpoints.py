@@ -101,19 +101,6 @@ def drive(config, data) -> None:
         pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
 
 
-def test_a_request_that_comes_again_leaves_a_state_at_the_end_of_all_it_had():
-    """A prompt of 5 tokens with 7 generated ones: its last chunk alone, and nobody is to find that state."""
-    pair = Pair(build([FullAttention(block_size=2), states(2)], num_blocks=60, retention_interval=0))
-    text = list(range(1, 13))
-    assert arrive(pair, {0: text}, output=7) == [0]
-    assert pair.step([text[:6], [], [], [], []])[0] == OK
-    assert not pair.rows.checkpoints
-    assert pair.step([text[6:], [], [], [], []])[0] == OK
-    ((_, _, tokens, block),) = pair.rows.checkpoints
-    assert tokens == 4
-    assert not pair.rows.manager.pool.keys_of(block)
-
-
 def test_a_state_that_still_stands_is_not_taken_for_one_at_the_end_of_its_block():
     """The state after 4 tokens stands at the entry of one after 6, which are registered when 8 are computed.
 
