@@ -13,7 +13,7 @@ import hkv.cli
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.dialects.rtp_llm.traffic.traffic import rtp_features
+from hkv.dialects.rtp_llm.traffic import rtp_features
 from hkv.oracle.log_file import read_log, write_log
 
 ME = f"{__name__}:"

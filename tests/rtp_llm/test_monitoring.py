@@ -12,7 +12,7 @@ from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.dialects.rtp_llm.monitoring import cache_info, pool_snapshots, recent_hits
-from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
+from hkv.dialects.rtp_llm.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import ConfigError
 
 

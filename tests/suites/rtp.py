@@ -14,7 +14,7 @@ from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS, RtpWatch
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 from hkv.dialects.rtp_llm.log import RtpAnswer, RtpHeader, RtpOp
-from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header, drive_rtp, rtp_features
+from hkv.dialects.rtp_llm.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import OperationError
 from tests.suites.history import Broken, HistorySuite, Setting
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hkv.contract.traffic import Choices
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
     from hkv.dialects.rtp_llm.log import RtpHeader
-    from hkv.dialects.rtp_llm.traffic.moves import RtpTrafficMoves
+    from hkv.dialects.rtp_llm.traffic import RtpTraffic
     from hkv.replay.command import ReplayCommand
 
 
@@ -77,26 +77,26 @@ class RtpLlmDialect(Dialect):
         return [(group.type, group.block_size) for group in header.groups]
 
     def features(self, name: str) -> tuple[str, ...]:
-        from hkv.dialects.rtp_llm.traffic.traffic import rtp_features
+        from hkv.dialects.rtp_llm.traffic import rtp_features
 
         return rtp_features(name)
 
     def draw_header(
         self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
     ) -> RtpHeader:
-        from hkv.dialects.rtp_llm.traffic.traffic import draw_rtp_header
+        from hkv.dialects.rtp_llm.traffic import draw_rtp_header
 
         return draw_rtp_header(choices, feature, name)
 
     def drive(self, header: RtpHeader, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
-        from hkv.dialects.rtp_llm.traffic.traffic import drive_rtp
+        from hkv.dialects.rtp_llm.traffic import drive_rtp
 
         drive_rtp(header, choices, perform, steps)
 
-    def moves(self, header: RtpHeader, choices: Choices, perform: Callable[[Any], Any]) -> RtpTrafficMoves:
-        from hkv.dialects.rtp_llm.traffic.moves import RtpTrafficMoves
+    def moves(self, header: RtpHeader, choices: Choices, perform: Callable[[Any], Any]) -> RtpTraffic:
+        from hkv.dialects.rtp_llm.traffic import RtpTraffic
 
-        return RtpTrafficMoves(header, choices, perform)
+        return RtpTraffic(header, choices, perform)
 
     def topology(self, header: RtpHeader) -> Topology:
         from hkv.dialects.rtp_llm.log import to_rtp_config

@@ -48,7 +48,7 @@ class _Request:
 
 
 class RtpTraffic:
-    """An engine of no judgement, one round at a time.
+    """An engine of no judgement, one round at a time, or one move at a time (`hkv.contract.traffic.Moves`).
 
     Args:
       header: the configuration.
@@ -88,6 +88,37 @@ class RtpTraffic:
         if choices.chance(15):
             self._estimate()
         self._perform(structs.StateOp())
+
+    def possible(self, move: str) -> bool:
+        """True if there is a request that the move can be about, and the configuration is about such moves."""
+        about, runs = self._header.feature, bool(self._running)
+        possible = {
+            "arrive": len(self._waiting) < MOST_WAITING,
+            "admit": bool(self._waiting) and len(self._running) < MOST_RUNNING,
+            "estimate": bool(self._waiting) or runs,
+            "connect": about == "connector",
+            "fork": about == "fork" and runs,
+            "evict": True,
+            "state": True,
+        }
+        return possible.get(move, runs)
+
+    def make(self, move: str) -> None:
+        """Makes a move."""
+        choices = self._choices
+        match move:
+            case "arrive" | "estimate" | "connect":
+                getattr(self, f"_{move}")()
+            case "admit":
+                self._admit(choices.pick(self._waiting))
+            case "grow" | "fork" | "insert" | "preempt":
+                getattr(self, f"_{move}")(choices.pick(self._running))
+            case "end":
+                self._end(choices.pick(self._running), entered=choices.chance(90))
+            case "evict":
+                self._perform(structs.EvictOp(least=choices.integer(0, 4)))
+            case _:
+                self._perform(structs.StateOp())
 
     def drain(self) -> None:
         """Ends all requests, and evicts all that is cached."""
@@ -164,7 +195,7 @@ class RtpTraffic:
             self._preempt(request)
             return
         if choices.chance(8):
-            self._perform(structs.InsertOp(id=request.id, resident=self._resident()))
+            self._insert(request)
         if self._header.feature == "fork" and choices.chance(35) and not self._fork(request):
             return
         if choices.chance(85):
@@ -211,13 +242,14 @@ class RtpTraffic:
     def _end(self, request: _Request, *, entered: bool) -> None:
         self._running.remove(request)
         if entered:
-            self._perform(structs.InsertOp(id=request.id, resident=self._resident()))
+            self._insert(request)
         self._perform(structs.FreeOp(id=request.id))
         self._perform(structs.DropOp(id=request.id))
         self._remember(self._choices.pick(request.texts))
 
-    def _resident(self) -> bool:
-        return self._header.feature == "connector" and self._choices.chance(4)
+    def _insert(self, request: _Request) -> None:
+        resident = self._header.feature == "connector" and self._choices.chance(4)
+        self._perform(structs.InsertOp(id=request.id, resident=resident))
 
     def _connect(self) -> None:
         """Somebody holds a running sequence's blocks, or evicted ones leave for another tier; or is done with them."""

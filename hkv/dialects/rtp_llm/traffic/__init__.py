@@ -1,1 +1,0 @@
-"""Random configurations and traffic under RTP-LLM's rules."""
