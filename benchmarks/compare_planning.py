@@ -19,7 +19,7 @@ from benchmarks.installed_planning import InstalledPlanner
 from hkv.dialects.vllm.planning import plan_vllm
 from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.tensors import options_record, plan_record
-from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
+from hkv.dialects.vllm.vectors import LayerSet, draw_layer_set
 from hkv.errors import HKVError
 from hkv.layout.orders import Order
 from hkv.model.huggingface import ReadOptions, load_config, read_model

@@ -27,7 +27,7 @@ import coverage
 from hkv.contract import registry
 from hkv.contract.traffic import STEERED, Kept, RandomChoices
 from hkv.dialects.vllm.log.coverage import Observer
-from hkv.dialects.vllm.traffic import moves
+from hkv.dialects.vllm.traffic import headers
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import ALL, choose, draw, features_of
 
@@ -166,8 +166,8 @@ def main() -> None:
     if arguments.keep is not None:
         reached = {name: signals(each, frozenset(all_branches)) for name, each in found.items()}
         chosen = choose(reached, arguments.keep, lambda name: name[0])
-        moves.PLACE.write_bytes(moves.written([found[name].kept for name in chosen]))
-        print(f"{len(chosen)} configurations in {moves.PLACE}")
+        headers.KEPT.write_bytes(headers.written([found[name].kept for name in chosen]))
+        print(f"{len(chosen)} configurations in {headers.KEPT}")
     said = table(found, all_branches)
     if arguments.markdown is None:
         print(said)

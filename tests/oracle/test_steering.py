@@ -8,8 +8,7 @@ from hkv.contract import registry
 from hkv.contract.traffic import STEERED
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.coverage import Observer
-from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING
-from hkv.dialects.vllm.traffic.moves import kept, written
+from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING, kept, written
 from hkv.errors import ConfigError
 from hkv.oracle.comparison import Comparison
 from hkv.oracle.record import ALL, EACH, Only, choose, draw, features_of, record

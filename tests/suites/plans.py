@@ -12,7 +12,7 @@ from hkv.dialects.vllm.planning.pages import align_states, unify_pages
 from hkv.dialects.vllm.planning.plan import Plan
 from hkv.dialects.vllm.planning.residency import longest_request, request_blocks, simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
-from hkv.dialects.vllm.traffic.layer_sets import LayerSet, draw_layer_set
+from hkv.dialects.vllm.vectors import LayerSet, draw_layer_set
 from hkv.errors import HKVError
 from hkv.layout.block_layout import Layout
 from hkv.spec import (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
     from hkv.dialects.vllm.traffic.hit_comparison import Case
-    from hkv.dialects.vllm.traffic.moves import TrafficMoves
+    from hkv.dialects.vllm.traffic.traffic import Traffic
     from hkv.replay.command import ReplayCommand
 
 
@@ -107,7 +107,7 @@ class VllmDialect(Dialect):
         return (STEERED, *REACHING, *FEATURES)
 
     def kept(self, version: int, name: str) -> Sequence[Kept]:
-        from hkv.dialects.vllm.traffic.moves import kept
+        from hkv.dialects.vllm.traffic.headers import kept
 
         return kept(version)
 
@@ -128,10 +128,10 @@ class VllmDialect(Dialect):
 
         drive(header, choices, perform, steps)
 
-    def moves(self, header: Header, choices: Choices, perform: Callable[[Any], Any]) -> TrafficMoves:
-        from hkv.dialects.vllm.traffic.moves import TrafficMoves
+    def moves(self, header: Header, choices: Choices, perform: Callable[[Any], Any]) -> Traffic:
+        from hkv.dialects.vllm.traffic.traffic import Traffic
 
-        return TrafficMoves(header, choices, perform)
+        return Traffic(header, choices, perform)
 
     def topology(self, header: Header) -> Topology:
         return Topology.of_specs([spec_from_log(group) for group in header.groups], header.eagle_groups)

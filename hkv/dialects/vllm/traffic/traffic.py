@@ -55,7 +55,7 @@ class Request:
 
 
 class Traffic:
-    """A scheduler of no judgement, one step at a time.
+    """A scheduler of no judgement, one step at a time, or one move at a time (`hkv.contract.traffic.Moves`).
 
     Args:
       header: the configuration.
@@ -122,6 +122,29 @@ class Traffic:
             self._perform(oplog.ResetOp())
         self._perform(oplog.EventsOp())
         self._perform(self._observe())
+
+    def possible(self, move: str) -> bool:
+        """True if there is a request that the move can be about."""
+        return bool(self._waiting) if move == "admit" else bool(self._running) or move not in ABOUT_RUNNING
+
+    def make(self, move: str) -> None:
+        """Makes a move."""
+        choices = self._choices
+        match move:
+            case "arrive" | "evict":
+                getattr(self, f"_{move}")()
+            case "admit":
+                self._admit(choices.pick(self._waiting))
+            case "go_on":
+                self._continue(choices.pick(self._running))
+            case "finish" | "preempt":
+                getattr(self, f"_{move}")(choices.pick(self._running))
+            case "next_step":
+                copies = [oplog.CopiesOp()] if self._copying else []
+                for operation in (*copies, oplog.EventsOp(), oplog.StateOp(), oplog.StepOp()):
+                    self._perform(operation)
+            case _:
+                self._perform(oplog.ResetOp())
 
     def _take_out(self) -> None:
         """Some blocks of a hit, or of a group that can do without, lose their keys, so that what is cached has holes;
@@ -463,6 +486,9 @@ class Traffic:
         blocks = {self._choices.integer(1, self._header.num_blocks - 1) for _ in range(count)}
         self._perform(oplog.EvictOp(blocks=sorted(blocks)))
 
+
+ABOUT_RUNNING = ("go_on", "finish", "preempt")
+"""Moves that want a request which runs."""
 
 KNOWN = 30
 """Blocks handed out last, of groups that can do without some, that may be taken out of what is cached."""
