@@ -16,7 +16,7 @@ from hkv.contract import explore_command, registry
 from hkv.contract.log import describe
 from hkv.contract.options import COUNT, SECONDS, Number, option
 from hkv.errors import ConfigError
-from hkv.oracle.exploration import explore_command_of, search_of
+from hkv.oracle.exploration import answered, explore_command_of, search_of
 from hkv.oracle.log_file import log_bytes
 from hkv.replay.command import Groups
 from hkv.spec import LayerSpec
@@ -72,7 +72,7 @@ def command(given: _Options) -> int:
         report = search.report
         found = report.counterexample
         if found is not None:
-            write_output(path, log_bytes(found.header, *found.with_answers()))
+            write_output(path, log_bytes(found.header, *answered(found)))
         if talks(given.json_path, given.save):
             for line in report.lines():
                 click.echo(line)

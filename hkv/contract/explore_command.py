@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -24,20 +24,19 @@ TOKENS = (0, 1)
 """The different tokens of prompts and of what is generated."""
 
 
-class Counterexample(Protocol):
-    """A shortest sequence of operations that breaks invariants."""
+@dataclasses.dataclass(frozen=True)
+class Counterexample:
+    """The shortest way to a broken invariant: no shorter sequence of operations breaks any.
 
-    @property
-    def invariants(self) -> Sequence[str]: ...
+    Attributes:
+      invariants: those that the last operation breaks.
+      header: the configuration.
+      operations: as the log format writes them.
+    """
 
-    @property
-    def header(self) -> Any: ...
-
-    @property
-    def operations(self) -> Sequence[Any]: ...
-
-    def with_answers(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Operations of a log of it, and the reference's answers to them."""
+    invariants: tuple[str, ...]
+    header: Any
+    operations: tuple[Any, ...]
 
 
 @dataclasses.dataclass

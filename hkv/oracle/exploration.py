@@ -9,7 +9,6 @@ may come next and what its canonical state is (`Dialect.next_operations`, `Diale
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.explore_command import (
+    Counterexample,
     ExploreCommand,
     Progress,
     Report,
@@ -29,6 +29,7 @@ from hkv.contract.explore_command import (
 from hkv.contract.invariant import InvariantError
 from hkv.contract.log import PooledHeader
 from hkv.errors import ConfigError, HKVError
+from hkv.oracle.engines import REFERENCE
 from hkv.spec import spec_to_log
 
 TOTALITY = "totality"
@@ -103,37 +104,26 @@ class PlainWorld:
         return lambda: copy.deepcopy(self, dict(constants))
 
 
-@dataclasses.dataclass(frozen=True)
-class ShortestWay:
-    """The shortest way to a broken invariant: no shorter sequence of operations breaks any.
+def answered(found: Counterexample) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The operations of a counterexample, and a look at the state where there is one, with the reference's answers.
 
-    Attributes:
-      invariants: the one that the last operation breaks.
+    A defect may have led where the reference does not follow, to a hit that it does not find; the operations then end
+    before that.
     """
-
-    invariants: tuple[str, ...]
-    header: Any
-    operations: tuple[Any, ...]
-
-    def with_answers(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The operations, and a look at the state where there is one, with the reference's answers.
-
-        They end before an operation that the reference fails.
-        """
-        dialect = registry.dialect_of(self.header.dialect)
-        factory = dialect.engine(dialect.default_recorded)
-        assert factory is not None
-        engine, performed, answers = factory(self.header), [], []
-        for operation in self.operations:
-            try:
-                answers.append(dialect.perform(engine, operation))
-            except HKVError:
-                break
-            performed.append(operation)
-        if look := dialect.log.operations.get("state"):
-            performed.append(look())
-            answers.append(dialect.perform(engine, performed[-1]))
-        return tuple(performed), tuple(answers)
+    dialect = registry.dialect_of(found.header.dialect)
+    factory = dialect.engine(REFERENCE) or dialect.engine(dialect.default_recorded)
+    assert factory is not None
+    engine, performed, answers = factory(found.header), [], []
+    for operation in found.operations:
+        try:
+            answers.append(dialect.perform(engine, operation))
+        except HKVError:
+            break
+        performed.append(operation)
+    if look := dialect.log.operations.get("state"):
+        performed.append(look())
+        answers.append(dialect.perform(engine, performed[-1]))
+    return tuple(performed), tuple(answers)
 
 
 class BreadthFirst(Search):
@@ -212,6 +202,6 @@ class BreadthFirst(Search):
 
     def _fail(self, invariant: str, state: int, operation: Any) -> bool:
         operations = (*self.way(state), operation)
-        self.report.counterexample = ShortestWay((invariant,), self._header, operations)
+        self.report.counterexample = Counterexample((invariant,), self._header, operations)
         self.report.seconds = time.perf_counter() - self._began
         return False

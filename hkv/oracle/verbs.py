@@ -19,7 +19,7 @@ from hkv.contract.explanation import Event, Explanation, find_request
 from hkv.contract.log import Log, describe
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
-from hkv.oracle.engines import engine_factory
+from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log, write_atomically
 from hkv.oracle.record import Only, Recording
 from hkv.oracle.record import record as record_traffic
@@ -344,13 +344,13 @@ def explain(log: Path | Log, line: int, request: str | None = None) -> Explanati
 # Dialects give the account (`Dialect.explain`); this is what it consists of.
 
 
-def account(log: Log, line: int, request: str | None = None, reference: str = "numpy") -> Explanation:
+def account(log: Log, line: int, request: str | None = None) -> Explanation:
     """Account from `Dialect.resumptions` and the answers of a built-in engine; of blocks, nothing is told."""
     dialect = registry.dialect_of(log.header.dialect)
     operation, id, before = find_request(log, line, request, type(None))
-    make = dialect.engine(reference)
+    make = dialect.engine(REFERENCE)
     if make is None:
-        raise UnsupportedConfigError("dialect", log.header.dialect, f"a dialect with an engine {reference}")
+        raise UnsupportedConfigError("dialect", log.header.dialect, f"a dialect with an engine {REFERENCE}")
     engine, departed, events = make(log.header), None, list[Event]()
     for number, each in enumerate(log.operations[:before], 2):
         answer = dialect.perform(engine, each)

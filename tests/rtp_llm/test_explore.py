@@ -17,6 +17,7 @@ from hkv.contract.explore_command import Space
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.errors import ConfigError, HKVError
+from hkv.oracle.exploration import answered
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import Patch, applied
 from tests.mutants.catalogue import MUTANTS
@@ -110,7 +111,7 @@ def test_a_planted_defect_has_a_shortest_counterexample(
     with applied(*edits):
         found = explored("hybrid").report.counterexample
         assert found is not None
-        performed, answers = found.with_answers()
+        performed, answers = answered(found)
     assert found.invariants == (invariant,)
     assert [str(type(each).__struct_config__.tag) for each in found.operations] == operations.split()
     assert len(performed) == len(answers) == len(found.operations) + (invariant != "totality")

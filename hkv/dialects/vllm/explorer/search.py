@@ -12,16 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from hkv.contract.explore_command import Report
-from hkv.dialects.vllm.engines.engine import apply
-from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.contract.explore_command import Counterexample, Report
 from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, all_moves, to_log
 from hkv.dialects.vllm.explorer.space import Space
 from hkv.dialects.vllm.explorer.transition import LANES, REFUSED, Outcome, Program, names_of, start, unpack
 from hkv.dialects.vllm.log.configuration import to_header
-from hkv.dialects.vllm.log.structs import Answer, Header, Operation, StateOp
+from hkv.dialects.vllm.log.structs import Operation
 from hkv.dialects.vllm.rules.operations import Code
-from hkv.errors import HKVError
 
 CHUNK = 4096
 """Worlds stepped in one dispatch."""
@@ -289,38 +286,6 @@ class Visited:
 
 FEATURE = "core"
 """Feature that the logs are marked with, for statistics."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Counterexample:
-    """The shortest way to a broken invariant: no shorter sequence of operations breaks any.
-
-    Attributes:
-      invariants: those that the last operation breaks.
-      header: the configuration.
-      operations: as the log format writes them.
-    """
-
-    invariants: tuple[str, ...]
-    header: Header
-    operations: tuple[Operation, ...]
-
-    def with_answers(self) -> tuple[tuple[Operation, ...], tuple[Answer, ...]]:
-        """The operations and a `state` after them, with what the reference answers to each.
-
-        A defect may have led where the reference does not follow, to a hit that it does not find; the operations then
-        end before that.
-        """
-        engine, performed, answers = NumpyEngine(self.header), [], []
-        assert isinstance(engine, NumpyEngine)
-        for operation in self.operations:
-            try:
-                answers.append(apply(engine, operation))
-            except HKVError:
-                break
-            performed.append(operation)
-        last = StateOp()
-        return (*performed, last), (*answers, apply(engine, last))
 
 
 def counterexample(program: Program, moves: np.ndarray, chunk: int, invariants: Sequence[str]) -> Counterexample:
