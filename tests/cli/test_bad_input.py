@@ -250,6 +250,90 @@ def test_texts_that_are_refused(
     assert contents(tmp_path) == {}
 
 
+MESSAGES = {
+    "layout --spec full": "group = 'full'",
+    "layout --spec full:16 --layout XYZ": "layout = 'XYZ': expected one of LBHNC",
+    "layout --spec full:16 --num-blocks 0": "Invalid value for '--num-blocks': 0 is not in the range",
+    "layout --spec full:16 --address 1,2,3": "--address = '1,2,3': expected layer,block,head,token",
+    "layout --spec full:16 --address 0,0,0,16,0": "token = 16: expected a number from 0 to 15",
+    "layout --spec full:16 --address 0,0,0,-1,0": "token = -1",
+    "layout --spec full:16 --address 0,0,0,0,256": "channel = 256: expected a number from 0 to 255",
+    "layout --spec full:16 --address 0,0,0,0,key:128": "channel = 'key:128'",
+    "layout --spec full:16 --address 0,0,0,0,rope:1": "part = 'rope': expected one of key, value",
+    "layout --spec full:16 --address 0,0,0,0,x": "--address = 'x'",
+    "layout --spec full:16 --byte -1": "Invalid value for '--byte': -1 is not in the range",
+    "layout --spec full:16 --tokens-per-state 1/0": "--tokens-per-state = '1/0'",
+    "layout --spec mamba:16 --state 4,8": "--state = '4,8'",
+    "layout --spec full:16 --image block.pdf": "--image = 'block.pdf'",
+    "layout --spec full:16 --quantization fp7": "quantization = 'fp7'",
+    "layout --spec full:16 --kernel-block-size 5": "kernel_block_size = 5: expected a divisor",
+    "replay {trace} --groups full --num-blocks 9": "full:block_size",
+    "replay {trace} --groups full:0 --num-blocks 9": "positive integer",
+    "replay {trace} --groups full:16,swa:16 --num-blocks 9": "swa:block_size:window",
+    "replay {trace} --groups fall:16 --num-blocks 9": "expected one of",
+    "replay {trace} --groups full:16 --num-blocks 1": "num-blocks",
+    "replay {trace} --groups full:16": "num-blocks",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --eagle 2": "eagle_groups",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --eagle one": "eagle",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --retention 17": "retention_interval",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --retention -1": "retention",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --speed 0": "speed",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --speed 1/0": "speed",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --decode-tokens 9 --step-tokens 8": "decode_tokens",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --engine nobody": "nobody",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --engine numpy --check": "other than numpy",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --plot x.gif": ".png or .svg",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --tokens-per-id 10": "4 of them",
+    "trace poems -o x": "poems",
+    "trace chat": "output",
+    "trace chat -o x --rate 0": "rate",
+    "trace chat -o x --turns nan": "turns",
+    "trace chat -o x --requests 0": "requests",
+    "trace chat -o x --seed -1": "seed",
+    "replay {trace}": "one of --groups",
+    "replay {trace} --groups full:16 --num-blocks 9 --model x": "one of --groups",
+    "replay {trace} --groups full:16 --num-blocks 9 --memory 1GiB": "--memory is not for --groups",
+    "replay {trace} --groups full:16 --num-blocks 9 --tp 2": "--tp is not for --groups",
+    "replay {trace} --groups full:16 --num-blocks 9 --max-model-len auto": "auto is for --model",
+    "replay {trace} --model {model} --num-blocks 9": "wants --memory",
+    "replay {trace} --model {model} --memory 1GiB --num-blocks 9": "--num-blocks is not for --model",
+    "replay {trace} --model {model} --memory 1": "memory",
+    "replay {trace} --model {model} --memory lots": "80GiB",
+    "replay {trace} --model {model} --memory 1GiB --kv-dtype int3": "kv_dtype",
+    "replay {trace} --model {model} --memory 1GiB --tp 7": "heads",
+    "replay {trace} --model {model} --memory 9GiB --eagle 1": "eagle_groups",
+    "replay {trace} --model {model} --memory 1GiB --max-model-len 0": "max_model_len",
+    "replay {trace} --model absent.json --memory 1GiB": "absent.json",
+    "plan {model} --memory 80GiB --layout XYZ": "layout = 'XYZ'",
+    "plan {model} --memory 80GiB --memory lots": "memory = 'lots'",
+    "plan {model} --memory 80GiB --max-model-len soon": "max_model_len = 'soon'",
+    "plan {model} --memory 80GiB --tp 3": "num_attention_heads = 32",
+    "plan {model} --memory 80GiB --memory 1MiB": "at least",
+    "plan {model} --memory 80GiB --pools independent": "pools = 'independent'",
+    "plan {model} --memory 80GiB --kernel-block-size 7": "kernel_block_size = 7",
+    "plan {model} --memory 80GiB --dialect rtp-llm --pp 2": "--pp",
+    "plan {model} --memory 80GiB --dialect rtp-llm --dcp 2 --tp 2": "--tp",
+    "plan {model} --memory 80GiB --dialect rtp-llm --layout LBHNC": "--layout",
+    "plan {model} --memory 80GiB --dialect rtp-llm --kv-dtype int4_per_token_head": "kv_dtype = 'int4_per_token_head'",
+    "plan {model} --memory 80GiB --dialect rtp-llm --kv-dtype float16": (
+        "kv_dtype = 'float16': expected bfloat16, which the model"
+    ),
+    "plan {model} --memory 80GiB --draft-modules 2": "--draft-modules",
+    "plan {model} --memory 80GiB --bugs nothing-known": "nothing-known",
+    "plan {model} --memory 80GiB --kv-dtype fp3": "kv_cache_dtype = 'fp3'",
+}
+"""Command lines that make no sense, and what is said of each."""
+
+
+@pytest.mark.parametrize("line", MESSAGES)
+def test_what_makes_no_sense_is_named(line: str, inputs: Inputs, tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = perform(line.format(**vars(inputs)).split(" "), tmp_path)
+    assert (ended.status, ended.out) == (2, b"")
+    assert MESSAGES[line] in complaint(capsys)
+    assert contents(tmp_path) == {}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

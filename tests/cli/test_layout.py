@@ -88,34 +88,6 @@ def test_the_drawing_in_a_file(shell, tmp_path, ending, start):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--spec", "full"], "hkv: group = 'full'"),
-        (["--spec", "full:16", "--layout", "XYZ"], "hkv: layout = 'XYZ': expected one of LBHNC"),
-        (["--spec", "full:16", "--num-blocks", "0"], "hkv: Invalid value for '--num-blocks': 0 is not in the range"),
-        (["--spec", "full:16", "--address", "1,2,3"], "hkv: --address = '1,2,3': expected layer,block,head,token"),
-        (["--spec", "full:16", "--address", "0,0,0,16,0"], "hkv: token = 16: expected a number from 0 to 15"),
-        (["--spec", "full:16", "--address", "0,0,0,-1,0"], "hkv: token = -1"),
-        (["--spec", "full:16", "--address", "0,0,0,0,256"], "hkv: channel = 256: expected a number from 0 to 255"),
-        (["--spec", "full:16", "--address", "0,0,0,0,key:128"], "hkv: channel = 'key:128'"),
-        (["--spec", "full:16", "--address", "0,0,0,0,rope:1"], "hkv: part = 'rope': expected one of key, value"),
-        (["--spec", "full:16", "--address", "0,0,0,0,x"], "hkv: --address = 'x'"),
-        (["--spec", "full:16", "--byte", "-1"], "hkv: Invalid value for '--byte': -1 is not in the range"),
-        (["--spec", "full:16", "--tokens-per-state", "1/0"], "hkv: --tokens-per-state = '1/0'"),
-        (["--spec", "mamba:16", "--state", "4,8"], "hkv: --state = '4,8'"),
-        (["--spec", "full:16", "--image", "block.pdf"], "hkv: --image = 'block.pdf'"),
-        (["--spec", "full:16", "--quantization", "fp7"], "hkv: quantization = 'fp7'"),
-        (["--spec", "full:16", "--kernel-block-size", "5"], "hkv: kernel_block_size = 5: expected a divisor"),
-    ],
-)
-def test_unusable_input_is_one_line_and_status_two(shell, arguments, message):
-    status, out, err = shell("layout", *arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-
-
 @given(cases(), st.data())
 @settings(max_examples=60)
 def test_each_level_is_the_inside_of_the_chosen_piece_above(case, data):

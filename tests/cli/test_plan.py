@@ -215,33 +215,6 @@ def test_rtp_llm_prints_whole_in_80_columns(name: str, options: list[str], headi
         assert {group["tag"], f"{group['stride']:,}", f"{group['num_blocks']:,}"} <= set(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--layout", "XYZ"], "layout = 'XYZ'"),
-        (["--memory", "lots"], "memory = 'lots'"),
-        (["--max-model-len", "soon"], "max_model_len = 'soon'"),
-        (["--tp", "3"], "num_attention_heads = 32"),
-        (["--memory", "1MiB"], "at least"),
-        (["--pools", "independent"], "pools = 'independent'"),
-        (["--kernel-block-size", "7"], "kernel_block_size = 7"),
-        (["--dialect", "rtp-llm", "--pp", "2"], "--pp"),
-        (["--dialect", "rtp-llm", "--dcp", "2", "--tp", "2"], "--tp"),
-        (["--dialect", "rtp-llm", "--layout", "LBHNC"], "--layout"),
-        (["--dialect", "rtp-llm", "--kv-dtype", "int4_per_token_head"], "kv_dtype = 'int4_per_token_head'"),
-        (["--dialect", "rtp-llm", "--kv-dtype", "float16"], "kv_dtype = 'float16': expected bfloat16, which the model"),
-        (["--draft-modules", "2"], "--draft-modules"),
-        (["--bugs", "nothing-known"], "nothing-known"),
-        (["--kv-dtype", "fp3"], "kv_cache_dtype = 'fp3'"),
-    ],
-)
-def test_bad_options_are_refused_by_name(arguments: list[str], says: str) -> None:
-    line = [str(MODELS / "llama.json"), "--memory", "80GiB", *arguments]
-    with pytest.raises(HKVError) as error:
-        CliRunner().invoke(command, line, catch_exceptions=False)
-    assert says in str(error.value)
-
-
 @pytest.mark.parametrize("dialect", ["vllm-0.33", "rtp-llm"])
 def test_an_unknown_element_type_names_its_file(dialect: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.json"

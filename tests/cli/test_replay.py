@@ -54,36 +54,6 @@ def test_json_and_plots(shell, trace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--groups", "full", "--num-blocks", "9"], "full:block_size"),
-        (["--groups", "full:0", "--num-blocks", "9"], "positive integer"),
-        (["--groups", "full:16,swa:16", "--num-blocks", "9"], "swa:block_size:window"),
-        (["--groups", "fall:16", "--num-blocks", "9"], "expected one of"),
-        (["--groups", "full:16", "--num-blocks", "1"], "num-blocks"),
-        (["--groups", "full:16"], "num-blocks"),
-        ([*GROUPS, "--eagle", "2"], "eagle_groups"),
-        ([*GROUPS, "--eagle", "one"], "eagle"),
-        ([*GROUPS, "--retention", "17"], "retention_interval"),
-        ([*GROUPS, "--retention", "-1"], "retention"),
-        ([*GROUPS, "--speed", "0"], "speed"),
-        ([*GROUPS, "--speed", "1/0"], "speed"),
-        ([*GROUPS, "--decode-tokens", "9", "--step-tokens", "8"], "decode_tokens"),
-        ([*GROUPS, "--engine", "nobody"], "nobody"),
-        ([*GROUPS, "--engine", "numpy", "--check"], "other than numpy"),
-        ([*GROUPS, "--plot", "x.gif"], ".png or .svg"),
-        ([*GROUPS, "--tokens-per-id", "100"], "6 of them"),
-    ],
-)
-def test_unusable_options_take_one_line(shell, trace, arguments, told):
-    code, out, err = shell("replay", trace, *arguments)
-    assert (code, out) == (2, "")
-    assert told in err
-    assert err.count("\n") == 1
-    assert err.startswith("hkv: ")
-
-
-@pytest.mark.parametrize(
     "line", [b"{", b"[]", b'{"timestamp": 0}', b"\xff", json.dumps({**GOOD, "hash_ids": [1, 1]}).encode()]
 )
 def test_unusable_traces_take_one_line(shell, tmp_path, line):
@@ -177,26 +147,6 @@ def test_the_same_seed_makes_the_same_file(shell, tmp_path):
         assert "prompt tokens" in out
         made.append(path.read_bytes())
     assert made[0] == made[1] != made[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["poems", "-o", "x"], "poems"),
-        (["chat"], "output"),
-        (["chat", "-o", "x", "--rate", "0"], "rate"),
-        (["chat", "-o", "x", "--turns", "nan"], "turns"),
-        (["chat", "-o", "x", "--requests", "0"], "requests"),
-        (["chat", "-o", "x", "--seed", "-1"], "seed"),
-    ],
-)
-def test_unusable_workloads_take_one_line(shell, monkeypatch, tmp_path, arguments, told):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = shell("trace", *arguments)
-    assert (code, out) == (2, "")
-    assert told in err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["replay", "trace"])

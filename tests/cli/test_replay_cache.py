@@ -123,30 +123,3 @@ def test_without_caching_a_state_has_one_block(shell, chat):
     replayed = document(shell, "replay", chat, *arguments, "--limit", "2")
     assert replayed["totals"]["hit_tokens"] == 0
     assert replayed["groups"][0]["group"] == "mamba:32768"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "one of --groups"),
-        (["--groups", "full:16", "--num-blocks", "9", "--model", "x"], "one of --groups"),
-        (["--groups", "full:16", "--num-blocks", "9", "--memory", "1GiB"], "--memory is not for --groups"),
-        (["--groups", "full:16", "--num-blocks", "9", "--tp", "2"], "--tp is not for --groups"),
-        (["--groups", "full:16", "--num-blocks", "9", "--max-model-len", "auto"], "auto is for --model"),
-        (["--model", config("llama"), "--num-blocks", "9"], "wants --memory"),
-        (["--model", config("llama"), "--memory", "1GiB", "--num-blocks", "9"], "--num-blocks is not for --model"),
-        (["--model", config("llama"), "--memory", "1"], "memory"),
-        (["--model", config("llama"), "--memory", "lots"], "80GiB"),
-        (["--model", config("llama"), "--memory", "1GiB", "--kv-dtype", "int3"], "kv_dtype"),
-        (["--model", config("llama"), "--memory", "1GiB", "--tp", "7"], "heads"),
-        (["--model", config("llama"), "--memory", "9GiB", "--eagle", "1"], "eagle_groups"),
-        (["--model", config("llama"), "--memory", "1GiB", "--max-model-len", "0"], "max_model_len"),
-        (["--model", "absent.json", "--memory", "1GiB"], "absent.json"),
-    ],
-)
-def test_unusable_caches_take_one_line(shell, chat, arguments, told):
-    code, out, err = shell("replay", chat, *arguments)
-    assert (code, out) == (2, "")
-    assert told in err
-    assert err.startswith("hkv: ")
-    assert err.count("\n") == 1
