@@ -12,7 +12,7 @@ from hkv.errors import ConfigError
 
 GOOD = {"timestamp": 0, "input_length": 600, "output_length": 8, "hash_ids": [0, 1]}
 MODEL = "tests/data/models/llama.json"
-GROUPS = ["--groups", "full:16,swa:16:64", "--num-blocks", "2000"]
+GROUPS = ["--groups", "full:16,swa:16:64", "--num-blocks", "1000"]
 
 
 @pytest.fixture
