@@ -159,7 +159,7 @@ class RtpJaxEngine:
             raise OperationError("length", operation.length, "at least 1")
         self._fit((operation.length or 0) + self._reader.reserve(self._state, request.slot), 1)
         request.keys = [self._keys(request, sequence, new) for sequence in range(len(request.keys))]
-        flags = {"reuse": int(operation.reuse), "device_cache": int(operation.device_cache)}
+        flags: dict[str, Any] = {"reuse": int(operation.reuse), "device_cache": int(operation.device_cache)}
         allowed = (*VERDICTS, Status.TAIL_MISSING)
         row, _ = self._do(RtpCode.MALLOC, request, allowed=allowed, length=operation.length or 0, **flags)
         status = Status(int(row[RtpColumn.STATUS]))
@@ -240,7 +240,11 @@ class RtpJaxEngine:
         return structs.Selected([self._interner.keys[number] for number in table[:, 0].tolist()], blocks)  # type: ignore[arg-type]
 
     def _peak(self, operation: structs.PeakOp) -> structs.Count:
-        fields = {"tokens": operation.remaining, "reuse": int(operation.reuse), "sequences": operation.sequences}
+        fields: dict[str, Any] = {
+            "tokens": operation.remaining,
+            "reuse": int(operation.reuse),
+            "sequences": operation.sequences,
+        }
         row, _ = self._do(RtpCode.PEAK, self._request(operation.id), **fields)
         return structs.Count(int(row[RtpColumn.VALUE]))
 

@@ -49,8 +49,8 @@ class Hooks:
             "new_step_starts": self._new_step_starts,
             "get_computed_blocks": self._get_computed_blocks,
             "cache_blocks": _as_called(observer.cached),
-            "free": self._free,
-            "pop_blocks_for_free": self._pop_blocks_for_free,
+            "free": self._freed(popped=False),
+            "pop_blocks_for_free": self._freed(popped=True),
             "remove_skipped_blocks": _as_called(observer.retired),
             "evict_blocks": _as_called(observer.evicted),
             "reset_prefix_cache": _as_called(observer.reset),
@@ -235,14 +235,9 @@ class Hooks:
         seen = see(request)
         return lambda answer: (self._observer.looked_up, (seen, mode, max_cache_hit_length, answer))
 
-    def _free(self, request: Any) -> Any:
-        return lambda _: self._freed(request, False)
-
-    def _pop_blocks_for_free(self, request: Any) -> Any:
-        return lambda _: self._freed(request, True)
-
-    def _freed(self, request: Any, popped: bool) -> Facts:
-        return self._observer.freed, (request.request_id, request.is_finished(), popped)
+    def _freed(self, popped: bool) -> Any:
+        tell = self._observer.freed
+        return lambda request: lambda _: (tell, (request.request_id, request.is_finished(), popped))
 
     def _take_events(self) -> Any:
         if not self._manager.block_pool.enable_kv_cache_events:

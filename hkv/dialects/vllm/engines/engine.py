@@ -229,7 +229,8 @@ CAPABILITIES: Mapping[str, str] = types.MappingProxyType(
 def without(answer: Any, lacks: frozenset[str]) -> Any:
     """An answer but for what belongs to these capabilities."""
     if isinstance(answer, list) and answer and isinstance(answer[0], oplog.CacheEvent):
-        return [] if "events" in lacks else [_keyless(event, lacks) for event in answer]
+        told = {"keys": None, "parent": None} if "keys" in lacks else {}
+        return [] if "events" in lacks else [msgspec.structs.replace(event, **told) for event in answer]
     if isinstance(answer, list) and answer and "order" in lacks:
         return [(0, 0)] * len(answer)
     if isinstance(answer, dict) and "order" in lacks:
@@ -243,10 +244,6 @@ def without(answer: Any, lacks: frozenset[str]) -> Any:
     if isinstance(answer, oplog.Digest) and lacks & {"keys", "order", "references"}:
         return oplog.Digest("")
     return _partial(answer, lacks) if isinstance(answer, oplog.CacheState) else answer
-
-
-def _keyless(event: oplog.CacheEvent, lacks: frozenset[str]) -> oplog.CacheEvent:
-    return msgspec.structs.replace(event, keys=None, parent=None) if "keys" in lacks else event
 
 
 def _partial(state: oplog.CacheState, lacks: frozenset[str]) -> oplog.CacheState:

@@ -157,7 +157,10 @@ def event(event: Any) -> CacheEvent:
         case BlockStored():
             keys, parent = _keys(event.block_hashes), event.parent_block_hash
             named = keys is not None and not isinstance(parent, int)
-            blocks = event.extra_keys or ()
+            extra = [
+                None if each is None else [key.hex() if isinstance(key, bytes) else key for key in each]
+                for each in event.extra_keys or ()
+            ]
             return CacheEvent(
                 type="stored",
                 group=event.group_idx,
@@ -168,7 +171,7 @@ def event(event: Any) -> CacheEvent:
                 parent=None if not named else "" if parent is None else bytes(parent[:KEY_BYTES]).hex(),  # type: ignore[index]
                 medium=event.medium,
                 lora_name=event.lora_name or "",
-                extra_keys=[None if keys is None else [_extra_key(key) for key in keys] for keys in blocks],
+                extra_keys=extra,
                 spec_kind=event.kv_cache_spec_kind,
                 window=event.kv_cache_spec_sliding_window or 0,
                 session=event.session_id or "",
@@ -181,10 +184,6 @@ def event(event: Any) -> CacheEvent:
             return CacheEvent(type="cleared")
         case _:
             raise ConfigError("event", type(event).__name__, "BlockStored, BlockRemoved or AllBlocksCleared")
-
-
-def _extra_key(key: Any) -> str | tuple[str, int]:
-    return key.hex() if isinstance(key, bytes) else key
 
 
 def state(manager: Any, requests: Iterable[str]) -> CacheState:
