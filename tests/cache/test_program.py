@@ -1,4 +1,4 @@
-"""Promises of a compiled program besides its answers: few compilations, no transfers, no reference."""
+"""Promises of a compiled program besides its answers: few compilations, no transfers, no reference, room that grows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.engines import jax_batches
+from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax import JaxEngine
-from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.log.configuration import to_config, to_header
+from hkv.dialects.vllm.log.structs import AllocateOp, LookupOp, RequestOp
 from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.dialects.vllm.rules.parameters import of_config
 from hkv.dialects.vllm.traffic.traffic import FEATURES, draw_header
-from tests.cache.build import operations, program, prompt, run, start
+from hkv.spec import FullAttention
+from tests.cache.build import config, operations, program, prompt, run, start
+from tests.reference.build import PLAIN
 
 
 def test_a_thousand_configurations_share_a_handful_of_sizes() -> None:
@@ -79,3 +86,40 @@ print(int(results.table[0, 0]), any(name.startswith("reference.") for name in sy
 def test_it_works_without_the_reference() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["4", "False"], done.stderr
+
+
+def test_a_larger_state_says_the_same() -> None:
+    """`tests/slow/cache/test_cache.py` goes on with one."""
+    engine = JaxEngine(draw_header(RandomChoices(14), "core", 2))
+    engine.run([RequestOp(id=str(n), tokens=list(range(9 + n))) for n in range(32)])
+    engine.run([AllocateOp(id="0", new=9, hit=0, **PLAIN), LookupOp(id="5")])
+    before, old = engine.state(), engine._dispatcher.buckets
+    assert before.rows
+    assert before.cached
+    engine.request("more", [9], None)
+    found = engine._dispatcher
+    assert (found.buckets.requests, found.slot()) == (4 * old.requests, 33)
+    found._batch, found._waiting = Batch(), []  # nothing is to run with the larger state
+    found.fit_keys(old.keys + 1)
+    assert found.buckets.keys > old.keys
+    assert len(found.state.rows) == found.buckets.requests + 1
+    slots = {id: request.slot for id, request in engine._requests.items() if id != "more"}
+    assert engine._reader.state(jax.device_get(found.state), slots) == before
+
+
+def test_events_beyond_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room is that of the program that all of these tests run, the least of it a quarter."""
+    usual = jax_batches.EVENTS
+    specs = [FullAttention(block_size=size) for size in (1, 2, 4)]
+    header = to_header(config(*specs, num_blocks=250, hash_block_size=1), "core")
+    engine, reference = JaxEngine(header), NumpyEngine(header)
+    for each in (engine, reference):
+        each.request("a", list(range(96)), None)
+    assert engine.events() == []
+    monkeypatch.setattr(jax_batches, "EVENTS", usual // 4)
+    allocation = AllocateOp(id="a", new=96, hit=0, **PLAIN)
+    apply(reference, allocation)
+    engine._allocate(allocation)
+    assert usual // 4 < engine._dispatcher._room.events <= usual
+    assert engine.events() == reference.events() != []
+    assert engine.state() == reference.state()

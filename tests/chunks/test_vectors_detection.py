@@ -15,7 +15,7 @@ from hkv.chunks.detection import (
 from hkv.chunks.formats import TRAITS
 from hkv.chunks.kernel_groups import PageGeometry, page_geometry
 from hkv.errors import LayoutError
-from tests.chunks.kernel_group_builders import F
+from tests.chunks.test_vectors_objects import F
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Conformance vectors of LMCache 0.5.6 for objects and what moves them: numbers that its own code produced."""
+"""Conformance vectors of LMCache 0.5.6 for objects, plans, keys and lookup: numbers that its own code produced."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ import pytest
 import reference.chunks.transfer as reference
 from hkv.chunks import plans
 from hkv.chunks.detection import Hints, TensorView, discover_per_layer_formats
-from hkv.chunks.formats import TRAITS, num_tensors
+from hkv.chunks.formats import TRAITS, EngineKVFormat, num_tensors
 from hkv.chunks.kernel_groups import (
     EngineGroupInfo,
+    KernelGroup,
+    PageGeometry,
     expand_block_ids,
     group_layers,
     slice_block_ids,
 )
-from hkv.chunks.objects import StagingLayout, object_groups, object_layout
+from hkv.chunks.objects import ObjectGroup, StagingLayout, object_groups, object_layout
+from hkv.chunks.plans import Row, longest_prefix, servable_lengths
 from hkv.chunks.transfer import Transfer, unpack
 from hkv.errors import LayoutError, OperationError
-from tests.chunks.kernel_group_builders import F, group, mla, whole
+from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank, none_hash
+
+F = EngineKVFormat
 
 
-def test_two_attention_geometries():
-    groups = [group(layers=4), group(heads=16, dtype="float16", layers=2)]
-    layout = object_layout(groups, whole(groups), 256)
-    assert [(region.offset, region.nbytes) for region in layout.regions] == [(0, 2097152), (2097152, 2097152)]
-    assert (layout.nbytes, StagingLayout((layout,)).nbytes) == (4194304, 16777216)
+def group(fmt=1, slots=16, heads=8, size=64, dtype="bfloat16", layers=1, blocks=100, **info) -> KernelGroup:
+    traits = TRAITS[F(fmt)]
+    geometry = PageGeometry(F(fmt), traits.kv_size, layers, blocks, slots, heads, size, dtype)
+    info.setdefault("layer_indices", tuple(range(layers)))
+    return KernelGroup(tuple(range(layers)), geometry, EngineGroupInfo(0, **info))
 
 
-def test_latents_and_indexers():
-    groups = [mla(layers=3), mla("uint8", 132, layers=3)]
-    layout = object_layout(groups, whole(groups), 256)
-    assert [region.nbytes for region in layout.regions] == [884736, 101376]
-    assert (layout.nbytes, StagingLayout((layout,)).nbytes, layout.nbytes // 256) == (986112, 3944448, 3852)
+def mla(dtype="bfloat16", size=576, slots=64, layers=1, **info) -> KernelGroup:
+    return group(14 if (dtype, size) == ("uint8", 132) else 3, slots, 1, size, dtype, layers, **info)
 
 
-def test_regions_are_not_aligned():
-    groups = [mla("uint8", 132, slots=2, tokens_per_block=256), mla()]
-    layout = object_layout(groups, whole(groups), 256)
-    assert [(region.offset, region.nbytes) for region in layout.regions] == [(0, 264), (264, 294912)]
-    assert layout.nbytes == 295176
+def whole(groups) -> ObjectGroup:
+    return object_groups(groups, 256)[0]
 
 
 def test_separate_objects_in_a_staging_buffer():
@@ -139,22 +138,6 @@ def test_a_skip_beyond_the_end_moves_nothing():
 
 
 SPAN = 64 << 20
-HOST_COPIES = [
-    (SPAN - 2 * 132, 4 * 132, SPAN, [264, 264]),
-    (SPAN - 132, 3 * 132, SPAN, [132, 264]),
-    (SPAN - 3 * 132, 6 * 132, SPAN, [396, 396]),
-    (0, 132, SPAN, [132]),
-    (3 * SPAN // 4, SPAN // 2, SPAN, [SPAN // 4, SPAN // 4]),
-    (7 * SPAN // 4, 3 * SPAN // 2, SPAN, [SPAN // 4, SPAN, SPAN // 4]),
-    (16, 200, 64, [48, 64, 64, 24]),
-    (32, 64, 64, [32, 32]),
-    (0, 192, 64, [64, 64, 64]),
-]
-
-
-@pytest.mark.parametrize(("offset", "nbytes", "alignment", "pieces"), HOST_COPIES)
-def test_host_copies(offset, nbytes, alignment, pieces):
-    assert plans.host_copy_pieces(offset, nbytes, alignment) == pieces
 
 
 @pytest.mark.parametrize("alignment", [0, -64, 48])
@@ -164,19 +147,6 @@ def test_a_host_copy_needs_a_power_of_two(alignment):
 
 
 # Windows and groups.
-
-
-@pytest.mark.parametrize(
-    ("window", "chunks"), [(-1, -1), (16, 1), (64, 1), (256, 1), (257, 2), (512, 2), (513, 3), (1024, 4)]
-)
-def test_windows_in_chunks(window, chunks):
-    groups = [group(window=window)]
-    assert [found.window for found in object_groups(groups, 256, separate=True)] == [chunks]
-
-
-@pytest.mark.parametrize(("window", "tokens"), [(-1, 256), (64, 64), (256, 256), (300, 256)])
-def test_windows_within_a_chunk(window, tokens):
-    assert group(window=window).kept_tokens(256) == tokens
 
 
 def test_a_window_of_zero_keeps_nothing():
@@ -193,12 +163,6 @@ def test_full_windows_leave_recurrent_groups_alone():
     assert object_layout(groups, found, 32, full_window=True).region(0).slots == 16
     widened = object_layout(groups, found, 32, full_window=True, bugs=frozenset({"lmcache-full-window"}))
     assert widened.region(0).slots == 32
-
-
-def test_windowed_groups_get_their_own_objects():
-    groups = [group(), group(window=64), group()]
-    found = object_groups(groups, 256, separate=True)
-    assert [(entry.members, entry.window) for entry in found] == [((0, 2), -1), ((1,), 1)]
 
 
 def latent_and_indexer(layers: int):
@@ -261,3 +225,112 @@ def test_block_ids_per_kernel_group():
     assert expand_block_ids(infos, [[1, 2], [3]]) == [[1, 2], [3], [1, 2]]
     assert expand_block_ids([], [1, 2]) == [[1, 2]]
     assert expand_block_ids([], []) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("per_chunk", "per_window", "cases"),
+    [
+        (4, 2, {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 2, 7: 3, 8: 4}),
+        (16, 4, {12: 0, 13: 1, 16: 4, 30: 6}),
+        (128, 4, {127: 3}),
+        (8, 8, {11: 11}),
+    ],
+)
+def test_skips(per_chunk, per_window, cases):
+    assert {blocks: plans.skip_in_window(per_chunk, per_window, blocks) for blocks in cases} == cases
+
+
+def test_batches():
+    assert list(plans.batches(range(10), 3, 2)) == [(2, (2, 3, 4)), (5, (5, 6, 7)), (8, (8, 9))]
+    for bad in ({"batch": 0}, {"batch": 1, "skip": -1}):
+        with pytest.raises(OperationError):
+            list(plans.batches(range(3), **bad))
+
+
+def launches(groups, ids, chunk, present, **options):
+    found = object_groups(groups, chunk)[0]
+    return plans.plan_transfer(groups, found, ids, chunk, "retrieve", present, **options)
+
+
+def test_batches_of_four():
+    groups = [group(slots=4)]
+    ids = [list(range(10, 22))]
+    present = [True] * 6
+
+    def brief(**options):
+        return [
+            (launch.block_ids, len(launch.objects), launch.skip)
+            for launch in launches(groups, ids, 8, present, **options)
+        ]
+
+    first, second = tuple(range(10, 18)), tuple(range(18, 22))
+    assert brief() == [(first, 4, 0), (second, 2, 0)]
+    assert brief(skip_tokens=32) == [(second, 2, 0)]
+    assert brief(skip_tokens=36) == [(second, 2, 1)]
+    assert brief(skip_tokens=48) == []
+
+
+def test_a_missing_object_stops_a_retrieve_before_it_starts():
+    with pytest.raises(OperationError, match="no object for chunk 5"):
+        launches([group(slots=4)], [list(range(12))], 8, [True] * 5 + [False])
+
+
+def test_a_chunk_without_a_kept_block_is_not_stored():
+    groups = [group(slots=16, window=16, recurrent=True)]
+    (found,) = object_groups(groups, 32, separate=True)
+    ids = [[0, 5, 7, 0]]
+    assert plans.null_chunks(groups, found, ids, 32) == [False, True]
+    assert plans.null_chunks(groups, found, ids, 32, bugs=frozenset({"lmcache-null-mask"})) == [False, False]
+    assert plans.downsample(ids[0], 2, 1) == [5, 0]
+
+
+def test_keys():
+    assert none_hash().hex() == "7e3eff9ef7613a50340eb12677ee03b83ac759fcba9bb32705f07248d56d473b"
+    assert [key.hex() for key in chunk_keys(range(1, 11), 4)] == [
+        "6309ed506b8721905753f5c73c070bb21c3aafbd9b474b1e231f41368b71123c",
+        "98efc76eafb06cfe774c31ff151f300b61a614c27982a211bb8cdbd83a8c0e19",
+    ]
+    (zeros,) = chunk_keys([0] * 256, 256)
+    assert zeros.hex() == "03edbe7e49c9198da23fa92679fd592f12679bb4ccc65b5c91f31dda79bf1fa9"
+    assert kv_rank(8, 5, 4, 1) == 0x08050401
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: chunk_keys([-1] * 4, 4),
+        lambda: chunk_keys([1 << 32] * 4, 4),
+        lambda: chunk_keys(range(8), 4, start=2),
+        lambda: chunk_keys(range(8), 4, end=12),
+        lambda: ObjectKey(b"", "a@b", 0),
+        lambda: ObjectKey(b"", "a", 0, cache_salt="x/y"),
+        lambda: ObjectKey(b"", "a", 0, cache_salt="x" * 129),
+        lambda: kv_rank(256, 0, 1, 0),
+    ],
+)
+def test_bad_keys_are_refused(bad):
+    with pytest.raises(OperationError):
+        bad()
+
+
+LOOKUPS = [
+    ([({0, 1, 2, 3}, -1), ({2, 3, 4}, 2)], 4, [(0, 1, 2, 3), (2, 3)], None),
+    ([(range(5), -1), ({4}, 1)], 5, None, None),
+    ([(range(5), -1), ({0, 2}, 1)], 3, None, [1, 3]),
+    ([({1, 2, 3, 4}, 2)], 5, [(3, 4)], [3, 4, 5]),
+    ([({0, 1, 3, 4}, 2)], 5, None, [1, 2, 5]),
+    ([({0, 1, 2}, -1), ((), -1)], 0, [(), ()], []),
+    ([(range(5), -1), ({1, 2, 3}, 3), ({0, 4}, 1)], 0, None, None),
+    ([(range(5), -1), (range(5), 2), ({3}, 1)], 4, None, None),
+]
+
+
+@pytest.mark.parametrize(("rows", "hit", "retained", "servable"), LOOKUPS)
+def test_lookup(rows, hit, retained, servable):
+    made = [Row.of(present, window) for present, window in rows]
+    result = longest_prefix(made, 5)
+    assert result.hit == hit
+    if retained is not None:
+        assert list(result.retained) == retained
+    if servable is not None:
+        assert servable_lengths(made, 5) == servable

@@ -40,8 +40,8 @@ from tests.cache.test_lockstep import lockstep
 from tests.reference.build import config as build
 from tests.replay.test_diagnosis import reasons_are_what_they_say
 from tests.step.sample import assert_same
-from tests.step.test_arrivals import P, arrive, turnover, two_texts
-from tests.step.test_step import NO_ROOM, OK, Pair, T, drawn_tokens
+from tests.step.test_arrivals import arrive, drive
+from tests.step.test_step import Pair, T
 
 
 def test_a_query_reads_the_sinks_and_its_window():
@@ -119,19 +119,7 @@ def test_hits_are_what_the_definition_says(seed, kind):
     data=st.data(),
 )
 def test_whole_steps_and_arrivals_are_the_sequential_operations(text, num_blocks, data):
-    pair = Pair(build(text, num_blocks=num_blocks, max_model_len=48))
-    texts = two_texts(data, 30)
-    for _ in range(data.draw(st.integers(3, 8))):
-        new, _ = turnover(pair, data, texts, st.integers(1, min(P, 30)))
-        arrive(pair, new)
-        assert_same(pair.rows, pair.state)
-        for _ in range(data.draw(st.integers(1, 4))):
-            tokens = drawn_tokens(data, pair)
-            for row, prompt in new.items():
-                request = pair.rows.request(row)
-                tokens[row] = prompt[request.num_computed if request else 0 :][:T] or tokens[row]
-            status = pair.step(tokens)
-            new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
+    drive(Pair(build(text, num_blocks=num_blocks, max_model_len=48)), data, 30)
 
 
 def test_arrivals_resume_nowhere_without_the_sinks():

@@ -1,11 +1,16 @@
-"""Every implementation of gather and scatter against loops, bit for bit, the GPU kernels interpreted on the CPU."""
+"""Every implementation of gather and scatter against loops, bit for bit, the GPU kernels interpreted on the CPU.
+
+The `triton` implementation is named when its extra is missing, interpreted here, and compiled by `compiled_code`.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 from unittest import mock
 
 import jax
@@ -14,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, MissingExtraError
 from hkv.paged.implementations import choose
 from pallas_kernels import tma_tiles
 from pallas_kernels.move import mosaic
@@ -39,10 +44,12 @@ SHAPES = {
     "40 KiB, several tiles of a bulk copy (bulk)": (40960, np.uint8, 1, 2, 1, 1),
 }
 BULK = {name: shape for name, shape in SHAPES.items() if "bulk" in name}
+SMALL = {name: shape for name, shape in SHAPES.items() if name not in BULK} if not cases.ON_GPU else SHAPES
+"""Shapes for implementations that move any: where these are interpreted, `test_moves.py` has the others' widths."""
 
 GATHERS = {
-    **{f"xla, {name}": ("xla", shape) for name, shape in SHAPES.items()},
-    **{f"pallas_triton, {name}": (cases.runnable("pallas_triton"), shape) for name, shape in SHAPES.items()},
+    **{f"xla, {name}": ("xla", shape) for name, shape in SMALL.items()},
+    **{f"pallas_triton, {name}": (cases.runnable("pallas_triton"), shape) for name, shape in SMALL.items()},
     **{f"mosaic, {name}": (cases.runnable("mosaic"), shape) for name, shape in BULK.items()},
     **{f"triton, {name}": ("triton", shape) for name, shape in SHAPES.items() if cases.HAS_TRITON},
 }
@@ -167,3 +174,29 @@ def test_mosaic_scatter_under_a_newer_python():
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert f"{len(BULK) + 1} passed" in ran.stdout
+
+
+def has(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+@pytest.mark.skipif(has("jax_triton") and jax.default_backend() == "gpu", reason="jax-triton works here")
+def test_a_missing_extra_is_named():
+    if has("jax_triton", "jax_plugins"):
+        pytest.skip("jax-triton is installed and JAX has GPU support, so nothing is missing")
+    before = os.environ.get("TRITON_CACHE_DIR")
+    with pytest.raises(MissingExtraError, match="implementation='triton'") as found:
+        choose("triton")
+    assert found.value.extra == "gpu"
+    assert os.environ.get("TRITON_CACHE_DIR") == before
+
+
+@pytest.mark.triton
+@pytest.mark.torch
+def test_values_under_tritons_interpreter():
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.pallas_kernels.triton_values"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "40 kernels agree" in ran.stdout

@@ -1,23 +1,36 @@
-"""Requests that arrive between steps find what the rules say they find, inside `jit`."""
+"""Requests that arrive between steps find what the rules say they find, inside `jit`.
+
+So do those whose keys cover tokens after their blocks, and those that find blocks which came from outside.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.cache.arrivals import Arrivals, jitted
+from hkv.cache.insertion import insert
+from hkv.cache.state import require_expressible
+from hkv.contract.traffic import RandomChoices
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.kinds import of_kind
 from hkv.dialects.vllm.traffic.hit_comparison import causes
+from hkv.errors import ConfigError
 from hkv.keys.fingerprint import ROOT
+from hkv.model.topology import Topology
+from hkv.spec import spec_from_log
 from hkv.state.status import Status
 from reference.hits import longest_hit_by_definition
 from reference.keys import fingerprint
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs
-from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens
+from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens, padded
 
 P = 40
 
@@ -121,6 +134,22 @@ def test_arrivals_are_lookups_and_adoptions_in_order(config, data):
             new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
 
 
+def drive(pair: Pair, data, longest: int) -> None:
+    """Prompts arrive and are computed, others in between."""
+    texts = two_texts(data, longest)
+    for _ in range(data.draw(st.integers(3, 8))):
+        new, _ = turnover(pair, data, texts, st.integers(1, longest))
+        arrive(pair, new)
+        assert_same(pair.rows, pair.state)
+        for _ in range(data.draw(st.integers(1, 4))):
+            tokens = drawn_tokens(data, pair)
+            for row, prompt in new.items():
+                request = pair.rows.request(row)
+                tokens[row] = prompt[request.num_computed if request else 0 :][:T] or tokens[row]
+            status = pair.step(tokens)
+            new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
+
+
 @settings(max_examples=30)
 @given(config=configs(least_blocks=30), data=st.data())
 def test_hits_are_those_of_the_definition_whatever_the_iteration_finds(config, data):
@@ -184,3 +213,92 @@ def test_a_prompt_that_no_row_can_hold_is_refused():
     pair = Pair(build("full:2", num_blocks=60, max_model_len=16))
     _, result = jitted(pair.parameters, pair.state, arrivals({1: [1] * 20}))
     assert result.status.tolist()[0] == Status.ROW_FULL
+
+
+K = 12
+inserted = jax.jit(insert, donate_argnums=0)
+
+
+def both(pair: Pair, entries) -> list[int] | None:
+    """Both caches take the entries; the new blocks, None for a refusal."""
+    groups, keys = np.full(K, -1, np.int32), np.zeros((K, 4), np.uint32)
+    for lane, (group, key) in enumerate(entries):
+        groups[lane], keys[lane] = group, key
+    want = pair.rows.insert(entries)
+    pair.state, blocks, status = inserted(pair.state, groups, keys)
+    assert int(status) == (Status.NO_ROOM if want is None else Status.OK)
+    assert blocks.tolist() == (want or []) + [-1] * (K - len(want or []))
+    assert_same(pair.rows, pair.state)
+    return want
+
+
+@settings(max_examples=40)
+@given(config=configs(least_blocks=12).filter(lambda config: config.caching and plain(config)), data=st.data())
+def test_what_is_inserted_is_found_evicted_and_given_back_like_any_block(config, data):
+    pair = Pair(config)
+    longest = min(40, 48 - T, min(config.block_sizes) * 20 - T)
+    base = [data.draw(st.integers(0, 1)) for _ in range(longest)]
+    size, specs = config.hash_block_size, config.topology.specs
+    whole = np.array(base[: longest // size * size], np.int64).reshape(-1, size)
+    keys = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, ROOT)]
+    ends = [
+        (group, keys[end // size - 1])
+        for group, spec in enumerate(specs)
+        if spec.prefix_cacheable
+        for end in range(config.block_size(group), len(keys) * size + 1, config.block_size(group))
+    ]
+    for _ in range(data.draw(st.integers(2, 5))):
+        both(pair, data.draw(st.lists(st.sampled_from(ends), max_size=K)) if ends else [])
+        new = {}
+        for row in range(R):
+            if pair.rows.names[row] is None and data.draw(st.booleans()):
+                new[row] = base[: data.draw(st.integers(1, longest))]
+            elif pair.rows.names[row] is not None and data.draw(st.booleans()):
+                pair.finish(row)
+        arrive(pair, new)
+        pair.step(drawn_tokens(data, pair))
+
+
+@pytest.mark.parametrize("group", [-2, 7])
+def test_a_group_that_does_not_exist_is_refused(group):
+    pair = Pair(build("full:2", num_blocks=9))
+    groups = np.array([0, group] + [-1] * (K - 2), np.int32)
+    state, blocks, status = inserted(pair.state, groups, np.ones((K, 4), np.uint32))
+    assert int(status) == Status.OUT_OF_RANGE
+    assert blocks.tolist() == [-1] * K
+    assert not np.asarray(state.refs).any()
+
+
+AHEAD = 5
+"""More than most hash blocks, and no multiple of the four tokens that are mixed at once."""
+
+
+@st.composite
+def looking_ahead(draw):
+    config = draw(configs(least_blocks=12))
+    return dataclasses.replace(config, hash_lookahead=AHEAD)
+
+
+@settings(max_examples=50)
+@given(config=looking_ahead().filter(plain), data=st.data())
+def test_with_keys_ahead_they_are_lookups_and_adoptions_in_order(config, data):
+    drive(Pair(config), data, min(40 - T, min(config.block_sizes) * 20 - T))
+
+
+def test_what_would_be_lost_is_refused():
+    with pytest.raises(ConfigError, match="hash_lookahead = 1: expected 0 where hits end inside blocks"):
+        padded(build("full:2,mamba:4", num_blocks=8, hash_block_size=2, partial_hits=True, hash_lookahead=1))
+    with pytest.raises(ConfigError, match="hash_lookahead = 65: expected at most 64 tokens"):
+        padded(build("full:2", num_blocks=8, hash_lookahead=65))
+
+
+@pytest.mark.parametrize("kind", ["cross_attention", "replayed_window"])
+def test_kinds_that_steps_do_not_have_are_refused(kind):
+    spec = spec_from_log(of_kind(kind).draw(RandomChoices(0), 2, "core", 1))
+    with pytest.raises(ConfigError, match=rf"groups\[0\]\.kind = '{kind}'"):
+        require_expressible(_alone(spec))
+
+
+def _alone(spec):
+    sizes = {"hash_block_size": spec.block_size, "scheduler_block_size": spec.block_size}
+    return VllmConfig(topology=Topology.of_specs([spec]), num_blocks=8, caching=False, **sizes)
