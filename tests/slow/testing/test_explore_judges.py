@@ -18,11 +18,11 @@ from hkv.dialects.vllm.explorer.judges import JUDGES
 from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, all_moves, to_log
 from hkv.dialects.vllm.explorer.transition import Program, start
 from hkv.dialects.vllm.invariants import INVARIANTS, KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import Ledger, RequestRecord
 from hkv.dialects.vllm.invariants.rows import HitAdmission
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Operation
 from hkv.dialects.vllm.rules.operations import Code
-from hkv.dialects.vllm.traffic.ledger import Ledger, RequestRecord
 from hkv.spec import FullAttention, Mamba
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 from hkv.state.status import Status

@@ -3,8 +3,8 @@
 `explore` goes breadth-first over all sequences of operations of a `Space`; `docs/explore.md` says what that covers.
 """
 
-from hkv.contract.explore_command import Report
-from hkv.dialects.vllm.explorer.search import Counterexample, explore
+from hkv.contract.explore_command import Counterexample, Report
+from hkv.dialects.vllm.explorer.search import explore
 from hkv.dialects.vllm.explorer.space import MOVES, Space
 
 __all__ = ["MOVES", "Counterexample", "Report", "Space", "explore"]

@@ -166,7 +166,7 @@ def to_log(move: np.ndarray, ledger: np.ndarray, hit: int, names: list[str]) -> 
             return oplog.StepOp()
 
 
-# State of every request as the operations alone tell it, as an array: `traffic.ledger` for many lanes at once.
+# State of every request as the operations alone tell it, as an array: `invariants.moment.Ledger` for many lanes.
 
 
 class Fact(enum.IntEnum):

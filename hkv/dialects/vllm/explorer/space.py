@@ -6,9 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from hkv.contract.explore_command import MOST
+from hkv.contract.explore_command import check_small
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.invariants.content import registrable
 from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
 from hkv.errors import ConfigError
 from hkv.state.state import Buckets
@@ -46,13 +47,9 @@ class Space:
 
     def __post_init__(self) -> None:
         config = self.config
-        for name, value in (
-            ("num_blocks", config.num_blocks),
-            ("requests", self.requests),
-            ("max_model_len", config.max_model_len),
-        ):
-            if type(value) is not int or not 1 <= value <= MOST[name]:
-                raise ConfigError(name, value, f"1 to {MOST[name]}, so that there is an end")
+        check_small("num_blocks", config.num_blocks)
+        check_small("requests", self.requests)
+        check_small("max_model_len", config.max_model_len)
         if type(self.prompt) is not int or not 1 <= self.prompt <= config.max_model_len:
             raise ConfigError("prompt", self.prompt, f"1 to max_model_len {config.max_model_len} tokens")
         if unknown := sorted(self.without - MOVES.keys()):
@@ -196,23 +193,10 @@ def definitions(space: Space) -> Definitions:
         may_be_less=np.array([any(cause.direction == "less" for cause in found) for found in named]),
         may_be_more=np.array([bool(found & {Cause.DROP_NOT_REPEATED, Cause.CHUNK_OFF_GRID}) for found in named]),
         watermark=config.watermark_blocks,
-        registrable=np.array([[_registrable(space, g, n) for n in lengths] for g in range(len(specs))], np.int32),
+        registrable=np.array([[registrable(config, g, n) for n in lengths] for g in range(len(specs))], np.int32),
         family=np.array([spec.reads_all for spec in specs]),
         dense=config.retention_interval is None,
     )
-
-
-def _registrable(space: Space, group: int, tokens: int) -> int:
-    """Number of the first `tokens` tokens that may get keys: those that drafts do not prefill again; of several groups
-    only whole scheduler blocks, in a draft's group one block more."""
-    config = space.config
-    settled = max(0, tokens - max(0, config.prefill_lookahead - 1))
-    specs, unit = config.topology.specs, config.scheduler_block_size
-    if len(specs) == 1:
-        return settled
-    if any(specs[index] == specs[group] for index in config.eagle_group_ids) and tokens >= unit:
-        return min(settled, settled // unit * unit + config.block_size(group))
-    return tokens // unit * unit
 
 
 def _proof(space: Space, length: int) -> list[set[tuple[int, int]]]:

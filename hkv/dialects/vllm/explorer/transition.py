@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm import machine as cache
-from hkv.dialects.vllm.explorer import canonical, moves
-from hkv.dialects.vllm.explorer.judges import JUDGES, moment_of
-from hkv.dialects.vllm.explorer.judges.pool import REFUSALS
+from hkv.dialects.vllm.explorer import moves
+from hkv.dialects.vllm.explorer.judges import JUDGES, REFUSALS, moment_of
 from hkv.dialects.vllm.explorer.moves import Fact, Move
-from hkv.dialects.vllm.explorer.picture import picture
+from hkv.dialects.vllm.explorer.picture import name_of, picture, young
 from hkv.dialects.vllm.explorer.space import Space, definitions
 from hkv.dialects.vllm.rules import execute
 from hkv.dialects.vllm.rules.operations import Code, Column, Results
@@ -171,11 +170,11 @@ def _assess(space: Space, words: jax.Array, row: jax.Array, state: State, answer
     for bit, judge in enumerate(JUDGES.values()):
         broken = broken | (judge(moment).astype(jnp.uint32) << bit)
     follows = moves.enabled(
-        space, moves.all_moves(space), moment.ledger, after.hits, after.cached, jnp.any(canonical.young(state))
+        space, moves.all_moves(space), moment.ledger, after.hits, after.cached, jnp.any(young(state))
     )
     return Outcome(
         world=pack(World(state, moment.ledger)),
-        name=canonical.name(space, state, after, moment.ledger),
+        name=name_of(space, state, after, moment.ledger),
         broken=broken,
         enabled=follows,
         status=answers[0],

@@ -4,11 +4,11 @@ Each check sees one operation with the cache before and after it, and keeps its 
 engine's internals. `Watch` asks them after every operation.
 """
 
-from hkv.dialects.vllm.invariants import content, events, hits, pool, rows, shadow
+from hkv.dialects.vllm.invariants import content, hits, pool, rows, shadow
 from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
 from hkv.dialects.vllm.invariants.watch import Watch
 
-CHAPTERS = (content, events, hits, pool, rows, shadow)
+CHAPTERS = (content, hits, pool, rows, shadow)
 """Modules whose import fills `INVARIANTS`."""
 
 __all__ = ["CHAPTERS", "INVARIANTS", "KeyBook", "Moment", "Snapshot", "Watch"]

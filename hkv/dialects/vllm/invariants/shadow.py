@@ -15,11 +15,10 @@ from collections.abc import Hashable, Iterator
 
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.invariants.moment import Moment, Snapshot, remembering
+from hkv.dialects.vllm.invariants.moment import Moment, RequestRecord, Snapshot, remembering
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import Allocation, Hit, Rows
 from hkv.dialects.vllm.traffic.headers import copies_states
-from hkv.dialects.vllm.traffic.ledger import RequestRecord
 
 STATE = -1
 """The offset under which a recurrent state is filed in its block."""

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from hkv.contract.invariant import Invariant, Unknown, UnknownError
 from hkv.contract.log import Log
 from hkv.dialects.vllm.engines.engine import Engine, ProcessEngine, apply
-from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Moment, Snapshot
+from hkv.dialects.vllm.invariants.moment import INVARIANTS, KeyBook, Ledger, Moment, Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Header, Hit, Operation
-from hkv.dialects.vllm.traffic.ledger import Ledger
 
 PROBES = 2
 """Waiting requests whose hit is compared before and after an operation that fills the cache."""
