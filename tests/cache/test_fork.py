@@ -1,15 +1,21 @@
-"""Forking: the compiled form beside its twin over the reference."""
+"""Forking, and hits on what this very step writes: the compiled form beside its twin over the reference."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hkv.contract.traffic import RandomChoices
 from hkv.errors import OperationError
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
+from reference.dialects.vllm.kinds.full_attention import FullAttentionKind
 from tests.cache.build import config
 from tests.cache.pair import Pair
+from tests.cache.test_lockstep import engines_in_step
+from tests.suites import tails
 
 SHAPES = [
     (FullAttention(block_size=8), SlidingWindow(block_size=4, window=9), Mamba(block_size=8)),
@@ -141,3 +147,50 @@ def test_a_fork_may_compute_no_more_than_it_was_granted() -> None:
     with pytest.raises(OperationError, match="tokens"):
         pair.advance("b", 1)
     pair.advance("a", 1)
+
+
+SIBLINGS = range(60)
+
+
+def siblings_in_step(seed: int) -> None:
+    header, play = tails.SIBLINGS.begin(RandomChoices(seed), "partial")
+    play(engines_in_step(header)[2])
+
+
+def test_siblings_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[bool] = []
+    asked = FullAttentionKind.waits
+
+    def waits(self: FullAttentionKind, hit: Any, demand: Any) -> bool:
+        waited.append(asked(self, hit, demand))
+        return waited[-1]
+
+    monkeypatch.setattr(FullAttentionKind, "waits", waits)
+    for seed in SIBLINGS:
+        siblings_in_step(seed)
+    assert sum(waited) > 3
+
+
+def many_seeds() -> None:
+    """Seeds by which planted defects are judged (`tests/mutants`)."""
+    for seed in range(600):
+        siblings_in_step(seed)
+
+
+def test_what_a_fork_copies_is_not_written_either() -> None:
+    sizes = {"hash_block_size": 4, "scheduler_block_size": 32, "partial_hits": True}
+    pair = Pair(config(FullAttention(block_size=16), Mamba(block_size=32), **sizes))
+    pair.request("a", 16, range(4))
+    assert pair.allocate("a", 12)
+    pair.advance("a", 12)
+    pair.step()
+    assert pair.fork("a", "b")
+    assert pair.allocate("b", 4)
+    pair.advance("b", 4)
+    granted = []
+    for id in ("c", "d"):
+        pair.request(id, 19, range(4))
+        assert pair.lookup(id) == 12
+        granted.append(pair.allocate(id, 7, hit=12))
+        pair.step()
+    assert granted == [False, True]

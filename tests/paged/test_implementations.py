@@ -10,7 +10,7 @@ import pytest
 from hkv import paged
 from hkv.errors import ConfigError, HKVError
 from hkv.paged import implementations
-from hkv.paged.implementations import choose, implementation_for
+from hkv.paged.implementations import implementation_for
 from hkv.paged.words import Target, traced_for
 from tests.pallas_kernels import cases, programs
 
@@ -86,16 +86,6 @@ def test_auto(on, target, pool, expected):
     on(target)
     assert implementation_for("auto", pool, 1) == expected
     assert implementation_for(None, pool, 1) == "xla"
-
-
-def test_auto_moves_the_same_bytes():
-    pool = np.arange(64, dtype=np.uint8).reshape(16, 4)
-    starts = np.int32([[[3], [-1], [9]]])
-    gathered = [jax.jit(choose(name).gather_runs, static_argnums=2)((pool,), starts, 2) for name in ("auto", "xla")]
-    assert np.array_equal(*gathered)
-    (written,) = jax.jit(choose("auto").scatter_runs)((pool,), starts, np.asarray(gathered[0]) + 1)
-    pool[[3, 4, 9, 10]] += 1
-    assert np.array_equal(written, pool)
 
 
 def test_what_is_reported_for_a_layout(on):

@@ -17,7 +17,7 @@ from hkv.block_tables import slots as jitted
 from hkv.block_tables.slots import PAD, Slots, geometry_of_spec, require_none, retained_tokens, slot_geometry
 from hkv.dialects.vllm.kinds import layer
 from hkv.errors import OperationError
-from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
+from hkv.spec import FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
 from hkv.spec.layer import RequestLimits
 from reference import slots as plain
 
@@ -249,16 +249,11 @@ def limits(length, **fields):
 @pytest.mark.parametrize(
     ("spec", "length", "fields", "width"),
     [
-        (FullAttention(block_size=16), 1000, {}, 64),
         (FullAttention(block_size=16), 1024, {}, 64),
         (FullAttention(block_size=16), 1025, {}, 72),
-        (FullAttention(block_size=128), 1000, {}, 8),
-        (FullAttention(block_size=528), 1056, {}, 8),
         (FullAttention(block_size=16, cp_sharded=True), 1024, {"context_parallel": 4}, 16),
         (FullAttention(block_size=16), 1024, {"context_parallel": 4}, 64),
         (MLAAttention(block_size=64, cp_sharded=True), 1000, {"context_parallel": 2}, 8),
-        (SlidingWindow(block_size=16, window=64), 1000, {}, 64),
-        (ChunkedLocal(block_size=32, chunk=64), 1000, {}, 32),
         (Mamba(block_size=1152), 100_096, {}, 87),
         (Mamba(block_size=1152, num_speculative_blocks=2), 100_096, {}, 89),
         (Mamba(block_size=1152, num_speculative_blocks=2), 100_096, {"context_parallel": 4}, 89),

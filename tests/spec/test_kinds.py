@@ -123,22 +123,6 @@ def test_types_of_layers() -> None:
     assert is_uniform_type(states)
 
 
-@pytest.mark.parametrize(
-    ("spec", "blocks"),
-    [
-        (FULL, 63),
-        (dataclasses.replace(FULL, cp_sharded=True), 63),
-        (WINDOW, -(-(39 + 100) // 16) + 1),
-        (dataclasses.replace(WINDOW, extra_retained_tokens=9), -(-(48 + 100) // 16) + 1),
-        (ChunkedLocal(block_size=16, chunk=64), -(-164 // 16)),
-        (Mamba(block_size=16, num_speculative_blocks=3, num_prefill_checkpoint_blocks=1), 6),
-        (OpaqueState(block_size=16), 1),
-    ],
-)
-def test_blocks_reserved_for_a_request(spec: LayerSpec, blocks: int) -> None:
-    assert layer(spec).max_request_blocks(LIMITS) == blocks
-
-
 def test_context_parallelism_shortens_what_one_rank_holds() -> None:
     limits = dataclasses.replace(LIMITS, context_parallel=4)
     sharded = dataclasses.replace(FULL, cp_sharded=True)
@@ -180,11 +164,6 @@ def test_kernel_pages_align_strides() -> None:
     assert dataclasses.replace(FULL, block_stride_alignment=100).stride_alignment_bytes == 100
     with pytest.raises(SpecError, match="block_stride_alignment"):
         MLAAttention(block_size=8, head_size=8, tokens_per_state=4, block_stride_alignment=KernelPages(2))
-
-
-def test_padding_grows_with_the_block() -> None:
-    padded = dataclasses.replace(FULL, page_size_padded=10000)
-    assert padded.with_block_size(32).page_size_bytes == 20000
 
 
 def test_a_hidden_state_is_managed_like_a_latent() -> None:

@@ -46,13 +46,6 @@ REFUSED_GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("fields", "words"), REFUSED_GROUPS.values(), ids=REFUSED_GROUPS)
-def test_a_group_says_what_is_wrong(fields, words):
-    with pytest.raises(TopologyError) as error:
-        Group(**fields)
-    assert words in str(error.value)
-
-
 PAIR = (group("a", "x"), group("b", "y"))
 X, Y = Layer(name="x", tags=("a",)), Layer(name="y", tags=("b",))
 
@@ -94,25 +87,23 @@ REFUSED_TOPOLOGIES = {
 }
 
 
-@pytest.mark.parametrize(("groups", "fields", "words"), REFUSED_TOPOLOGIES.values(), ids=REFUSED_TOPOLOGIES)
-def test_a_topology_says_what_is_wrong(groups, fields, words):
-    with pytest.raises(TopologyError) as error:
-        Topology(groups, **fields)
-    assert words in str(error.value)
+REFUSED_LAYERS = {
+    "no name": ({"name": ""}, "layer = ''"),
+    "no group": ({"name": "x"}, "at least one group"),
+    "group twice": ({"name": "x", "tags": ("a", "a")}, "each group once"),
+    "groups of a layer that shares": ({"name": "x", "tags": ("a",), "cache_of": "y"}, "none, as it reads y's cache"),
+}
+REFUSED = {
+    **{f"group, {name}": (Group, fields, words) for name, (fields, words) in REFUSED_GROUPS.items()},
+    **{f"layer, {name}": (Layer, fields, words) for name, (fields, words) in REFUSED_LAYERS.items()},
+    **{name: (Topology, {"groups": made, **rest}, words) for name, (made, rest, words) in REFUSED_TOPOLOGIES.items()},
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"name": ""}, "layer = ''"),
-        ({"name": "x"}, "at least one group"),
-        ({"name": "x", "tags": ("a", "a")}, "each group once"),
-        ({"name": "x", "tags": ("a",), "cache_of": "y"}, "none, as it reads y's cache"),
-    ],
-)
-def test_a_layer_says_what_is_wrong(fields, words):
+@pytest.mark.parametrize(("make", "fields", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_wrong_is_said(make, fields, words):
     with pytest.raises(TopologyError) as error:
-        Layer(**fields)
+        make(**fields)
     assert words in str(error.value)
 
 

@@ -79,11 +79,9 @@ def check(case: Case, seed: int, apart: bool = False) -> None:
 
 SHAPES = {
     "1 device": ParallelShape(heads=2),
-    "tensor 2": ParallelShape(heads=4, tensor=2),
     "tensor 4": ParallelShape(heads=4, tensor=4),
     "tensor 8": ParallelShape(heads=8, tensor=8),
     "tensor 8 of 2 heads": ParallelShape(heads=2, tensor=8),
-    "context 2": ParallelShape(heads=2, context=2),
     "context 4": ParallelShape(heads=1, context=4, interleave=2),
     "context 8": ParallelShape(heads=2, context=8, interleave=4),
     "tensor 2, context 4": ParallelShape(heads=4, tensor=2, context=4, interleave=2),

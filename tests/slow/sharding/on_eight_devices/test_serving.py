@@ -1,4 +1,7 @@
-"""A cache inside `jit` on a mesh: whole steps on replicated tables write sharded pages, with nobody on the host."""
+"""A cache inside `jit` on a mesh: whole steps on replicated tables write sharded pages, with nobody on the host.
+
+Checkpoints served on eight devices say what they say on one: heads shared out, or copied where there are fewer.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,6 +24,7 @@ from hkv.mesh.sharding import ShardedLayout, make_mesh
 from hkv.spec import FullAttention
 from tests.cache.hlo import large_copies
 from tests.reference.build import config as build
+from tests.slow.examples import served_checkpoints
 
 ROWS, STEPS, BLOCKS, ELEMENTS = 4, 40, 512, 8
 SHAPE = ParallelShape(heads=2, tensor=2, context=4, interleave=2)
@@ -76,3 +81,13 @@ def test_steps_on_a_mesh() -> None:
     assert [line for line in large_copies(text, words) if " scatter(" not in line] == []
     assert "callback" not in text
     assert not any(name in text for name in ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute("))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_the_same_is_said(family):
+    """Two key heads of windows and sinks on eight devices, and latents, which every device keeps whole."""
+    made = served_checkpoints.engine(family, rows=3, budget=13, devices=8)
+    requests = served_checkpoints.served(made, family, (0, 1, 2, 3, 1, 0))
+    assert requests[-1].hits[0] > 24
+    assert len(made.served.pool.sharding.device_set) == len(jax.devices()) == 8
+    assert {len(shard.data) for shard in made.served.pool.addressable_shards} == {len(made.served.pool) // 8}
