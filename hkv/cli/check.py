@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from hkv.cli.options import FORMS, bugs_option, check_timeout, command_of, names_of, refuse_given, timeout_option
-from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
@@ -128,7 +127,8 @@ def _print(result: CheckResult) -> None:
             bug = registry.dialect_of(log.dialect).bugs[name]
             click.echo(f"known defect: {log.path} agrees under {name}: {bug.behaviour} ({bug.engine})")
     if result.rules:
-        Console().print(_coverage_table(result))
+        rows = zip(*(result.coverage[name] for name in ("rule", "logs", "times", "meaning")), strict=True)
+        Console().print(table("=rule|>logs|>times|meaning", rows, title="Rules exercised"))
     empty = [path for path, (verdict, _) in result.verdicts.items() if verdict == "empty"]
     logs, operations = len(result.checked), result.operations
     known = sum(bool(log.known_defects) for log in result.checked)
@@ -154,18 +154,6 @@ def _print(result: CheckResult) -> None:
     if result.not_implemented:
         reason = next(iter(result.not_implemented.values()))
         click.echo(f"{len(result.not_implemented)} more logs left out, which the engine does not implement ({reason})")
-
-
-def _coverage_table(result: CheckResult) -> Table:
-    table = Table(title="Rules exercised", title_justify="left")
-    table.add_column("rule", no_wrap=True)
-    table.add_column("logs", justify="right")
-    table.add_column("times", justify="right")
-    table.add_column("meaning")
-    found = result.coverage
-    for rule, logs, times, meaning in zip(*(found[name] for name in ("rule", "logs", "times", "meaning")), strict=True):
-        table.add_row(rule, str(logs), str(times), meaning)
-    return table
 
 
 def _document(result: CheckResult, coverage: bool) -> dict[str, Any]:

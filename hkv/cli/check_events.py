@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
-from rich.table import Table
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, Reported, console, talks, write_json, write_output
+from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, Reported, console, table, talks, write_json, write_output
 from hkv.cli.progress import interruption
 from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.contract.options import COUNT, Number, argument, option
@@ -144,14 +143,9 @@ class _Checked:
 
     def print(self) -> None:
         """The index and the problems."""
-        table = Table(box=None, pad_edge=False)
-        for name, side in (("group", "right"), ("medium", "left"), ("keys", "right"), ("blocks", "right")):
-            table.add_column(name, justify="right" if side == "right" else "left")
-        for name in ("stored", "removed", "stored twice"):
-            table.add_column(name, justify="right")
-        for row in self._rows():
-            table.add_row(*("-" if value is None else str(value) for value in row.values()))
-        console().print(table)
+        rows = (("-" if value is None else value for value in row.values()) for row in self._rows())
+        shown = table(">group|medium|>keys|>blocks|>stored|>removed|>stored twice", rows, box=None, pad_edge=False)
+        console().print(shown)
         for problem in self.problems[:SHOWN]:
             click.echo(f"batch {problem.seq}: {problem.name}: {problem.text}")
         if len(self.problems) > SHOWN:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import click
-from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import Reported, console, talks, write_json
+from hkv.cli.output_option import Reported, console, table, talks, write_json
 from hkv.contract import registry
 from hkv.contract.explanation import Explanation, Resumption
 from hkv.contract.options import COUNT, argument, option
@@ -83,18 +82,10 @@ def _print_groups(found: Explanation, title: str) -> None:
         click.echo(f"the lookup found {found.found}: {title}'s way of looking differs from the definition here")
         for cause in found.causes:
             click.echo(f"  {cause}")
-    table = Table(title_justify="left", box=None, pad_edge=False)
-    table.add_column("group", justify="right")
-    table.add_column("kind", no_wrap=True)
-    table.add_column("alone", justify="right")
-    boundaries = {group.next for group in found.groups}
-    beyond = next(iter(boundaries), None)
-    table.add_column(
-        "lacks nothing more: no longer hit is possible" if beyond is None else f"lacks for {beyond} tokens"
-    )
-    for group in found.groups:
-        table.add_row(str(group.group), f"{group.kind}:{group.block_size}", str(group.largest), _lacks(group))
-    console().print(table)
+    beyond = next((group.next for group in found.groups), None)
+    lacks = "lacks nothing more: no longer hit is possible" if beyond is None else f"lacks for {beyond} tokens"
+    rows = ((each.group, f"{each.kind}:{each.block_size}", each.largest, _lacks(each)) for each in found.groups)
+    console().print(table(f">group|=kind|>alone|{lacks}", rows, box=None, pad_edge=False))
 
 
 def _lacks(group: Resumption) -> str:

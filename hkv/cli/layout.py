@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hkv.cli.layout_drawing import check_place, figure, held, planned_views, print_views, selected, show, view_record
 from hkv.cli.options import command_of, is_given, refuse_given
-from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
 from hkv.contract.options import TOKENS, group, option
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
@@ -303,28 +303,25 @@ def _print(layout: Layout, spec_text: str, found: list[dict[str, Any]], held: li
 
 
 def _axes_table(layout: Layout) -> Table:
-    table = Table("axis", title="Axes, outermost first", title_justify="left")
-    table.add_column("extent", justify="right")
-    table.add_column("stride in bytes", justify="right")
     names = {"L": "layers", "B": "blocks", "H": "heads", "N": "states", "C": "content bytes"}
-    for axis in layout.order.axes:
-        name = "kernel blocks" if axis == 1 and layout.split > 1 else names["LBHNC"[axis]]
-        table.add_row(f"{'LBHNC'[axis]}  {name}", f"{layout.shape[axis]:,}", f"{layout.strides[axis]:,}")
-    return table
+    names |= {"B": "kernel blocks"} if layout.split > 1 else {}
+    rows = (
+        (f"{'LBHNC'[axis]}  {names['LBHNC'[axis]]}", f"{layout.shape[axis]:,}", f"{layout.strides[axis]:,}")
+        for axis in layout.order.axes
+    )
+    return table("axis|>extent|>stride in bytes", rows, title="Axes, outermost first")
 
 
 def _parts_table(layout: Layout) -> Table:
-    table = Table("part", "dtype", title="Views of layer 0, strides in bytes", title_justify="left")
-    for column in ("shape", "strides", "offset"):
-        table.add_column(column, justify="right")
+    made = table("part|dtype|>shape|>strides|>offset", title="Views of layer 0, strides in bytes")
     for name in _names(layout):
         entry = _part(layout, name)
         if "refused" in entry:
-            table.add_row(name, entry["dtype"], "refused", entry["refused"], "")
+            made.add_row(name, entry["dtype"], "refused", entry["refused"], "")
             continue
         shape, strides = (", ".join(f"{n:,}" for n in entry[key]) for key in ("shape", "strides"))
-        table.add_row(name, entry["dtype"], shape, strides, f"{entry['offset']:,}")
-    return table
+        made.add_row(name, entry["dtype"], shape, strides, f"{entry['offset']:,}")
+    return made
 
 
 def _answers_table(layout: Layout, answers: list[dict[str, Any]]) -> Table:
@@ -333,16 +330,12 @@ def _answers_table(layout: Layout, answers: list[dict[str, Any]]) -> Table:
         columns.insert(2, "kernel_block")
     if layout.tokens_per_state in (None, 1):
         columns.remove("token" if layout.tokens_per_state is None else "state")
-    table = Table(title="Bytes", title_justify="left")
-    table.add_column("byte", justify="right")
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
-    table.add_column("holds")
+    made = table("|".join([">byte", *(f">{column.replace('_', ' ')}" for column in columns), "holds"]), title="Bytes")
     for answer in answers:
         if answer["part"] is None:
-            table.add_row(f"{answer['byte']:,}", *[""] * len(columns), "padding, or another tensor")
+            made.add_row(f"{answer['byte']:,}", *[""] * len(columns), "padding, or another tensor")
             continue
         index = ", ".join(map(str, answer["index"]))
         holds = f"{answer['part']}[{index}] {answer['dtype']}, byte {answer['byte_of_element']}"
-        table.add_row(f"{answer['byte']:,}", *(f"{answer[key]:,}" for key in columns), holds)
-    return table
+        made.add_row(f"{answer['byte']:,}", *(f"{answer[key]:,}" for key in columns), holds)
+    return made

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from hkv.cli.output_option import table
 from hkv.errors import ConfigError, LayoutError, MissingExtraError
 from hkv.files import decode_json, read_whole
 from hkv.layout.picture import Level, Piece, shown
@@ -296,11 +297,7 @@ def print_views(views: Sequence[dict[str, Any]], bytes_held: Sequence[dict[str, 
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        table.add_row(
-            *(", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in row.values())
-        )
-    return table
+    cells = (
+        (", ".join(map(str, value)) if isinstance(value, list) else value for value in row.values()) for row in rows
+    )
+    return table("|".join(rows[0]).replace("_", " "), cells, title=title)

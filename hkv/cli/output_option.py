@@ -10,12 +10,13 @@ import os
 import pathlib
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from hkv.contract.options import option
 from hkv.errors import FileError
@@ -62,6 +63,16 @@ class OutputFolder(click.ParamType):
 def console() -> Console:
     """A console of the terminal's width, or wide enough for every table where there is no terminal."""
     return Console(width=None if sys.stdout.isatty() else 110)
+
+
+def table(columns: str, rows: Iterable[Iterable[object]] = (), **settings: Any) -> Table:
+    """A table, its columns between `|`; the right-justified ones begin with `>`, those that are not broken with `=`."""
+    made = Table(**{"title_justify": "left"} | settings)
+    for name in columns.split("|"):
+        made.add_column(name.lstrip(">="), justify="right" if name[:1] == ">" else "left", no_wrap=name[:1] == "=")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
 
 
 def talks(*paths: str | None) -> bool:

@@ -9,10 +9,9 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, output_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.contract.options import COUNT, TOKENS, Number, argument, group, option
 from hkv.limits import MAX_TOKENS
@@ -111,10 +110,7 @@ def command(given: _Options) -> None:
 
 
 def _print(output: str, totals: _Totals) -> None:
-    table = Table(title=output, title_justify="left", show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    for name in ("requests", "prompt_tokens", "output_tokens", "longest_prompt"):
-        table.add_row(name.replace("_", " "), f"{getattr(totals, name):,}")
-    table.add_row("duration", f"{totals.milliseconds / 1000:,.1f} s")
-    Console().print(table)
+    names = ("requests", "prompt_tokens", "output_tokens", "longest_prompt")
+    rows = [(name.replace("_", " "), f"{getattr(totals, name):,}") for name in names]
+    rows.append(("duration", f"{totals.milliseconds / 1000:,.1f} s"))
+    Console().print(table("what|>value", rows, title=output, show_header=False))

@@ -6,10 +6,9 @@ import dataclasses
 import pathlib
 
 import click
-from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import OutputFolder, Reported, console, talks, write_json
+from hkv.cli.output_option import OutputFolder, Reported, console, table, talks, write_json
 from hkv.cli.progress import progress_bar
 from hkv.contract.options import argument
 from hkv.oracle.vectors import FAMILIES, write_vectors
@@ -32,12 +31,8 @@ def command(given: _Options) -> None:
     with progress_bar("writing", len(FAMILIES)) as advance:
         index = write_vectors(pathlib.Path(given.folder), advance)
     if talks(given.json_path):
-        table = Table(box=None, pad_edge=False)
-        table.add_column("file")
-        table.add_column("cases", justify="right")
-        table.add_column("about")
-        for name, entry in index["files"].items():
-            table.add_row(name, str(entry["cases"]), FAMILIES[entry["family"]][0])
-        console().print(table)
+        files = index["files"].items()
+        rows = ((name, entry["cases"], FAMILIES[entry["family"]][0]) for name, entry in files)
+        console().print(table("file|>cases|about", rows, box=None, pad_edge=False))
         click.echo(f"version {index['vectors']} of the format, in {given.folder}")
     write_json(given.json_path, index)
