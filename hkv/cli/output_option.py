@@ -67,7 +67,7 @@ def console() -> Console:
 
 def table(columns: str, rows: Iterable[Iterable[object]] = (), **settings: Any) -> Table:
     """A table, its columns between `|`; the right-justified ones begin with `>`, those that are not broken with `=`."""
-    made = Table(**{"title_justify": "left"} | settings)
+    made = Table(title_justify="left", **settings)
     for name in columns.split("|"):
         made.add_column(name.lstrip(">="), justify="right" if name[:1] == ">" else "left", no_wrap=name[:1] == "=")
     for row in rows:

@@ -94,6 +94,7 @@ class BatchEngine(Protocol):
 
     def run(self, operations: Sequence[Any]) -> list[Any]:
         """Performs operations in order and returns the answer to each."""
+        ...
 
 
 def first_difference(want: Any, got: Any, path: str = "") -> Mismatch | None:

@@ -22,6 +22,7 @@ class Sink(Protocol):
         """A function that takes a call, in the cache's own thread; `perform` says its operations to this sink, in
         order, now or later.
         """
+        ...
 
     def step_ends(self) -> None:
         """The cache is done with a step; the model runs now."""
@@ -49,9 +50,11 @@ class Session(Protocol):
 
     def draws(self) -> bool:
         """True if the next cache is one of those."""
+        ...
 
     def sink(self, dialect: Any) -> Sink:
         """Sink for the operations of the next cache."""
+        ...
 
     def observe(self, observed: Observed) -> None:
         """Remembers a cache under observation, to close it at the end."""

@@ -157,15 +157,18 @@ class World(Protocol):
 
     def refused(self, answer: Any) -> bool:
         """True if an answer refuses blocks."""
+        ...
 
     def operations(self) -> Iterator[Any]:
         """The operations that may come next."""
+        ...
 
     def name(self) -> Hashable:
         """Canonical state: equal for two worlds that differ in nothing that a rule or an invariant can read."""
 
     def copies(self) -> Callable[[], World]:
         """Makes, whenever it is called, a world like this one is now."""
+        ...
 
 
 class Search(abc.ABC):

@@ -100,6 +100,7 @@ class Memory(Protocol):
 
     def check(self, moment: Any) -> Iterator[str]:
         """See `Invariant.check`."""
+        ...
 
 
 AnyCheck = TypeVar("AnyCheck", bound=Callable[..., Iterator[str]])

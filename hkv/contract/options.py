@@ -101,9 +101,9 @@ class OwnCommand:
 
     declared: ClassVar[type] = NoOptions
 
-    def options(self) -> list[click.Parameter]:
+    def options(self) -> list[click.Option]:
         """The same for click."""
-        return parameters(self.declared)
+        return [each for each in parameters(self.declared) if isinstance(each, click.Option)]
 
 
 # Types of values.

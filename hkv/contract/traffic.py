@@ -33,6 +33,7 @@ class Moves(Protocol):
 
     def possible(self, move: str) -> bool:
         """True if a move can be made now."""
+        ...
 
     def make(self, move: str) -> None:
         """Makes a move: draws what it needs, and has its operations performed."""

@@ -134,7 +134,7 @@ def cache_options(**given: Any) -> dict[str, Any]:
         if options[name] is not None:
             options[name] = convert(options[name])
     dialect = options["dialect"]
-    command = click.Command("replay", params=registry.dialect_of(dialect).replay_command().options())
+    command = click.Command("replay", params=[*registry.dialect_of(dialect).replay_command().options()])
     context = command.make_context("replay", [])
     known = {option.name: option for option in command.params}
     options |= context.params

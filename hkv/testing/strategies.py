@@ -34,6 +34,7 @@ class Drawing(Protocol):
 
     def draw(self, strategy: st.SearchStrategy[T], label: Any = None) -> T:
         """One value of a strategy."""
+        ...
 
 
 class HypothesisChoices:
