@@ -76,15 +76,15 @@ class Explanation:
     operation: str
     answer: str
     departed: int | None
-    request: str
-    situation: str
-    events: tuple[Event, ...]
-    blocks: Mapping[int | str, tuple[Event, ...]]
-    alignment: int
-    hit: int
-    found: int | None
-    causes: tuple[str, ...]
-    groups: tuple[Resumption, ...]
+    request: str = ""
+    situation: str = ""
+    events: tuple[Event, ...] = ()
+    blocks: Mapping[int | str, tuple[Event, ...]] = dataclasses.field(default_factory=dict)
+    alignment: int = 0
+    hit: int = 0
+    found: int | None = None
+    causes: tuple[str, ...] = ()
+    groups: tuple[Resumption, ...] = ()
     differs: str = ""
 
 

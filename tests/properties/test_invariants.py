@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import pathlib
 
 import pytest
 from hypothesis import given, seed, settings
@@ -21,11 +22,13 @@ from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.hit_comparison import make_config
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.model.topology import Topology
+from hkv.oracle.log_file import read_log
 from hkv.spec import FullAttention, Mamba, OpaqueState
 from hkv.testing.strategies import HypothesisChoices, headers
 from tests.suites import alone
 from tests.suites.alone import Alone, blocks_at_once, completion, draw_alone, refused_after
 
+LOGS = sorted((pathlib.Path(__file__).resolve().parent.parent / "data" / "oplogs").glob("*.jsonl"))
 COUNTED = ("hit", "eviction", "refusal", "preemption")
 EXAMPLES = settings.default.max_examples
 
@@ -183,3 +186,12 @@ def test_every_invariant_says_what_it_promises():
         assert "Holds after" in text, invariant.name
         assert "exception" in text.lower(), invariant.name
         assert invariant.dialect == "vllm-0.33"
+
+
+@pytest.mark.parametrize("path", LOGS[::6], ids=lambda path: path.stem)
+def test_a_recorded_log_keeps_every_invariant(path: pathlib.Path) -> None:
+    """A real engine answered it; shadow tags included."""
+    log = read_log(str(path))
+    watch = Watch(NumpyEngine(log.header), log.header)
+    for operation in log.operations:
+        watch.perform(operation)

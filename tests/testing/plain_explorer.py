@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.jax_reading import Reader
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -22,6 +23,8 @@ from hkv.dialects.vllm.explorer.transition import World, unpack
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import CacheState, Operation
+from hkv.model.topology import Topology
+from hkv.spec import FullAttention, LayerSpec, SlidingWindow
 from hkv.state.state import Request, State
 
 PLAIN = {"lookahead": 0, "external": 0, "must_fit": False, "reserved": 0, "in_flight": 0}
@@ -221,3 +224,25 @@ class PlainExplorer:
     @staticmethod
     def _refused(request: Standing, operation: oplog.AllocateOp) -> int:
         return max(request.processed, request.computed) if request.running else 0
+
+
+# Small spaces for the explorer, of one shape, so that tests share its programs.
+
+CHUNK = 512
+GROUPS = (FullAttention(block_size=1), SlidingWindow(block_size=1, window=2))
+
+
+def space(*specs: LayerSpec, num_blocks: int = 5, length: int = 2, prompt: int = 1, **changes: Any) -> Space:
+    """A small space without the operations that make it large."""
+    specs = specs or GROUPS
+    sizes = [spec.block_size for spec in specs]
+    without = frozenset(changes.pop("without", ("evict", "reset", "delay")))
+    config = VllmConfig(
+        topology=Topology.of_specs(specs),
+        num_blocks=num_blocks,
+        hash_block_size=min(sizes),
+        scheduler_block_size=max(sizes),
+        max_model_len=length,
+        **changes,
+    )
+    return Space(config=config, prompt=prompt, without=without)

@@ -16,11 +16,11 @@ from hkv.dialects.vllm.explore_command import DEFECTS
 from hkv.errors import HKVError
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import applied
-from tests.testing.spaces import CHUNK
+from tests.testing.plain_explorer import CHUNK
 
 SMALL = ["--num-blocks", "5", "--max-model-len", "2", "--prompt", "1", "--chunk", str(CHUNK)]
 LEFT_OUT = ["--without", "evict", "--without", "reset", "--without", "delay"]
-"""The space of `tests.testing.spaces`, so that programs are shared."""
+"""The space of `tests.testing.plain_explorer`, so that programs are shared."""
 
 
 def run(*arguments: str) -> Result:

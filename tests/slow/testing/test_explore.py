@@ -20,8 +20,16 @@ from hkv.errors import ConfigError
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 from hkv.state.state import State
 from reference.hits import longest_hit_by_definition
-from tests.testing.plain_explorer import PlainExplorer, cache_state, name_of, standings, unpack_many
-from tests.testing.spaces import CHUNK, GROUPS, space
+from tests.testing.plain_explorer import (
+    CHUNK,
+    GROUPS,
+    PlainExplorer,
+    cache_state,
+    name_of,
+    space,
+    standings,
+    unpack_many,
+)
 
 
 @pytest.fixture(scope="module")

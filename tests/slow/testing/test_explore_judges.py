@@ -26,8 +26,7 @@ from hkv.dialects.vllm.rules.operations import Code
 from hkv.spec import FullAttention, Mamba
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Request, Row, State
 from hkv.state.status import Status
-from tests.testing.plain_explorer import cache_state, unpack_many
-from tests.testing.spaces import CHUNK, space
+from tests.testing.plain_explorer import CHUNK, cache_state, space, unpack_many
 
 JUDGED = 192
 """Of so many moments the twins are asked in one example; they take most of the time."""

@@ -51,10 +51,10 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
     check_there(id, line, story.engine.manager.requests)
     situation = story.situation(id)
     held = story.blocks_of(id)
-    resumed = resumptions(story, id)
+    hit, groups = _resumptions(story, id)
     answer = story.answers[-1] if stop == line - 1 else story.perform(line - 2)
     held |= story.blocks_of(id)
-    held |= {lack.block for group in resumed.groups for lack in group.lacks if lack.block is not None}
+    held |= {lack.block for group in groups for lack in group.lacks if lack.block is not None}
     manager = story.engine.manager
     num_tokens = manager.requests[id].num_tokens if id in manager.requests else 0
     return Explanation(
@@ -66,11 +66,11 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
         situation=situation,
         events=tuple(story.requests[id]),
         blocks={block: tuple(story.blocks[block]) for block in sorted(held)},
-        alignment=resumed.alignment,
-        hit=resumed.hit,
+        alignment=hits.hit_alignment(story.config),
+        hit=hit,
         found=answer.hit if isinstance(answer, Hit) else None,
         causes=tuple(sorted(cause.value for cause in causes(story.config, num_tokens))),
-        groups=resumed.groups,
+        groups=groups,
         differs=story.differs,
     )
 
@@ -82,15 +82,6 @@ def _of_a_line(story: Story, line: int, operation: str) -> Explanation:
         operation=operation,
         answer=story.words(story.answers[-1]),
         departed=story.departed,
-        request="",
-        situation="",
-        events=(),
-        blocks={},
-        alignment=0,
-        hit=0,
-        found=None,
-        causes=(),
-        groups=(),
         differs=story.differs,
     )
 
@@ -98,27 +89,10 @@ def _of_a_line(story: Story, line: int, operation: str) -> Explanation:
 # Boundaries at which each group alone could resume a request, by definition, and the entries it lacks for more.
 
 
-@dataclasses.dataclass(frozen=True)
-class Resumptions:
-    """Boundaries at which a request could be resumed.
+def _resumptions(story: Story, id: str) -> tuple[int, tuple[Resumption, ...]]:
+    """The largest boundary at which every group can resume, in tokens, and each group that can be cached, alone.
 
-    Attributes:
-      alignment: tokens of which every hit is a multiple.
-      hit: the largest boundary at which every group can resume, in tokens.
-      groups: each group that can be cached, alone.
-    """
-
-    alignment: int
-    hit: int
-    groups: tuple[Resumption, ...]
-
-
-def resumptions(story: Story, id: str) -> Resumptions:
-    """Asks the definition of a hit (`reference.hits`), not how an engine looks for one.
-
-    Args:
-      story: state of the cache.
-      id: a request in it.
+    Asks the definition of a hit (`reference.hits`), not how an engine looks for one.
     """
     config, judge = story.config, _Judge(story, id)
     num_tokens = story.engine.manager.requests[id].num_tokens
@@ -134,7 +108,7 @@ def resumptions(story: Story, id: str) -> Resumptions:
         beyond = hit + alignment if hit + alignment in lengths else None
         lacks = () if beyond is None else tuple(judge.lacks(group, beyond))
         groups.append(Resumption(group, spec.kind, config.block_size(group), largest, beyond, lacks))
-    return Resumptions(alignment, hit, tuple(groups))
+    return hit, tuple(groups)
 
 
 class _Judge:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -78,39 +78,31 @@ def explore(
       The report.
     """
     report = Report() if report is None else report
-    return _Search(Program(space, form), chunk, workers, (limit_states, seconds), progress, observe, report).run()
+    program = Program(space, form)
+    return _Search(program, chunk, workers, limit_states, seconds, progress, observe, report).run()
 
 
+@dataclasses.dataclass
 class _Search:
-    """One exploration.
+    """One exploration, with what `explore` was given."""
 
-    Args:
-      program: performs and judges.
-      chunk, workers, progress, observe, report: as `explore` says.
-      limits: `limit_states` and `seconds`.
-    """
+    program: Program
+    chunk: int
+    workers: int
+    limit_states: int | None
+    seconds: float | None
+    progress: Progress
+    observe: Observe
+    report: Report
 
-    def __init__(
-        self,
-        program: Program,
-        chunk: int,
-        workers: int,
-        limits: tuple[int | None, float | None],
-        progress: Progress,
-        observe: Observe,
-        report: Report,
-    ) -> None:
-        self._program, self._chunk, self._workers = program, chunk, workers
-        self._limit, self._allowed = limits
-        self._progress, self._observe = progress, observe
-        self._moves = all_moves(program.space)
-        self._root = start(program.space)
+    def __post_init__(self) -> None:
+        self._moves = all_moves(self.program.space)
+        self._root = start(self.program.space)
         self._visited = Visited()
         self._parents = [np.array([-1])]
         self._taken = [np.array([-1], np.int32)]
         self._cut = False
         self._started = 0.0
-        self.report = report
 
     def run(self) -> Report:
         """Explores, and reports."""
@@ -131,14 +123,14 @@ class _Search:
     def _begin(self) -> Frontier:
         """The empty cache; an operation that changes nothing is performed on it, which compiles the program."""
         step = np.array([Code.STEP, 0, 0, 0], np.int32)
-        worlds = np.broadcast_to(self._root, (self._chunk, len(self._root)))
-        outcome = jax.device_get(self._program(worlds, np.broadcast_to(step, (self._chunk, 4))))
+        worlds = np.broadcast_to(self._root, (self.chunk, len(self._root)))
+        outcome = jax.device_get(self.program(worlds, np.broadcast_to(step, (self.chunk, 4))))
         self._visited.add(outcome.name[:1])
         return Frontier(self._root[None], outcome.enabled[:1], 0)
 
     def _ended(self) -> bool:
-        late = self._allowed is not None and time.perf_counter() - self._started >= self._allowed
-        self._cut = late or (self._limit is not None and self.report.states >= self._limit)
+        late = self.seconds is not None and time.perf_counter() - self._started >= self.seconds
+        self._cut = late or (self.limit_states is not None and self.report.states >= self.limit_states)
         return self._cut
 
     def _level(self, frontier: Frontier, depth: int) -> Frontier:
@@ -161,9 +153,9 @@ class _Search:
             self.report.states += len(new)
             if len(new):
                 self.report.depth = depth
-                self._observe(outcome.world[new])
+                self.observe(outcome.world[new])
             self.report.seconds = time.perf_counter() - self._started
-            self._progress(self.report, depth, done / total)
+            self.progress(self.report, depth, done / total)
         if not worlds:
             return Frontier(frontier.worlds[:0], frontier.enabled[:0], first)
         return Frontier(np.concatenate(worlds), np.concatenate(enabled), first)
@@ -172,16 +164,16 @@ class _Search:
         """Outcomes of each dispatch, with the worlds of the frontier and the operations that they are of."""
         world, move = np.nonzero(frontier.enabled)
         pending: collections.deque[tuple[np.ndarray, np.ndarray, Future[Outcome]]] = collections.deque()
-        pool = ThreadPoolExecutor(self._workers)
+        pool = ThreadPoolExecutor(self.workers)
         try:
-            for begin in range(0, len(world), self._chunk):
+            for begin in range(0, len(world), self.chunk):
                 if self._ended():
                     break
-                part = slice(begin, begin + self._chunk)
+                part = slice(begin, begin + self.chunk)
                 pending.append(
                     (world[part], move[part], pool.submit(self._dispatch, frontier, world[part], move[part]))
                 )
-                if len(pending) > self._workers:
+                if len(pending) > self.workers:
                     yield self._done(pending.popleft())
             while pending:
                 yield self._done(pending.popleft())
@@ -191,10 +183,10 @@ class _Search:
             )  # an interrupt waits for the dispatches that run, not for those that wait
 
     def _dispatch(self, frontier: Frontier, world: np.ndarray, move: np.ndarray) -> Any:
-        fill = self._chunk - len(world)
+        fill = self.chunk - len(world)
         worlds = frontier.worlds[np.pad(world, (0, fill), mode="edge")]
         moves = self._moves[np.pad(move, (0, fill), mode="edge")]
-        return jax.device_get(self._program(worlds, moves))
+        return jax.device_get(self.program(worlds, moves))
 
     @staticmethod
     def _done(item: tuple[np.ndarray, np.ndarray, Future[Outcome]]) -> tuple[np.ndarray, np.ndarray, Outcome]:
@@ -216,7 +208,9 @@ class _Search:
             path.append(int(taken[state]))
             state = int(parents[state])
         moves = self._moves[np.array(path[::-1])]
-        self.report.counterexample = counterexample(self._program, moves, self._chunk, names_of(broken))
+        operations = _written(self.program, moves, self.chunk)
+        header = to_header(self.program.space.config, FEATURE)
+        self.report.counterexample = Counterexample(tuple(names_of(broken)), header, tuple(operations))
 
 
 # A set of 128-bit names in one NumPy table with open addressing: thousands are looked up and entered at once.
@@ -288,21 +282,14 @@ FEATURE = "core"
 """Feature that the logs are marked with, for statistics."""
 
 
-def counterexample(program: Program, moves: np.ndarray, chunk: int, invariants: Sequence[str]) -> Counterexample:
-    """Follows operations from the empty cache and writes them down.
+def _written(program: Program, moves: np.ndarray, chunk: int) -> list[Operation]:
+    """Operations from the empty cache on, int32[n, 4], as the log format writes them.
 
     Args:
       program: of the space.
-      moves: int32[n, 4], the operations.
+      moves: the operations.
       chunk: worlds that the program takes.
-      invariants: invariants that the last operation breaks.
     """
-    header = to_header(program.space.config, FEATURE)
-    return Counterexample(tuple(invariants), header, tuple(written(program, moves, chunk)))
-
-
-def written(program: Program, moves: np.ndarray, chunk: int) -> list[Operation]:
-    """Operations from the empty cache on, as the log format writes them; arguments as `counterexample`."""
     space, world = program.space, start(program.space)
     names, arrived, operations = [""] * space.requests, 0, []
     hits = np.zeros(space.requests, np.int32)

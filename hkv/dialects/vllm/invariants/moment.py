@@ -37,7 +37,7 @@ class Snapshot:
         self.free = state.free
         self.refs = {int(block): count for block, count in state.refs.items()}
         self.rows: dict[str, Rows] = state.rows
-        self.cached = {int(block): _entry(*entry) for block, entry in state.cached.items()}
+        self.cached = {int(block): (group, tokens, key) for block, (group, tokens, key) in state.cached.items()}
         self.owners: dict[int, list[tuple[str, int, int]]] = collections.defaultdict(list)
         for id, rows in state.rows.items():
             for group, row in enumerate(rows):
@@ -62,10 +62,6 @@ class Snapshot:
             for block in blocks
         }
         return {block: count for block, count in counts.items() if count}
-
-
-def _entry(group: int, tokens: int, key: str) -> tuple[int, int, str]:
-    return group, tokens, key
 
 
 class KeyBook:

@@ -238,10 +238,7 @@ class LiveTraffic(Traffic):
             return 0
         if self._loads_whole and self._loads and self._choices.chance(25):
             return len(request.tokens) - hit
-        unit = self._header.scheduler_block_size
-        most = (len(request.tokens) - 1) // unit
-        least = hit // unit + 1
-        return unit * self._choices.integer(least, most) - hit if least <= most else 0
+        return self._whole_units(request, hit)
 
     def _advance(self, request: Request, tokens: int) -> None:
         if self._choices.chance(50):
@@ -383,13 +380,8 @@ def drive(header: Header, choices: Choices, perform: Perform, steps: int, carefu
       steps: scheduling steps; each ends with `events` and `state`.
       careful: leave out what vLLM 0.33 itself fails at.
     """
-    traffic = traffic_of(header, choices, perform, careful)
+    traffic = (Traffic if header.oplog < 3 else LiveTraffic)(header, choices, perform, careful)
     for _ in range(steps):
         traffic.step()
     if choices.chance(50):
         traffic.drain()
-
-
-def traffic_of(header: Header, choices: Choices, perform: Perform, careful: bool = True) -> Traffic:
-    """Traffic of the version of a header; arguments as of `drive`."""
-    return (Traffic if header.oplog < 3 else LiveTraffic)(header, choices, perform, careful)

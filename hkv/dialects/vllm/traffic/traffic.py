@@ -376,6 +376,10 @@ class Traffic:
     def _draw_external(self, request: Request, hit: int) -> int:
         if not self._loads or not self._choices.chance(70 if self._sharing else 45):
             return 0
+        return self._whole_units(request, hit)
+
+    def _whole_units(self, request: Request, hit: int) -> int:
+        """Tokens of a load that ends where a hit may, before the request's last token; 0 if there is no such end."""
         unit = self._header.scheduler_block_size
         most = (len(request.tokens) - 1) // unit
         least = hit // unit + 1
