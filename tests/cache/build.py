@@ -1,8 +1,10 @@
-"""Small caches for tests, all of which share their buckets."""
+"""Small caches for tests, all of which share their buckets, and the copies in what is compiled."""
 
 from __future__ import annotations
 
 import functools
+import math
+import re
 from typing import Any
 
 import jax
@@ -79,3 +81,16 @@ def prompt(batch: Batch, slot: int, keys: range, tokens: int | None = None, **ar
 def statuses(results: Results, batch: Batch) -> list[int]:
     """The status of each operation."""
     return np.asarray(results.table)[: len(batch), Column.STATUS].tolist()
+
+
+INSTRUCTION = re.compile(r"= \w+\[([\d,]+)\]\S* (copy|copy-start|select|transpose|gather|scatter|concatenate|pad)\(")
+
+
+def large_copies(text: str, least: int) -> list[str]:
+    """Instructions that copy, or rebuild, at least `least` elements."""
+    found = []
+    for line in text.splitlines():
+        match = INSTRUCTION.search(line)
+        if match and math.prod(int(size) for size in match[1].split(",")) >= least:
+            found.append(line.strip())
+    return found

@@ -18,7 +18,7 @@ from hkv.cache.state import StepResult
 from hkv.errors import LayoutError
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.model.topology import Group
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 
 HEADS, SIZE, BLOCK, BLOCKS, WIDTH, WINDOW = 2, 128, 4, 80, 5, 6
 RECORDED = json.loads((pathlib.Path(__file__).parents[1] / "data" / "engine_metadata.json").read_text())

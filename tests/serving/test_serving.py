@@ -20,7 +20,7 @@ from hkv.errors import ConfigError, FileError, MissingExtraError, OperationError
 from hkv.model.topology import Group
 from hkv.serving.objects import chunk_objects
 from hkv.state.status import Status
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 
 R, LONGEST, BUDGET, WIDTH, VOCABULARY, BLOCKS = 3, 40, 12, 8, 16, 22
 WINDOW = 6

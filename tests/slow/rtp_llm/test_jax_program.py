@@ -26,7 +26,7 @@ from hkv.machine.operations import Operations
 from hkv.model.topology import Topology
 from hkv.state.pooled import Counter, PooledState, Request, Role, resized
 from hkv.state.status import Status
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.rtp_llm.build import FULL, LINEAR, SWA, group
 from tests.rtp_llm.traffic import draw_config
 

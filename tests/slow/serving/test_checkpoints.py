@@ -11,7 +11,7 @@ import hkv
 from hkv import serving
 from hkv.errors import ConfigError, OperationError
 from hkv.tier.tier import MemoryTier
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.serving import test_serving
 from tests.serving.test_serving import BUDGET, LONGEST, VOCABULARY, Host, R, check, hidden, serve
 from tests.slow.serving import test_inside

@@ -8,7 +8,7 @@ import pytest
 import hkv
 from hkv.errors import ConfigError
 from hkv.model.topology import Group
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.serving.test_serving import LONGEST, VOCABULARY, WIDTH, WINDOW, Host, R, check, serve
 
 PROMPTS = [np.random.default_rng(n).integers(0, VOCABULARY, size).tolist() for n, size in ((1, 11), (2, 15), (3, 7))]

@@ -18,7 +18,7 @@ from hkv.serving.objects import chunk_objects
 from hkv.serving.tiers import _tables, _unpack
 from hkv.tier.disk import DiskTier
 from hkv.tier.tier import MemoryTier
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.serving.test_serving import LONGEST, PROMPTS, Host, R, check, config
 from tests.test_documents import run_page
 

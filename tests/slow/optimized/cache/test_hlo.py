@@ -9,8 +9,7 @@ import pytest
 from jax import lax
 
 from hkv.dialects.vllm import machine as cache
-from tests.cache.build import BUCKETS, LARGE, config, program
-from tests.cache.hlo import large_copies
+from tests.cache.build import BUCKETS, LARGE, config, large_copies, program
 
 VERBS = tuple(code.name.lower() for code in cache.ALL)
 

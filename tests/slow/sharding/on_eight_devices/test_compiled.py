@@ -16,7 +16,7 @@ from hkv.mesh import sharding
 from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.sharding import ShardedLayout, make_mesh
 from hkv.spec import FullAttention
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.slow.sharding.cases import make_case
 
 SHAPE = ParallelShape(heads=4, tensor=2, context=4, interleave=4)

@@ -18,7 +18,7 @@ from hkv.mesh.sharding import ShardedLayout, make_mesh
 from hkv.mesh.transfer import Grain, _unpack, execute
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from reference.resharding import fill, holdings
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.resharding.cases import TAG, Case, content, side
 
 HEADS = FullAttention(block_size=4, num_kv_heads=4, head_size=4, head_size_v=2)

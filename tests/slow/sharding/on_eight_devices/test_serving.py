@@ -22,7 +22,7 @@ from hkv.mesh import sharding
 from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.sharding import ShardedLayout, make_mesh
 from hkv.spec import FullAttention
-from tests.cache.hlo import large_copies
+from tests.cache.build import large_copies
 from tests.reference.build import config as build
 from tests.slow.examples import served_checkpoints
 
