@@ -17,6 +17,7 @@ from hkv.oracle.log_file import find_logs, read_log
 
 PROGRAM = """
 import multiprocessing, os, pathlib, sys, time
+from hkv.contract import registry
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.engines import engine_factory
