@@ -78,7 +78,7 @@ class Moment:
     @property
     def recurrent(self) -> bool:
         """True if some group has recurrent states."""
-        return bool(self.define.recurrent.any())
+        return bool(self.define.snapshot.any())
 
 
 def moment_of(
@@ -134,7 +134,7 @@ def retirement(m: Moment) -> jax.Array:
     inside = np.arange(row.shape[1]) < lengths[:, None]
     kept = jnp.any(outgrown & inside & (row > 0))
     gone = ~outgrown & inside & (row == 0)
-    exempt = (m.define.recurrent | m.define.off_grid)[:, None]
+    exempt = (m.define.snapshot | m.define.off_grid)[:, None]
     return m.move.is_a(Code.ALLOCATE) & ((m.granted & kept) | jnp.any(gone & ~exempt))
 
 

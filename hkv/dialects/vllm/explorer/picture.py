@@ -64,35 +64,6 @@ class Picture(NamedTuple):
         return jnp.all(jnp.stack([jnp.all(getattr(self, name) == getattr(other, name)) for name in names]))
 
 
-class Columns(NamedTuple):
-    """Columns of a space's key table.
-
-    Attributes:
-      members: group of each column, -1 for a column of none.
-      blocks: tokens in a block of each group.
-      cacheable: True if the group's blocks can be hit.
-      sinks: blocks at the beginning of a group's rows that are never given back.
-    """
-
-    members: np.ndarray
-    blocks: np.ndarray
-    cacheable: np.ndarray
-    sinks: np.ndarray
-
-
-def columns(space: Space) -> Columns:
-    """The key table's layout, from the same numbers that the rules read."""
-    table = np.asarray(of_config(space.config, space.buckets.groups).groups)
-    count = len(space.config.topology.groups)
-    members = np.where(np.arange(len(table)) < count, table[:, GroupField.MEMBER], -1)
-    return Columns(
-        members,
-        table[:count, GroupField.BLOCK],
-        table[:count, GroupField.CACHEABLE] != 0,
-        table[:count, GroupField.SINKS],
-    )
-
-
 def row_words(state: State, groups: int, field: Row) -> jax.Array:
     """int32[R, G]: one field of every request's row in every group."""
     requests = state.requests[:-1]
@@ -101,7 +72,9 @@ def row_words(state: State, groups: int, field: Row) -> jax.Array:
 
 def picture(space: Space, state: State) -> Picture:
     """Picture of a state, see `Picture`."""
-    layout, blocks, groups = columns(space), space.config.num_blocks, len(space.config.topology.groups)
+    blocks, groups = space.config.num_blocks, len(space.config.topology.groups)
+    table = np.asarray(of_config(space.config, space.buckets.groups).groups)  # the numbers that the rules read
+    sizes, cacheable = table[:groups, GroupField.BLOCK], table[:groups, GroupField.CACHEABLE] != 0
     ids = np.arange(blocks)
     ring = state.queue.shape[0] - 1
     after_head = (np.arange(ring) - state.counters[Counter.HEAD]) & (ring - 1)
@@ -112,14 +85,14 @@ def picture(space: Space, state: State) -> Picture:
     place = jnp.sum(raw[None, :] < raw[:, None], axis=1).astype(jnp.int32)
     key, column = primary(state.keys[:blocks, : 1 + space.buckets.parts], space.buckets.groups)
     group = jnp.full(blocks, -1)
-    for number, member in enumerate(layout.members):
+    for number, member in enumerate(table[:groups, GroupField.MEMBER]):
         group = jnp.where((key > 0) & (column == number), int(member), group)
     lengths, first = row_words(state, groups, Row.LENGTH), row_words(state, groups, Row.FIRST)
     cells = state.rows[:-1, :groups]
     at = np.arange(cells.shape[2])
-    held = (at >= jnp.where(layout.sinks > 0, 0, first)[:, :, None]) & (at < lengths[:, :, None])
+    held = (at >= jnp.where(table[:groups, GroupField.SINKS] > 0, 0, first)[:, :, None]) & (at < lengths[:, :, None])
     hits = jnp.maximum(state.requests[:-1, Request.HIT], 0)
-    ends = -(-hits[:, None] // layout.blocks) * layout.cacheable
+    ends = -(-hits[:, None] // sizes) * cacheable
     start = jnp.minimum(row_words(state, groups, Row.HIT_FIRST), ends)
     given = (at >= start[:, :, None]) & (at < ends[:, :, None])
     return Picture(

@@ -114,7 +114,7 @@ class Definitions:
 
     Attributes:
       sizes: int32[G], tokens in a block.
-      opaque, recurrent, snapshot: bool[G]: one block a request; a Mamba row; blocks hold states.
+      opaque, snapshot: bool[G]: one block a request; blocks hold states.
       whole: bool[G, W], columns whose tokens every later query reads.
       off_grid: bool[G], chunks that do not start at blocks.
       outgrown: bool[G, L + 1, W], columns that are not needed any more when so many tokens are processed.
@@ -132,7 +132,6 @@ class Definitions:
 
     sizes: np.ndarray
     opaque: np.ndarray
-    recurrent: np.ndarray
     whole: np.ndarray
     snapshot: np.ndarray
     off_grid: np.ndarray
@@ -181,7 +180,6 @@ def definitions(space: Space) -> Definitions:
     return Definitions(
         sizes=sizes,
         opaque=np.array([spec.one_block for spec in specs]),
-        recurrent=np.array([spec.snapshot for spec in specs]),
         whole=whole,
         snapshot=np.array([spec.snapshot for spec in specs]),
         off_grid=off_grid,
