@@ -28,7 +28,7 @@ MAKERS = {
     "hkv/model/huggingface/families/heads.py": "config.json",
     "hkv/model/huggingface/families/latent.py": "config.json",
     "hkv/dialects/rtp_llm/planning/sizes.py": "RTP-LLM's blocks, which have kinds of their own",
-    "hkv/dialects/rtp_llm/log/configuration.py": "group types of RTP-LLM's logs",
+    "hkv/dialects/rtp_llm/log.py": "group types of RTP-LLM's logs",
     "hkv/oracle/vectors/cases.py": "layers of published vectors",
 }
 """Files that make layers of concrete kinds, and from what."""
