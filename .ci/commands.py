@@ -55,9 +55,10 @@ WANTING = {
 """Commands that want more than the base dependencies, and the extra that they have to name."""
 
 EVENTS = """
-import msgspec
-from hkv.oracle.events import Message, write_recording
-write_recording("events.jsonl", [Message(0, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], 0]))])
+import pathlib, msgspec
+from hkv.oracle.events import Message, recorded_line
+message = Message(0, msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], 0]))
+pathlib.Path("events.jsonl").write_bytes(recorded_line(message))
 """
 
 ENGINE = "from hkv.oracle.engines import engine_factory\nEngine = engine_factory('numpy')\n"
