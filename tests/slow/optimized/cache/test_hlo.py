@@ -1,17 +1,15 @@
-"""No array of a state is copied: not in `run`, not in a verb, not when states are stacked."""
+"""No array of a state is copied: not in `run`, whatever it knows, not when states are stacked."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from tests.cache.build import BUCKETS, LARGE, config, large_copies, program
-
-VERBS = tuple(code.name.lower() for code in cache.ALL)
 
 
 def test_run_copies_no_array() -> None:
@@ -22,11 +20,11 @@ def test_stacked_run_copies_no_array() -> None:
     assert large_copies(program(3).as_text(), LARGE) == []
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_verbs_copy_no_array(name: str) -> None:
+@pytest.mark.parametrize("code", cache.ALL, ids=lambda code: code.name.lower())
+def test_programs_of_one_operation_copy_no_array(code: Code) -> None:
     parameters, state = cache.init(config(), BUCKETS)
-    verb = getattr(cache, name).jitted
-    text = verb.lower(parameters, state, np.int32(0), np.zeros(4, np.int32)).compile().as_text()
+    program = jax.jit(cache.pure(only=(code,)), donate_argnums=1)
+    text = program.lower(parameters, state, Batch().add(code).build()).compile().as_text()
     assert large_copies(text, LARGE) == []
 
 
