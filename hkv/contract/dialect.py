@@ -65,6 +65,7 @@ class Process(Protocol):
     request_keyed: Callable[..., None]
     extend: Callable[[str, int], None]
     num_free: Callable[[], int]
+    num_available: Callable[[], int]
 
 
 class Dialect(abc.ABC):

@@ -13,6 +13,7 @@ import pytest
 
 from hkv.dialects.vllm.engines import numpy
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
+from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.errors import ConfigError, HKVError, OperationError
 from hkv.oracle.check import check_log
 from hkv.oracle.log_file import read_log
@@ -163,18 +164,6 @@ def test_taking_too_many_blocks_changes_nothing():
     with pytest.raises(OperationError, match="2 blocks that are free"):
         pool.take(3)
     assert list(pool.free) == [1, 2]
-
-
-FEATURES = (
-    "core",
-    "eagle",
-    "context_parallel",
-    "external",
-    "retention",
-    "partial",
-    "lookahead_hash",
-    "speculative_state",
-)
 
 
 def header(version: int = 2) -> Header:
