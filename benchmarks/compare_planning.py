@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from benchmarks.installed_planning import InstalledPlanner
 from hkv.dialects.vllm.planning import plan_vllm
 from hkv.dialects.vllm.planning.cache_plan import serve
-from hkv.dialects.vllm.planning.tensors import options_record, plan_record
+from hkv.dialects.vllm.planning.plan import options_record, plan_record
 from hkv.dialects.vllm.vectors import LayerSet, draw_layer_set
 from hkv.errors import HKVError
 from hkv.layout.orders import Order

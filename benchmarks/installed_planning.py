@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hkv.dialects.vllm.kinds import layer
-from hkv.dialects.vllm.planning.plan import PlanOptions
-from hkv.dialects.vllm.planning.tensors import tensor_record
+from hkv.dialects.vllm.planning.plan import PlanOptions, tensor_record
 from hkv.errors import MissingEngineError, PlanError
 from hkv.spec import (
     AttentionSpec,
@@ -54,7 +53,7 @@ class InstalledPlanner:
     def plan(
         self, workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int], options: PlanOptions
     ) -> dict[str, Any]:
-        """The plan as `hkv.dialects.vllm.planning.tensors.plan_record` writes it, or `{"refused": message}`.
+        """The plan as `hkv.dialects.vllm.planning.plan.plan_record` writes it, or `{"refused": message}`.
 
         Args:
           workers: each worker's layers by name.

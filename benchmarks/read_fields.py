@@ -28,10 +28,9 @@ from benchmarks.judges.records import lines_of
 from benchmarks.judges.vllm_classes import ModelClasses, RefusedError, silence
 from benchmarks.model_classes import released_cases
 from hkv.errors import HKVError
-from hkv.model.huggingface.closed import DERIVED, known_around, known_inside
 from hkv.model.huggingface.family import type_of
 from hkv.model.huggingface.fields import Fields
-from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.reading import DERIVED, decoder_fields, known_around, known_inside
 
 NEVER = frozenset(
     ["architectures", "model_type", "text_config", "auto_map", "self", "kwargs", "get", "pop", "setdefault"]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from hkv._lazy import loader
 
 if TYPE_CHECKING:
-    from hkv.chunks.bugs import BUGS
     from hkv.chunks.detection import Hints, TensorView, discover_per_layer_formats
-    from hkv.chunks.formats import EngineKVFormat
+    from hkv.chunks.formats import BUGS, EngineKVFormat
     from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, group_layers
     from hkv.chunks.objects import object_groups, object_layout, status_report
     from hkv.chunks.plans import Row, longest_prefix, null_chunks, plan_transfer, retrieve_range, store_range
@@ -48,9 +47,8 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
-        "hkv.chunks.bugs": "BUGS",
         "hkv.chunks.detection": "Hints TensorView discover_per_layer_formats",
-        "hkv.chunks.formats": "EngineKVFormat",
+        "hkv.chunks.formats": "BUGS EngineKVFormat",
         "hkv.chunks.kernel_groups": "EngineGroupInfo KernelGroup group_layers",
         "hkv.chunks.objects": "object_groups object_layout status_report",
         "hkv.chunks.plans": "Row longest_prefix null_chunks plan_transfer retrieve_range store_range",

@@ -1,10 +1,13 @@
-"""The engine formats: how an engine's tensors hold the pages of its layers (LMCache 0.5.6 `EngineKVFormat`)."""
+"""The engine formats: how an engine's tensors hold the pages of its layers (LMCache 0.5.6 `EngineKVFormat`), and what
+LMCache is known to do wrong."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 from types import MappingProxyType
+
+from hkv.contract.bugs import Bug, listed
 
 INDEXER_ROW_BYTES = 132
 """Bytes a token of a sparse-attention indexer takes: 128 fp8 values, then 4 bytes of scale."""
@@ -145,3 +148,39 @@ def tensor_index(structure: Structure, plane: int, layer: int, layers: int) -> i
 def num_tensors(structure: Structure, layers: int) -> int:
     """Tensors a kernel group of `layers` layers has."""
     return {Structure.CROSS_LAYER: 1, Structure.KV_LIST: 2 * layers, Structure.LAYER_LIST: layers}[structure]
+
+
+# Known defects of LMCache 0.5.6: the contract, and what it does instead.
+
+
+BUGS = listed(
+    Bug(
+        name="lmcache-group-key",
+        engine="LMCache 0.5.6 KernelGroupIdentity",
+        contract="layers of one kernel group have the same number of blocks and the same block stride",
+        behaviour="neither is in the key: the first layer's are used for all, and others are read at the wrong place",
+        part="chunks",
+    ),
+    Bug(
+        name="lmcache-full-window",
+        engine="LMCache 0.5.6 full_sw_kv",
+        contract="keeping whole chunks of windowed groups leaves recurrent groups as they are",
+        behaviour="the part of a chunk that a recurrent group keeps is widened too",
+        part="chunks",
+    ),
+    Bug(
+        name="lmcache-null-mask",
+        engine="LMCache 0.5.6 store",
+        contract="a chunk whose kept blocks are all null has nothing to store",
+        behaviour="blocks outside the window count as well, and an object of the null block's bytes is stored",
+        part="chunks",
+    ),
+    Bug(
+        name="lmcache-two-blocks",
+        engine="LMCache 0.5.6 discovery of vLLM's formats",
+        contract="a tensor whose shape does not show which axis is K and V, and which the blocks, is refused",
+        behaviour="of two axes of extent 2 the first is taken for K and V: two blocks that each hold K and V are read "
+        "as planes, and half of what is stored is another block's",
+        part="chunks",
+    ),
+)

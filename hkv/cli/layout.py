@@ -19,8 +19,8 @@ from hkv.contract.options import TOKENS, group, option
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
 from hkv.layout.content import QUANTIZATIONS, quantize
+from hkv.layout.orders import ENVIRONMENT, resolve
 from hkv.layout.picture import levels
-from hkv.layout.resolution import ENVIRONMENT, resolve
 from hkv.limits import MAX_BYTES
 from hkv.spec import LayerSpec, attention_of, spec_from_text
 from hkv.spec.dtypes import item_bytes

@@ -1,11 +1,13 @@
-"""The six physical orders of the logical axes [L, B, H, N, C], and the strides that follow from them."""
+"""The six physical orders of the logical axes [L, B, H, N, C], the strides that follow, and the one a model gets."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Iterable, Sequence
 
 from hkv.errors import LayoutError
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, attention_of
 
 AXES = "LBHNC"
 L, B, H, N, C = range(5)
@@ -130,3 +132,97 @@ def check_split(spec: LayerSpec, order: Order, kernel_block_size: int, padded: i
         )
         raise LayoutError("kernel_block_size", kernel_block_size, expected)
     return split
+
+
+# Orders that a model may use, and the one it gets: legality and precedence (vLLM 0.33).
+
+
+DEFAULT_PREFERENCE = (Order.LBNHC, Order.LBHNC, Order.BLNHC, Order.BLHNC, Order.BHLNC, Order.LHBNC)
+"""Orders in falling preference when no backend declares any (vLLM 0.33 `get_supported_kv_cache_layouts`)."""
+
+ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
+"""The environment variable in which vLLM is told an order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolution:
+    """The order a model gets; origin is `explicit`, `environment`, `connector` or `backends`.
+
+    `note` tells the user of a connector's wish that was not granted.
+    """
+
+    order: Order
+    source: str
+    note: str = ""
+
+
+def legal_orders(specs: Iterable[LayerSpec], candidates: Sequence[Order] = DEFAULT_PREFERENCE) -> tuple[Order, ...]:
+    """Candidates, most preferred first, that can hold these layers together, before any grouping; LayoutError for none.
+
+    Pages of different shapes can share a block only where a page is one run; layers that context parallelism splits and
+    layers that it does not, with pages of different sizes, need blocks outermost.
+    """
+    layers = tuple(specs)
+    remaining = tuple(candidates)
+    if len({(spec.num_heads, spec.num_states, spec.page_size_bytes) for spec in layers}) > 1:
+        remaining = tuple(order for order in remaining if order.block_compact)
+        if not remaining:
+            raise LayoutError("candidates", _names(candidates), "a block-compact order, as (H, N, page) differ")
+    sharded = {spec.shared_by_ranks for spec in layers if attention_of(spec)}
+    if len(sharded) > 1 and len({spec.page_size_bytes for spec in layers}) > 1:
+        remaining = tuple(order for order in remaining if order.block_outermost)
+        if not remaining:
+            expected = "an order with blocks outermost, as only some layers are context-parallel and page sizes differ"
+            raise LayoutError("candidates", _names(candidates), expected)
+    return remaining
+
+
+def resolve(
+    specs: Iterable[LayerSpec] = (),
+    candidates: Sequence[Order] = DEFAULT_PREFERENCE,
+    *,
+    explicit: str | Order | None = None,
+    environment: str | None = None,
+    connector: str | None = None,
+) -> Resolution:
+    """The order a model gets (vLLM 0.33 `resolve_kv_cache_layout`): explicit, environment, connector, backends.
+
+    Args:
+      specs: one for each layer with a view of its own.
+      candidates: orders that all workers' backends support, most preferred first.
+      explicit: order that the configuration already gives; taken as it is.
+      environment: value of `VLLM_KV_CACHE_LAYOUT`, or None.
+      connector: the order a KV connector asks for, or None; dropped, with a note, if it is not legal.
+
+    Raises:
+      LayoutError: unknown name, the environment asks for an order that is not legal, or none is.
+    """
+    if explicit is not None:
+        return Resolution(Order.parse(explicit), "explicit")
+    legal = legal_orders(specs, candidates)
+    if environment is not None:
+        order = Order.parse(environment)
+        if order not in legal:
+            raise LayoutError(ENVIRONMENT, environment, f"one of {_names(legal)}")
+        return Resolution(order, "environment")
+    if connector is not None:
+        order = Order.parse(connector)
+        if order in legal:
+            return Resolution(order, "connector")
+        note = f"the connector asks for {order.value}, which is none of {_names(legal)}: {legal[0].value} it is"
+        return Resolution(legal[0], "backends", note)
+    return Resolution(legal[0], "backends")
+
+
+def check_groups(order: Order, groups: Sequence[Sequence[LayerSpec]]) -> None:
+    """Raise LayoutError unless `order` can hold groups of mixed page sizes (vLLM 0.33 `validate_kv_cache_layout`)."""
+    sizes = sorted({spec.page_size_bytes for group in groups for spec in group})
+    if len(sizes) <= 1:
+        return
+    if not order.block_compact or (len(groups) > 1 and order.layer_compact):
+        wanted = [o.value for o in Order if o.block_compact and (o.block_outermost or len(groups) == 1)]
+        raise LayoutError("layout", order.value, f"one of {', '.join(wanted)}, as pages have {sizes} bytes")
+
+
+def _names(orders: Sequence[Order]) -> str:
+    return ", ".join(order.value for order in orders)

@@ -9,11 +9,9 @@ import pkgutil
 
 from hkv.spec.attention import AttentionSpec, KernelPages, attention_of, bounded_bytes, caches_latents, is_latent
 from hkv.spec.chunked_local import ChunkedLocal
-from hkv.spec.cross_attention import CrossAttention
-from hkv.spec.full_attention import FullAttention
+from hkv.spec.full_attention import CrossAttention, FullAttention, HiddenState, MLAAttention
 from hkv.spec.layer import CLASSES, KINDS, LayerSpec, MergeError, RequestLimits, Written, retained_sparsely
 from hkv.spec.mamba import Mamba
-from hkv.spec.mla import HiddenState, MLAAttention
 from hkv.spec.opaque import OpaqueState
 from hkv.spec.sliding_window import SlidingWindow, SlidingWindowMLA
 from hkv.spec.written import log_variants, spec_from_log, spec_from_text, spec_to_log, spec_to_text, text_forms

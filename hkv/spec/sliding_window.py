@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from hkv.limits import check_not_negative, check_positive
 from hkv.spec.attention import AttentionSpec
+from hkv.spec.full_attention import LatentSpec
 from hkv.spec.layer import Written
-from hkv.spec.mla import LatentSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

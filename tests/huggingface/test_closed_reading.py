@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
-from hkv.model.huggingface.closed import DERIVED, known_around, known_inside, read_fields
 from hkv.model.huggingface.common_fields import LENGTHS
 from hkv.model.huggingface.families import known_families, readers
 from hkv.model.huggingface.family import INERT, ONLY, REQUIRED, WRAPPERS, table_of
-from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.reading import DERIVED, decoder_fields, known_around, known_inside, read_fields
 from hkv.model.released import released_models
 
 FAMILIES = known_families()

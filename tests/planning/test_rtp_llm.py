@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.blocks import MIB, runtime_reserve
 from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import (
     budget_shares,
     finalize,
@@ -23,7 +22,15 @@ from hkv.dialects.rtp_llm.planning.pools import (
     kernel_blocks,
     shared_pool,
 )
-from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
+from hkv.dialects.rtp_llm.planning.sizes import (
+    OpaqueContext,
+    OpaqueRegion,
+    indexer_scale_bytes,
+    linear,
+    mha,
+    mla,
+    opaque,
+)
 from hkv.errors import PlanError, SpecError
 from hkv.model.group_policy import GroupType, MemoryPlacement, default_policy
 from hkv.model.huggingface import ReadOptions, load_config, read_model

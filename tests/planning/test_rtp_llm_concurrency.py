@@ -9,7 +9,7 @@ import pytest
 from hkv.dialects.rtp_llm.config import reserve_for_ratio
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
-from hkv.dialects.rtp_llm.planning.concurrency import DECODED, capacity_of
+from hkv.dialects.rtp_llm.planning.pools import DECODED, capacity_of
 from hkv.model.group_policy import CacheDescription, LayerDescription
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 from reference.dialects.rtp_llm.manager import Manager

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
 from hkv.dialects.vllm.planning.cache_plan import tensor_layout
 from hkv.dialects.vllm.planning.pages import align_states, approximate_gcd, unify_pages
+from hkv.dialects.vllm.planning.plan import options_of, options_record, plan_record
 from hkv.dialects.vllm.planning.residency import request_blocks
-from hkv.dialects.vllm.planning.tensors import options_of, options_record, plan_record
 from hkv.dialects.vllm.vectors import LayerSet, draw_layer_set
 from hkv.errors import HKVError, PlanError
 from hkv.layout.block_layout import Layout

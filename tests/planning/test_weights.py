@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import weights
-from hkv.dialects.vllm.planning.memory import LARGE_TABLES, MIB
+from hkv.dialects.vllm.planning.engine_settings import LARGE_TABLES, MIB
 from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import ConfigError, PlanError
 from hkv.model.huggingface import load_config

@@ -10,8 +10,7 @@ import pytest
 import hkv
 from hkv.errors import ConfigError, FileError
 from hkv.model.huggingface import load_config, read_model
-from hkv.model.released import find, near, released_models, resolve
-from hkv.model.released.names import COPIES, MARKS, variants
+from hkv.model.released import COPIES, MARKS, find, near, released_models, resolve, variants
 
 POPULAR = """
 meta-llama/Llama-3.1-8B-Instruct llama-3.1-8b

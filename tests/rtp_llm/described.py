@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
+from hkv.dialects.rtp_llm.planning.sizes import OpaqueRegion
 from hkv.model.group_policy import DEFAULT_TAG, CacheDescription, CpSlice, GroupType, LayerDescription
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 

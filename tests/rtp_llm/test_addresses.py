@@ -12,9 +12,16 @@ import pytest
 from hkv.dialects.rtp_llm.addresses import Addresses, Span
 from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
-from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes, linear, mha, mla
+from hkv.dialects.rtp_llm.planning.sizes import (
+    OpaqueContext,
+    OpaqueRegion,
+    indexer_scale_bytes,
+    linear,
+    mha,
+    mla,
+    opaque,
+)
 from hkv.errors import LayoutError
 from hkv.model.group_policy import CacheDescription, GroupType, default_policy
 from hkv.model.huggingface import ReadOptions, read_model

@@ -20,8 +20,7 @@ from hkv.contract.plan_command import (
 )
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import RtpOptions, served_options
-from hkv.dialects.rtp_llm.planning.concurrency import capacity_of, reserve_option, reserve_ratio
-from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan
+from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan, capacity_of, reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.planning.sizes import check_kv_dtype
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.layer_cache import LayerCache

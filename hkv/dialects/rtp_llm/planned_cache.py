@@ -17,7 +17,7 @@ from hkv.dialects.rtp_llm.planning import (
     plan_described,
     plan_rtp_llm,
 )
-from hkv.dialects.rtp_llm.planning.opaque import region_of
+from hkv.dialects.rtp_llm.planning.sizes import region_of
 from hkv.errors import LayoutError
 from hkv.layout.layer_cache import LayerCache, mha_layer, mla_layer, opaque_layer
 from hkv.model.group_policy import GroupType

@@ -13,7 +13,7 @@ from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_rati
 from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
 from hkv.dialects.rtp_llm.planned_cache import config_of_plan
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm, served_options
-from hkv.dialects.rtp_llm.planning.concurrency import reserve_option, reserve_ratio
+from hkv.dialects.rtp_llm.planning.pools import reserve_option, reserve_ratio
 from hkv.dialects.rtp_llm.schedule.run import RtpReplayedCache, check_replayable, rtp_cache
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, parse_bytes, parse_length, show_bytes

@@ -15,8 +15,7 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine, identity_of
 from hkv.dialects.vllm.log.structs import Answer, ExtraKeys, Header, Hit, LookupOp, Operation
 from hkv.dialects.vllm.planning import plan_vllm
-from hkv.dialects.vllm.planning.plan import PlanOptions
-from hkv.dialects.vllm.planning.tensors import options_record, plan_record
+from hkv.dialects.vllm.planning.plan import PlanOptions, options_record, plan_record
 from hkv.dialects.vllm.traffic.headers import draw_header
 from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.dialects.vllm.traffic.live import drive

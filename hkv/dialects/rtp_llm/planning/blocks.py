@@ -5,9 +5,19 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueContext, OpaqueRegion, opaque, region_of
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
-from hkv.dialects.rtp_llm.planning.sizes import BlockBytes, element_of, indexer_scale_bytes, linear, mha, mla
+from hkv.dialects.rtp_llm.planning.sizes import (
+    BlockBytes,
+    OpaqueContext,
+    OpaqueRegion,
+    element_of,
+    indexer_scale_bytes,
+    linear,
+    mha,
+    mla,
+    opaque,
+    region_of,
+)
 from hkv.errors import PlanError
 from hkv.spec import AttentionSpec, LayerSpec, attention_of
 

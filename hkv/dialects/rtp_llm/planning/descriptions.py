@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.rtp_llm.planning.blocks import block_of, tail_blocks
-from hkv.dialects.rtp_llm.planning.opaque import OpaqueRegion
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import PoolGroup, hybrid_tags
+from hkv.dialects.rtp_llm.planning.sizes import OpaqueRegion
 from hkv.errors import PlanError
 from hkv.model.group_policy import (
     DEFAULT_TAG,

@@ -11,9 +11,16 @@ from hkv.contract.plan_command import model_record, sequence_bytes
 from hkv.dialects.vllm.config import VllmConfig, default_partial_hits
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
 from hkv.dialects.vllm.planning.pages import align_states
-from hkv.dialects.vllm.planning.plan import CacheTensor, Plan, PlannedGroup, PlanOptions
+from hkv.dialects.vllm.planning.plan import (
+    CacheTensor,
+    Plan,
+    PlannedGroup,
+    PlanOptions,
+    group_record,
+    plan_record,
+    tensor_record,
+)
 from hkv.dialects.vllm.planning.residency import Residency, simulate
-from hkv.dialects.vllm.planning.tensors import group_record, plan_record, tensor_record
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.errors import LayoutError, PlanError
 from hkv.layout.block_layout import Layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from hkv.contract.bugs import check_bugs
 from hkv.dialects.vllm.bugs import BUGS
@@ -192,3 +193,55 @@ class PlanOptions:
                 raise PlanError(name, value, "a positive integer")
         if type(self.prefill_lookahead) is not int or self.prefill_lookahead < 0:
             raise PlanError("prefill_lookahead", self.prefill_lookahead, "a non-negative integer")
+
+
+# Options and plans as plain values, for files that outlive a version of the code.
+
+
+def options_record(options: PlanOptions) -> dict[str, Any]:
+    """Options as plain values."""
+    record = dataclasses.asdict(options)
+    record["bugs"] = sorted(options.bugs)
+    record["supported_layouts"] = None if options.supported_layouts is None else list(options.supported_layouts)
+    return record
+
+
+def options_of(record: Mapping[str, Any]) -> PlanOptions:
+    """The options of a record."""
+    fields = dict(record)
+    fields["limits"] = RequestLimits(**fields["limits"])
+    fields["bugs"] = frozenset(fields.get("bugs", ()))
+    if fields.get("supported_layouts") is not None:
+        fields["supported_layouts"] = tuple(fields["supported_layouts"])
+    return PlanOptions(**fields)
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values: what `hkv plan --json` writes and what installed engines are compared on."""
+    sizes = ("num_blocks", "layout", "scheduler_block_size", "hash_block_size", "max_model_len", "request_blocks")
+    return {name: getattr(plan, name) for name in sizes} | {
+        "tp_replicas": [worker.tp_replicas for worker in plan.workers],
+        "needs_zeroing": plan.needs_zeroing,
+        "groups": [group_record(group) for group in plan.groups],
+        "tensors": [[tensor_record(tensor) for tensor in worker.tensors] for worker in plan.workers],
+    }
+
+
+def group_record(group: PlannedGroup) -> dict[str, Any]:
+    """A group as plain values."""
+    pages = [spec.page_size_bytes for spec in group.specs if group.mixed] or group.spec.page_size_bytes
+    payloads = [s.unpadded_page_size_bytes for s in group.specs if group.mixed] or group.spec.unpadded_page_size_bytes
+    return {
+        "layers": list(group.names),
+        "mixed": group.mixed,
+        "eagle": group.eagle,
+        "block_size": group.spec.block_size,
+        "page_bytes": pages,
+        "payload_bytes": payloads,
+    }
+
+
+def tensor_record(tensor: CacheTensor) -> dict[str, Any]:
+    """A tensor as plain values: HKV's, or vLLM's own, whose fields are called alike."""
+    sizes = ("layer_stride", "block_stride", "offset", "size")
+    return {"layers": list(tensor.layers), **{name: getattr(tensor, name) for name in sizes}}

@@ -18,13 +18,8 @@ from benchmarks.installed_layouts import InstalledLayouts, random_cases
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout, Order
 from hkv.layout.content import quantize
-from hkv.layout.resolution import (
-    DEFAULT_PREFERENCE,
-    check_groups,
-    legal_orders,
-    resolve,
-    rocm_pages,
-)
+from hkv.layout.layer_cache import rocm_pages
+from hkv.layout.orders import DEFAULT_PREFERENCE, check_groups, legal_orders, resolve
 from hkv.layout.views.numpy import numpy_dtype, view
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 
