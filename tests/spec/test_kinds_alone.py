@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hkv.dialects.rtp_llm.planning import opaque
+from hkv.dialects.rtp_llm.planning import sizes
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.kinds import layer_class
 from hkv.spec import CLASSES, KINDS
@@ -108,7 +108,7 @@ def _name_checks(nodes: Nodes) -> Iterator[int]:
 def test_no_class_of_a_kind_is_checked_elsewhere(files):
     assert not issubclass(AttentionSpec, tuple(KINDS.values())), "geometry that kinds share is no kind"
     assert AttentionSpec.__name__ not in CLASSES
-    assert {"AttentionSpec", opaque.OpaqueRegion.__name__, *CLASSES} <= HOMES.keys()
+    assert {"AttentionSpec", sizes.OpaqueRegion.__name__, *CLASSES} <= HOMES.keys()
     found = [f"{name}:{line}" for name, nodes in files.items() for line in _class_checks(nodes, name)]
     assert found == []
 
