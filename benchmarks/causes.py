@@ -82,9 +82,9 @@ def drawn(seed: int) -> Draw:
             line=place,
             timestamp=each.timestamp,
             input_length=len(each.tokens),
-            output_length=len(each.output),
+            output_length=each.output_length,
             tokens=each.tokens.tolist(),
-            output_tokens=each.output.tolist(),
+            output_tokens=each.output_tokens.tolist(),
             tokens_per_id=1,
         )
         for place, each in enumerate(generate(source.choice(sorted(DEFAULTS)), workload, seed))

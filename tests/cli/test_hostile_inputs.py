@@ -12,8 +12,8 @@ import pytest
 
 from hkv.errors import FileError
 from hkv.files import LIMIT, decode_json, input_limit, lines_of, opened, read_whole
-from hkv.replay.traces.imports.formats import FORMATS
-from hkv.replay.traces.imports.imported import json_entries
+from hkv.replay.traces.formats import FORMATS
+from hkv.replay.traces.imported import json_entries
 
 MEMORY = 300 << 20
 """Most bytes that a command may take to refuse what it was given."""

@@ -20,10 +20,9 @@ from hkv.errors import ConfigError, FileError, HKVError, MissingExtraError
 from hkv.oracle.events import Message, recorded_line
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import record
-from hkv.replay.traces.imports.arrivals import Pace, SharedPrefix, in_order, own_lines
-from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
-from hkv.replay.traces.imports.kv_events import requests_of
-from hkv.replay.traces.reader import granularity, read_trace
+from hkv.replay.traces.imported import ImportOptions, Remarks, give_ids, in_order
+from hkv.replay.traces.kv_events import requests_of
+from hkv.replay.traces.reader import NewRequest, granularity, own_lines, read_trace
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +173,8 @@ def test_prefixes_are_made_up_only_by_a_model_that_is_named(importing):
 
 
 def test_the_first_system_prompt_is_the_most_popular():
-    requests = [Imported(line=i, timestamp=0, input_length=64, output_length=0) for i in range(2000)]
-    SharedPrefix(prefixes=4, tokens=32, seed=3).give_ids(requests, 16)
+    requests = [NewRequest(line=i, timestamp=0, input_length=64, output_length=0) for i in range(2000)]
+    give_ids(requests, ImportOptions(prefixes=4, prefix_tokens=32, seed=3), 16)
     counts = [sum(request.ids[0] == 2 * prefix for request in requests) for prefix in range(4)]
     assert counts == sorted(counts, reverse=True)
     assert sum(counts) == 2000
@@ -372,7 +371,7 @@ def test_options_that_say_nothing_to_a_format_are_refused(importing):
 @given(blocks=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=12))
 def test_own_ids_are_equal_exactly_where_prefixes_are(blocks):
     requests = [
-        Imported(line=i, timestamp=0, input_length=len(ids), output_length=0, ids=ids) for i, ids in enumerate(blocks)
+        NewRequest(line=i, timestamp=0, input_length=len(ids), output_length=0, ids=ids) for i, ids in enumerate(blocks)
     ]
     lines = [line["hash_ids"] for line in own_lines(requests, 1)]
     for mine, my_ids in zip(blocks, lines, strict=True):
@@ -384,10 +383,10 @@ def test_own_ids_are_equal_exactly_where_prefixes_are(blocks):
 @given(delays=st.lists(st.none() | st.integers(0, 1000), min_size=1, max_size=6))
 def test_turns_never_come_before_the_answer_they_follow(delays):
     turns = [
-        Imported(line=i, timestamp=0.0 if not i else None, input_length=1, output_length=3, session="s", delay=delay)
+        NewRequest(line=i, timestamp=0.0 if not i else None, input_length=1, output_length=3, session="s", delay=delay)
         for i, delay in enumerate(delays)
     ]
-    ordered = in_order(turns, Pace(ms_per_token=2, pause=5), Remarks())
+    ordered = in_order(turns, ImportOptions(ms_per_token=2, pause=0.005), Remarks())
     assert [turn.line for turn in ordered] == list(range(len(delays)))
     for before, turn in itertools.pairwise(ordered):
         assert turn.timestamp == before.timestamp + 6 + (5 if turn.delay is None else turn.delay)

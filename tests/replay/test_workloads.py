@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hkv.errors import ConfigError
-from hkv.replay.traces.reader import read_trace
-from hkv.replay.traces.workloads import DEFAULTS, FORMATS, GeneratedRequest, Workload, generate, trace_lines
+from hkv.replay.traces.reader import NewRequest, read_trace
+from hkv.replay.traces.workloads import DEFAULTS, FORMATS, Workload, generate, trace_lines
 
 KINDS = list(DEFAULTS)
 
@@ -34,7 +34,7 @@ def test_in_order_repeatable_and_of_the_size_asked_for(kind):
     for one, two in zip(requests, again, strict=True):
         assert one.timestamp == two.timestamp
         assert one.tokens.tolist() == two.tokens.tolist()
-        assert one.output.tolist() == two.output.tolist()
+        assert one.output_tokens.tolist() == two.output_tokens.tolist()
     other = list(generate(kind, small(), seed=8))
     assert [request.tokens.tolist() for request in other] != [request.tokens.tolist() for request in requests]
 
@@ -43,14 +43,16 @@ def test_in_order_repeatable_and_of_the_size_asked_for(kind):
 def test_lengths_are_around_their_means_and_within_the_limit(kind):
     workload = small(requests=600, max_tokens=400)
     requests = list(generate(kind, workload, seed=1))
-    outputs = [len(request.output) for request in requests]
+    outputs = [len(request.output_tokens) for request in requests]
     assert 15 <= sum(outputs) / len(outputs) <= 25
-    assert all(len(request.tokens) > 0 and len(request.tokens) + len(request.output) <= 400 for request in requests)
+    assert all(
+        len(request.tokens) > 0 and len(request.tokens) + len(request.output_tokens) <= 400 for request in requests
+    )
 
 
 def test_chats_carry_all_that_was_said_before():
     requests = list(generate("chat", small(prefixes=1, turns=5.0, rate=0.2, requests=400), seed=2))
-    whole = [list(request.tokens) + list(request.output) for request in requests]
+    whole = [list(request.tokens) + list(request.output_tokens) for request in requests]
     continued = sum(any(list(later.tokens[: len(said)]) == said for later in requests) for said in whole)
     assert continued / len(requests) == pytest.approx(1 - 1 / 5.0, abs=0.15)
 
@@ -61,7 +63,10 @@ def test_single_requests_share_system_prompts_the_first_most():
     counts = sorted((starts.count(start) for start in set(starts)), reverse=True)
     assert len(counts) == 4
     assert counts[0] / 400 == pytest.approx(1 / (1 + 1 / 2 + 1 / 3 + 1 / 4), abs=0.1)
-    assert not any(list(requests[0].output) == list(request.tokens[-len(requests[0].output) :]) for request in requests)
+    assert not any(
+        list(requests[0].output_tokens) == list(request.tokens[-len(requests[0].output_tokens) :])
+        for request in requests
+    )
 
 
 def test_agents_branch():
@@ -72,7 +77,7 @@ def test_agents_branch():
         """Answers after which later requests go on in more than one way."""
         count = 0
         for request in requests:
-            said = [*request.tokens, *request.output]
+            said = [*request.tokens, *request.output_tokens]
             later = {int(other.tokens[len(said)]) for other in requests if list(other.tokens[: len(said)]) == said}
             count += len(later) > 1
         return count
@@ -130,7 +135,9 @@ def test_unknown_kinds_formats_and_seeds_are_refused():
 
 def test_equal_blocks_after_different_prefixes_have_different_ids():
     def request(*tokens):
-        return GeneratedRequest(0, np.array(tokens, np.uint32), np.zeros(1, np.uint32))
+        return NewRequest(
+            line=1, timestamp=0, input_length=len(tokens), output_length=0, tokens=np.array(tokens, np.uint32)
+        )
 
     lines = trace_lines([request(1, 2, 5, 6, 7), request(3, 4, 5, 6), request(1, 2, 5, 6, 7)], "mooncake", 2)
     assert [line["hash_ids"] for line in lines] == [[0, 1, 2], [3, 4], [0, 1, 2]]

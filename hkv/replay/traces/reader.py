@@ -1,9 +1,9 @@
-"""Reads request traces, one JSON object a line, and says what is wrong with a line that cannot be used."""
+"""HKV's own request traces, one JSON object a line: reading them, saying what is wrong with a line, writing them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,10 +98,10 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
         if not text.strip():
             continue
         try:
-            line = _Line(path, number, text)
-            if "hash_ids" in line.fields:
-                tokens_per_id = line.tokens_per_id(tokens_per_id)
-            request = line.request(tokens_per_id or TOKENS_PER_ID)
+            line = Fields.of(path, number, text)
+            if "hash_ids" in line.values:
+                tokens_per_id = _tokens_per_id(line, tokens_per_id)
+            request = _request(line, tokens_per_id or TOKENS_PER_ID)
         except FileError as error:
             raise (error if count else _in_another_format(path, number, text) or error) from None
         if request.timestamp < latest:
@@ -129,7 +129,7 @@ def _in_another_format(path: str, number: int, text: bytes) -> FileError | None:
     return FileError(path, number, "", start[:40], expected)
 
 
-def _check_prefixes(line: _Line, hash_ids: list[int], predecessors: dict[int, tuple[int, int]]) -> None:
+def _check_prefixes(line: Fields, hash_ids: list[int], predecessors: dict[int, tuple[int, int]]) -> None:
     """Equal ids mean equal blocks *and* equal prefixes: an id stands at one place, after one other id."""
     before = -1
     for index, hash_id in enumerate(hash_ids):
@@ -142,132 +142,208 @@ def _check_prefixes(line: _Line, hash_ids: list[int], predecessors: dict[int, tu
         before = hash_id
 
 
-class _Line:
-    """One line, decoded."""
+def _tokens_per_id(line: Fields, expected: int | None) -> int:
+    """Tokens that a line's ids stand for, which are `expected` where that is known."""
+    if "tokens_per_id" not in line.values:
+        return expected or TOKENS_PER_ID
+    found = line.integer("tokens_per_id", least=1)
+    if expected is not None and found != expected:
+        raise line.error("tokens_per_id", found, f"{expected}: all ids of a trace stand for equally many tokens")
+    return found
 
-    def __init__(self, path: str, number: int, text: bytes) -> None:
-        self.path = path
-        self.number = number
-        value = decode_json(text, path, number, "a JSON object")
-        if not isinstance(value, dict):
-            raise self.error("", value, "a JSON object")
-        self.fields: dict[str, Any] = value
+
+def _request(line: Fields, tokens_per_id: int) -> TraceRequest:
+    timestamp = line.number("timestamp", expected="a number of milliseconds")
+    if "tokens" in line.values:
+        return _token_list(line, timestamp)
+    if "hash_ids" not in line.values:
+        raise line.error("hash_ids", None, "to be given, or else tokens")
+    length, output = line.integer("input_length", least=1), line.integer("output_length")
+    common: dict[str, Any] = {"line": line.line, "timestamp": timestamp, "input_length": length}
+    if line.values["hash_ids"] is None:
+        return TraceRequest(**common, output_length=output)
+    ids = line.ids("hash_ids", length, tokens_per_id)
+    named = {"hash_ids": ids, "tokens_per_id": tokens_per_id, "synthetic": line.name("synthetic")}
+    return TraceRequest(**common, output_length=output, **named)
+
+
+def _token_list(line: Fields, timestamp: float) -> TraceRequest:
+    values = line.values
+    if "hash_ids" in values:
+        raise line.error("hash_ids", values["hash_ids"], "not to stand beside tokens")
+    tokens = line.integers("tokens", MAX_TOKEN)
+    if not tokens:
+        raise line.error("tokens", tokens, "at least one token")
+    if "input_length" in values and line.integer("input_length", least=1) != len(tokens):
+        raise line.error("input_length", values["input_length"], f"{len(tokens)}, the number of tokens")
+    output = line.integers("output_tokens", MAX_TOKEN) if "output_tokens" in values else None
+    if output is None and "output_length" not in values:
+        raise line.error("output_length", None, "to be given, or else output_tokens")
+    length = line.integer("output_length") if output is None or "output_length" in values else len(output)
+    if output is not None and length != len(output):
+        raise line.error("output_length", length, f"{len(output)}, the number of output_tokens")
+    return TraceRequest(
+        line=line.line,
+        timestamp=timestamp,
+        input_length=len(tokens),
+        output_length=length,
+        tokens=tokens,
+        output_tokens=output,
+        tokens_per_id=1,
+        synthetic=line.name("synthetic"),
+    )
+
+
+class Fields:
+    """The named fields of one line, row or entry; what is wrong with one of them is told by place, name and value."""
+
+    def __init__(self, path: str, line: int, values: Any) -> None:
+        self.path, self.line = path, line
+        if not isinstance(values, dict):
+            raise self.error("", values, "a JSON object")
+        self.values: dict[str, Any] = values
+
+    @classmethod
+    def of(cls, path: str, line: int, text: bytes) -> Fields:
+        """Those of a JSON object."""
+        return cls(path, line, decode_json(text, path, line, "a JSON object"))
 
     def error(self, field: str, value: object, expected: str) -> FileError:
-        return FileError(self.path, self.number, field, value, expected)
+        """The error to raise."""
+        return FileError(shown(self.path), self.line, field, value, expected)
 
-    def tokens_per_id(self, expected: int | None) -> int:
-        """Tokens that its ids stand for, which are `expected` where that is known."""
-        if "tokens_per_id" not in self.fields:
-            return expected or TOKENS_PER_ID
-        found = self._integer("tokens_per_id", 1)
-        if expected is not None and found != expected:
-            raise self.error("tokens_per_id", found, f"{expected}: all ids of a trace stand for equally many tokens")
-        return found
+    def named(self, *names: str) -> str:
+        """The first of these names that is there; the first of all where none is."""
+        return next((name for name in names if self.values.get(name) is not None), names[0])
 
-    def request(self, tokens_per_id: int) -> TraceRequest:
-        timestamp = self._timestamp()
-        if "tokens" in self.fields:
-            return self._token_list(timestamp)
-        if "hash_ids" not in self.fields:
-            raise self.error("hash_ids", None, "to be given, or else tokens")
-        length = self._integer("input_length", 1)
-        output = self._integer("output_length", 0)
-        if self.fields["hash_ids"] is None:
-            return TraceRequest(line=self.number, timestamp=timestamp, input_length=length, output_length=output)
-        hash_ids = self._integers("hash_ids", None)
+    def integer(self, *names: str, least: int = 0) -> int:
+        """An integer under one of these names."""
+        name = self.named(*names)
+        value = self.values.get(name)
+        if type(value) is not int or not least <= value <= MAX_LENGTH:
+            raise self.error(name, value, f"an integer from {least} to {MAX_LENGTH}")
+        return value
+
+    def number(self, *names: str, expected: str = "a number") -> int | float:
+        """A finite number of at least 0 under one of these names."""
+        name = self.named(*names)
+        value = self.values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TIMESTAMP:
+            return value
+        raise self.error(name, value, f"{expected} from 0 to {MAX_TIMESTAMP}")
+
+    def integers(self, name: str, most: int | None = None) -> list[int]:
+        """A list of integers from 0 to `most`."""
+        values = self.values.get(name)
+        expected = "a non-negative integer" if most is None else f"an integer from 0 to {most}"
+        if not isinstance(values, list):
+            raise self.error(name, values, f"a list, each element {expected}")
+        for index, value in enumerate(values):
+            if type(value) is not int or value < 0 or (most is not None and value > most):
+                raise self.error(f"{name}[{index}]", value, expected)
+        return values
+
+    def ids(self, name: str, length: int, tokens_per_id: int) -> list[int]:
+        """Ids that stand for `tokens_per_id` tokens each of so many, the last perhaps for fewer, or absent then."""
+        values = self.integers(name)
         counts = sorted({length // tokens_per_id, -(-length // tokens_per_id)})
-        if len(hash_ids) not in counts:
+        if len(values) not in counts:
             wanted = " or ".join(map(str, counts))
-            expected = f"{wanted} of them, one for every {tokens_per_id} of the {length} tokens"
-            raise self.error("hash_ids", f"{len(hash_ids)} ids", expected)
-        return TraceRequest(
-            line=self.number,
-            timestamp=timestamp,
-            input_length=length,
-            output_length=output,
-            hash_ids=hash_ids,
-            tokens_per_id=tokens_per_id,
-            synthetic=self._name("synthetic"),
-        )
+            expected = f"{wanted} of them, one for every {tokens_per_id} (--tokens-per-id) of the {length} tokens"
+            raise self.error(name, f"{len(values)} ids", expected)
+        return values
 
-    def _token_list(self, timestamp: int | float) -> TraceRequest:
-        if "hash_ids" in self.fields:
-            raise self.error("hash_ids", self.fields["hash_ids"], "not to stand beside tokens")
-        tokens = self._integers("tokens", MAX_TOKEN)
-        if not tokens:
-            raise self.error("tokens", tokens, "at least one token")
-        if "input_length" in self.fields and self._integer("input_length", 1) != len(tokens):
-            raise self.error("input_length", self.fields["input_length"], f"{len(tokens)}, the number of tokens")
-        if "output_tokens" not in self.fields:
-            if "output_length" not in self.fields:
-                raise self.error("output_length", None, "to be given, or else output_tokens")
-            length, output = self._integer("output_length", 0), None
-        else:
-            output = self._integers("output_tokens", MAX_TOKEN)
-            length = len(output)
-            if "output_length" in self.fields and self._integer("output_length", 0) != length:
-                expected = f"{length}, the number of output_tokens"
-                raise self.error("output_length", self.fields["output_length"], expected)
-        return TraceRequest(
-            line=self.number,
-            timestamp=timestamp,
-            input_length=len(tokens),
-            output_length=length,
-            tokens=tokens,
-            output_tokens=output,
-            tokens_per_id=1,
-            synthetic=self._name("synthetic"),
-        )
-
-    def _name(self, field: str) -> str:
-        value = self.fields.get(field, "")
+    def name(self, field: str) -> str:
+        """A text; "" where there is none."""
+        value = self.values.get(field, "")
         if not isinstance(value, str):
             raise self.error(field, value, "a name")
         return value
 
-    def _timestamp(self) -> int | float:
-        value = self.fields.get("timestamp")
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TIMESTAMP:
-            return value
-        raise self.error("timestamp", value, f"a number of milliseconds from 0 to {MAX_TIMESTAMP}")
 
-    def _integer(self, field: str, least: int) -> int:
-        value = self.fields.get(field)
-        if type(value) is not int or not least <= value <= MAX_LENGTH:
-            raise self.error(field, value, f"an integer from {least} to {MAX_LENGTH}")
-        return value
-
-    def _integers(self, field: str, most: int | None) -> list[int]:
-        values = self.fields[field]
-        expected = "a non-negative integer" if most is None else f"an integer from 0 to {most}"
-        if not isinstance(values, list):
-            raise self.error(field, values, f"a list, each element {expected}")
-        for index, value in enumerate(values):
-            if type(value) is not int or value < 0 or (most is not None and value > most):
-                raise self.error(f"{field}[{index}]", value, expected)
-        return values
+# Writing: requests from elsewhere, imported or made up, as lines.
 
 
-# Makes up token sequences that never repeat, the same on every machine.
+@dataclasses.dataclass(slots=True, kw_only=True)
+class NewRequest:
+    """One request as its source gives it.
 
-VOCABULARY = 100_000
-"""Tokens are numbers below this."""
+    Attributes:
+      line: 1-based line, row or entry of the source, for messages.
+      timestamp: arrival in milliseconds; None where the source gives no time.
+      input_length: tokens of the prompt, at least 1.
+      output_length: tokens that it generates.
+      ids: one for every `tokens_per_id` tokens of the prompt, of blocks or of prefixes; None where there are none.
+      tokens: the prompt's tokens, or None.
+      output_tokens: tokens that it generated, or None.
+      session: requests of one session follow each other; "" for a request by itself.
+      delay: milliseconds from the end of the session's request before it, where the source says that and no time.
+    """
+
+    line: int
+    timestamp: float | None
+    input_length: int
+    output_length: int
+    ids: Sequence[int] | None = None
+    tokens: Sequence[int] | np.ndarray | None = None
+    output_tokens: Sequence[int] | np.ndarray | None = None
+    session: str = ""
+    delay: float | None = None
 
 
-class Texts:
-    """An endless supply of tokens: the n-th depends on the seed and on n alone (SplitMix64)."""
+def own_lines(
+    requests: Iterable[NewRequest], tokens_per_id: int | None, synthetic: str = ""
+) -> Iterator[dict[str, Any]]:
+    """One JSON object a request, as `read_trace` reads it, with the ids' granularity.
 
-    def __init__(self, seed: int) -> None:
-        self._next = (seed % 2**31) << 33
+    Ids of a source are given anew, 0, 1, 2, ..., by what stands before them: whether they named blocks or whole
+    prefixes, equal ones then mean equal prefixes. Where requests have tokens, ids are written in their stead, one for
+    every `tokens_per_id` of the prompt, the last one for what is left, unless `tokens_per_id` is None.
+    """
+    chains = PrefixIds()
+    for request in requests:
+        line: dict[str, Any] = {"timestamp": _plain(request.timestamp or 0.0)}
+        if request.tokens is not None and tokens_per_id is None:
+            line["tokens"] = np.asarray(request.tokens).tolist()
+            if request.output_tokens is None:
+                line["output_length"] = request.output_length
+            else:
+                line["output_tokens"] = np.asarray(request.output_tokens).tolist()
+        else:
+            ids = None
+            if request.tokens is not None:
+                ids = chains.of_tokens(np.asarray(request.tokens), tokens_per_id or 1)
+            elif request.ids is not None:
+                ids = chains.of(request.ids)
+            line |= {"input_length": request.input_length, "output_length": request.output_length, "hash_ids": ids}
+            if ids is not None:
+                line["tokens_per_id"] = tokens_per_id
+        if synthetic:
+            line["synthetic"] = synthetic
+        yield line
 
-    def new(self, length: int) -> np.ndarray:
-        """The next `length` tokens, uint32."""
-        state = np.arange(self._next, self._next + length, dtype=np.uint64)
-        self._next += length
-        with np.errstate(over="ignore"):
-            state *= np.uint64(0x9E3779B97F4A7C15)
-            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            state ^= state >> np.uint64(31)
-        return (state % np.uint64(VOCABULARY)).astype(np.uint32)
+
+def _plain(milliseconds: float) -> int | float:
+    """Milliseconds, to a thousandth: seconds times 1,000 are not exact."""
+    rounded = round(milliseconds, 3)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+class PrefixIds:
+    """Equal ids, equal blocks and equal prefixes; ids are 0, 1, 2, ... in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, Hashable], int] = {}
+
+    def of(self, blocks: Iterable[Hashable]) -> list[int]:
+        """Ids of what begins with the first block and ends with each."""
+        parent, ids = -1, []
+        for block in blocks:
+            parent = self._ids.setdefault((parent, block), len(self._ids))
+            ids.append(parent)
+        return ids
+
+    def of_tokens(self, tokens: np.ndarray, size: int) -> list[int]:
+        """Ids of blocks of so many tokens, the last perhaps of fewer."""
+        data = tokens.astype("<u4").tobytes()
+        return self.of(data[start : start + 4 * size] for start in range(0, len(data), 4 * size))

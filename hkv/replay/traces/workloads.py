@@ -9,10 +9,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import click
 import numpy as np
 
+from hkv.contract.options import COUNT, Number, option, parameters
 from hkv.errors import ConfigError
-from hkv.replay.traces.reader import Texts
+from hkv.limits import MAX_TOKENS, check_whole
+from hkv.replay.traces.reader import NewRequest, own_lines
 
 MAX_LENGTH = 1 << 20
 """Most tokens a mean length may have."""
@@ -24,60 +27,49 @@ SPREAD = 0.5
 """Lengths are log-normal; this is the standard deviation of their logarithm."""
 
 
-def _check(name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(name, value, f"an integer from {least} to {most}")
+LENGTH = click.IntRange(1, MAX_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
     """Parameters of a workload. Lengths are means, in tokens; single ones vary around them.
 
-    Attributes:
-      requests: requests to generate.
-      rate: new sessions a second; a session is a chat, a single request, or an agent's task.
-      prefixes: different system prompts; the k-th is 1/k as popular as the first.
-      prefix_tokens: tokens of a system prompt.
-      prompt_tokens: tokens of what a user says, or a tool returns.
-      output_tokens: tokens of an answer.
-      turns: requests of a chat or a task.
-      pause: seconds between an answer and the next request of its session.
-      branch_percent: percentage of an agent's requests that start two more agents on the same context.
-      max_tokens: most tokens of prompt and output together: longer answers are cut, longer prompts end a session.
+    A session is a chat, a single request, or an agent's task. The k-th system prompt is 1/k as popular as the first.
+    Where prompt and output would be longer than `max_tokens`, answers are cut, and longer prompts end a session.
     """
 
-    requests: int = 1000
-    rate: float = 1.0
-    prefixes: int = 8
-    prefix_tokens: int = 1024
-    prompt_tokens: int = 256
-    output_tokens: int = 256
-    turns: float = 6.0
-    pause: float = 15.0
-    branch_percent: int = 10
-    max_tokens: int = 1 << 17
+    requests: int = option(1000, type=COUNT, help="Requests to generate.")
+    rate: float = option(
+        1.0, type=Number(1e-6, 1e9), help="New sessions a second: chats, single requests, or agents' tasks."
+    )
+    prefixes: int = option(
+        8, type=click.IntRange(1, 10**6), help="Different system prompts, the first the most popular."
+    )
+    prefix_tokens: int = option(1024, type=click.IntRange(0, MAX_LENGTH), help="Mean tokens of a system prompt.")
+    prompt_tokens: int = option(256, type=LENGTH, help="Mean tokens of what a user says, or a tool returns.")
+    output_tokens: int = option(256, type=LENGTH, help="Mean tokens of an answer.")
+    turns: float = option(6.0, type=Number(1, 1e9), help="Mean requests of a chat or a task.")
+    pause: float = option(
+        15.0, type=Number(0, 1e9), help="Mean seconds from an answer to the next request of its session."
+    )
+    branch_percent: int = option(
+        10, type=click.IntRange(0, 100), help="Of 100 agent's requests, how many start two more agents."
+    )
+    max_tokens: int = option(
+        1 << 17, type=click.IntRange(2, MAX_TOKENS), help="Most tokens of prompt and output together."
+    )
 
     def __post_init__(self) -> None:
-        _check("requests", self.requests, 1, 10**9)
-        _check("prefixes", self.prefixes, 1, 10**6)
-        _check("max_tokens", self.max_tokens, 2, 2**31 - 1)
-        _check("prefix_tokens", self.prefix_tokens, 0, MAX_LENGTH)
-        for name in ("prompt_tokens", "output_tokens"):
-            _check(name, getattr(self, name), 1, MAX_LENGTH)
-        _check("branch_percent", self.branch_percent, 0, 100)
-        for name, least in (("rate", 1e-6), ("turns", 1.0), ("pause", 0.0)):
+        for name, limits in LIMITS.items():
             value = getattr(self, name)
-            if not least <= value <= 1e9:
-                raise ConfigError(name, value, f"a number from {least:g} to 1e9")
+            if isinstance(limits, click.IntRange):
+                check_whole(name, value, int(limits.min or 0), int(limits.max or 0))
+            elif not (limits.min or 0) <= value <= (limits.max or 0):
+                raise ConfigError(name, value, f"a number from {limits.min:g} to {limits.max:g}")
 
 
-@dataclasses.dataclass(frozen=True)
-class GeneratedRequest:
-    """One request: arrival in whole milliseconds, its prompt and what it generates as uint32 arrays."""
-
-    timestamp: int
-    tokens: np.ndarray
-    output: np.ndarray
+LIMITS: dict[str, Any] = {each.name or "": each.type for each in parameters(Workload)}
+"""Types of a workload's parameters, by name."""
 
 
 @dataclasses.dataclass(order=True)
@@ -102,7 +94,7 @@ class _Generator:
         self._prefixes = [self._text(workload.prefix_tokens) for _ in range(workload.prefixes)]
         self._popularity = [1 / (k + 1) for k in range(workload.prefixes)]
 
-    def run(self, follow: Follow) -> Iterator[GeneratedRequest]:
+    def run(self, follow: Follow) -> Iterator[NewRequest]:
         """Yields the workload's requests; `follow` is told of each and may plan further ones."""
         opening, sent = 0.0, 0
         while sent < self.workload.requests:
@@ -113,7 +105,14 @@ class _Generator:
                 continue
             session = heapq.heappop(self._sessions)
             answer = self._text(self.workload.output_tokens)[: self.workload.max_tokens - len(session.context)]
-            yield GeneratedRequest(round(session.time * 1000), session.context, answer)
+            yield NewRequest(
+                line=sent + 1,
+                timestamp=round(session.time * 1000),
+                input_length=len(session.context),
+                output_length=len(answer),
+                tokens=session.context,
+                output_tokens=answer,
+            )
             sent += 1
             follow(self, session, answer)
 
@@ -184,7 +183,7 @@ DEFAULTS = {
 """Per kind of workload, what is usual."""
 
 
-def generate(kind: str, workload: Workload, seed: int) -> Iterator[GeneratedRequest]:
+def generate(kind: str, workload: Workload, seed: int) -> Iterator[NewRequest]:
     """The requests of a workload in order of arrival; the same for the same arguments.
 
     Args:
@@ -198,44 +197,39 @@ def generate(kind: str, workload: Workload, seed: int) -> Iterator[GeneratedRequ
     """
     if kind not in _FOLLOW:
         raise ConfigError("workload", kind, f"one of {', '.join(_FOLLOW)}")
-    _check("seed", seed, 0, 2**31 - 1)
+    check_whole("seed", seed, 0, 2**31 - 1)
     return _Generator(workload, seed).run(_FOLLOW[kind])
 
-
-# Writes generated requests as trace lines.
 
 FORMATS = ("mooncake", "tokens")
 
 
-def trace_lines(requests: Iterable[GeneratedRequest], format: str, tokens_per_id: int) -> Iterator[dict[str, Any]]:
-    """One JSON object a request, as `hkv.replay.traces.reader.read_trace` reads it.
-
-    `mooncake`: lengths and one id for every `tokens_per_id` prompt tokens, the last one for what is left; `tokens`: all
-    tokens, generated ones too.
-    """
+def trace_lines(requests: Iterable[NewRequest], format: str, tokens_per_id: int) -> Iterator[dict[str, Any]]:
+    """One JSON object a request: with all tokens, generated ones too, or as Mooncake's traces have it."""
     if format not in FORMATS:
         raise ConfigError("format", format, f"one of {', '.join(FORMATS)}")
-    ids = PrefixIds(tokens_per_id)
-    for request in requests:
-        if format == "tokens":
-            rest: dict[str, Any] = {"tokens": request.tokens.tolist(), "output_tokens": request.output.tolist()}
-        else:
-            lengths = {"input_length": len(request.tokens), "output_length": len(request.output)}
-            rest = {**lengths, "hash_ids": ids.of(request.tokens), "tokens_per_id": tokens_per_id}
-        yield {"timestamp": request.timestamp, **rest}
+    return own_lines(requests, None if format == "tokens" else tokens_per_id)
 
 
-class PrefixIds:
-    """Equal ids, equal blocks and equal prefixes; ids are 0, 1, 2, ... in the order in which they are met."""
+# Token sequences that never repeat, the same on every machine.
 
-    def __init__(self, tokens_per_id: int) -> None:
-        self._size = 4 * tokens_per_id
-        self._ids: dict[tuple[int, bytes], int] = {}
+VOCABULARY = 100_000
+"""Tokens are numbers below this."""
 
-    def of(self, tokens: np.ndarray) -> list[int]:
-        data = tokens.astype("<u4").tobytes()
-        ids: list[int] = []
-        for start in range(0, len(data), self._size):
-            block = (ids[-1] if ids else -1, data[start : start + self._size])
-            ids.append(self._ids.setdefault(block, len(self._ids)))
-        return ids
+
+class Texts:
+    """An endless supply of tokens: the n-th depends on the seed and on n alone (SplitMix64)."""
+
+    def __init__(self, seed: int) -> None:
+        self._next = (seed % 2**31) << 33
+
+    def new(self, length: int) -> np.ndarray:
+        """The next `length` tokens, uint32."""
+        state = np.arange(self._next, self._next + length, dtype=np.uint64)
+        self._next += length
+        with np.errstate(over="ignore"):
+            state *= np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(31)
+        return (state % np.uint64(VOCABULARY)).astype(np.uint32)

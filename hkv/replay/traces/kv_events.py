@@ -11,7 +11,8 @@ from hkv.errors import ConfigError
 from hkv.files import lines_of, opened, shown
 from hkv.oracle.events import Item, Message, read_recording_lines
 from hkv.oracle.log_file import read_log
-from hkv.replay.traces.imports.imported import Imported, ImportOptions, Remarks
+from hkv.replay.traces.imported import ImportOptions, Remarks
+from hkv.replay.traces.reader import NewRequest
 
 SILENCE = 5000
 """Milliseconds after which blocks that go on from a request are another one's: the next turn of a chat."""
@@ -34,13 +35,13 @@ class _Open:
     latest: float
 
 
-def kv_events(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def kv_events(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """Requests of a recording that `hkv check-events --record` wrote."""
     with opened(path) as file:
         yield from requests_of(read_recording_lines(lines_of(file, path), shown(path)), options, remarks)
 
 
-def requests_of(items: Iterable[Item], options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def requests_of(items: Iterable[Item], options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """Requests as the events of one group show them, the group that stores every block."""
     chains: Chains = {}
     ends: dict[Hash, _Open] = {}
@@ -57,7 +58,7 @@ def requests_of(items: Iterable[Item], options: ImportOptions, remarks: Remarks)
         remarks.note(UNSEEN)
         remarks.note(MERGED)
         tokens = _prefix(chains, each.end)
-        yield Imported(line=number, timestamp=each.arrived, input_length=len(tokens), output_length=0, tokens=tokens)
+        yield NewRequest(line=number, timestamp=each.arrived, input_length=len(tokens), output_length=0, tokens=tokens)
 
 
 def _store(
@@ -101,7 +102,7 @@ EXTRA = "requests with an adapter, images, a salt or embeddings, left out: token
 SEQUENCES = "requests of several sequences, of which the first is taken"
 
 
-def operation_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def operation_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """The requests of a log, whichever dialect it follows; a log without `step` has one request a step."""
     log = read_log(path)
     steps, stepped = 0, any(_name(operation) == "step" for operation in log.operations)
@@ -114,7 +115,7 @@ def operation_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterat
             remarks.note(EXTRA)
         elif name == "request":
             arrived = steps if stepped else len(prompts)
-            prompts[operation.id] = (line, arrived * options.ms_per_step, _unsigned(operation.tokens))
+            prompts[operation.id] = (line, arrived * options.step_ms, _unsigned(operation.tokens))
             said[operation.id] = []
             if getattr(operation, "sequences", 1) > 1:
                 remarks.note(SEQUENCES)
@@ -122,7 +123,7 @@ def operation_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterat
             appended = operation.tokens
             said[operation.id] += _unsigned(appended[0] if appended and isinstance(appended[0], list) else appended)
     for id, (line, timestamp, tokens) in prompts.items():
-        yield Imported(
+        yield NewRequest(
             line=line,
             timestamp=timestamp,
             input_length=len(tokens),

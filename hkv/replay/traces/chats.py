@@ -1,23 +1,30 @@
-"""Traces with texts: ShareGPT's conversations, logs and batches of OpenAI's API, prompts."""
+"""Traces with texts: ShareGPT's conversations, logs and batches of OpenAI's API, prompts; and the tokens of these.
+
+Messages become prompts by a template, and tokens by a `tokenizer.json` or byte by byte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from hkv.replay.traces.imports.imported import (
-    Fields,
-    Imported,
+from hkv.errors import FileError, MissingExtraError
+from hkv.replay.traces.imported import (
+    BYTES,
+    TEMPLATES,
     ImportOptions,
     Remarks,
+    Template,
     json_entries,
     json_lines,
     require,
     text_lines,
 )
-from hkv.replay.traces.imports.texts import BYTES, TEMPLATES, Message, Prompts, load_tokenizer, text_of
+from hkv.replay.traces.reader import Fields, NewRequest
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
          "bing": "assistant", "assistant": "assistant", "system": "system"}  # fmt: skip
@@ -34,7 +41,7 @@ def _prompts(options: ImportOptions, format: str, remarks: Remarks) -> Prompts:
     return Prompts(load_tokenizer(tokenizer), TEMPLATES[options.template])
 
 
-def sharegpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def sharegpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """ShareGPT's conversations: every answer is a request whose prompt is all that was said before it."""
     prompts = _prompts(options, "sharegpt", remarks)
     for entry in json_entries(path):
@@ -54,7 +61,7 @@ def sharegpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Im
             remarks.note(UNANSWERED)
 
 
-def openai_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def openai_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """Requests of OpenAI's chat API with their answers, one a line.
 
     The request is the line itself, or stands under `request` or `body`; the answer, a chat completion, under `response`
@@ -68,7 +75,7 @@ def openai_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[
         yield _request(prompts, options, line, asked, answered, _arrival(line, answered))
 
 
-def openai_batch(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def openai_batch(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """A file of OpenAI's batch API; its answers, where they are known, come from the batch's output file."""
     prompts = _prompts(options, "openai-batch", remarks)
     answers = {}
@@ -80,7 +87,7 @@ def openai_batch(path: str, options: ImportOptions, remarks: Remarks) -> Iterato
         yield _request(prompts, options, line, asked, answers.get(line.values.get("custom_id")), None)
 
 
-def prompt_lines(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def prompt_lines(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """Lines with a `prompt`, and perhaps `output_tokens`: what `vllm bench serve` reads as a custom dataset."""
     prompts = _prompts(options, "prompts", remarks)
     for line in json_lines(path):
@@ -92,7 +99,7 @@ def prompt_lines(path: str, options: ImportOptions, remarks: Remarks) -> Iterato
         yield prompts.request(line, [Message("user", text)], None, output, timestamp=arrival)
 
 
-def plain_text(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[Imported]:
+def plain_text(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """Plain text: every line that is not empty is a prompt."""
     prompts = _prompts(options, "text", remarks)
     for number, text in text_lines(path):
@@ -102,7 +109,7 @@ def plain_text(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[
 
 def _request(
     prompts: Prompts, options: ImportOptions, line: Fields, asked: Any, answered: Any, arrival: float | None
-) -> Imported:
+) -> NewRequest:
     if not isinstance(asked, dict):
         raise line.error("body", asked, "the body of a request")
     if isinstance(answered, dict) and isinstance(answered.get("body"), dict):
@@ -161,3 +168,91 @@ def _list(entry: Fields, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise entry.error(name, value, "a list")
     return value
+
+
+# Messages as prompts: what stands around each, and the tokens of all.
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """A message: who says it, and its text."""
+
+    role: str
+    text: str
+
+
+class Prompts:
+    """Makes requests of messages. Pieces of text become tokens one by one, so that equal messages are equal tokens
+    wherever they stand: a prompt that goes on from another one begins with all of its tokens and those of its answer.
+    """
+
+    def __init__(self, tokenize: Tokenize, template: Template) -> None:
+        self._tokenize, self._template = tokenize, template
+
+    def request(
+        self, entry: Fields, messages: Sequence[Message], answer: str | None, output: int | None, **rest: Any
+    ) -> NewRequest:
+        """The request that asks for what follows these messages."""
+        pieces = [piece for message in messages for piece in self._pieces(message)]
+        pieces.append(self._template.before.format(role="assistant"))
+        tokens = [token for piece in pieces for token in self._tokenize(piece)]
+        if not tokens:
+            raise entry.error("", [message.text for message in messages], "a prompt of at least one token")
+        if answer is None and output is None:
+            raise entry.error("", "an answer of unknown length", "one, or its length, or --output-tokens")
+        said = None if answer is None else [*self._tokenize(answer), *self._tokenize(self._template.end)]
+        length = len(said) if said is not None else output or 0
+        return NewRequest(
+            line=entry.line,
+            input_length=len(tokens),
+            output_length=length,
+            tokens=tokens,
+            output_tokens=said,
+            **{"timestamp": None, **rest},
+        )
+
+    def _pieces(self, message: Message) -> tuple[str, ...]:
+        template = self._template
+        return template.before.format(role=message.role), message.text, template.end, template.after
+
+
+def text_of(entry: Fields, field: str, message: dict[str, Any]) -> str:
+    """The text of an OpenAI message: its content, a text or parts that are texts, and its tool calls as JSON."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+        if not isinstance(text, str):
+            raise entry.error(f"{field}.content", part, "a text, or parts that are texts")
+        texts.append(text)
+    if calls:
+        texts.append(msgspec.json.encode(calls).decode())
+    if content is None and not calls:
+        raise entry.error(f"{field}.content", None, "a text, or tool_calls")
+    return "".join(texts)
+
+
+Tokenize = Callable[[str], Sequence[int]]
+
+
+def load_tokenizer(path: str) -> Tokenize:
+    """A function from a piece of text to its tokens, none added at its ends; what it was given before, it remembers."""
+    if path == BYTES:
+        return lambda text: text.encode()
+    try:
+        package: Any = importlib.import_module("tokenizers")
+    except ImportError:
+        raise MissingExtraError("tokenizers", "traces", "to make tokens of texts") from None
+    try:
+        tokenizer = package.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises nothing narrower
+        raise FileError(path, None, "", str(error), "a tokenizer.json") from None
+    known: dict[str, list[int]] = {}
+
+    def tokenize(text: str) -> list[int]:
+        if text not in known:
+            known[text] = tokenizer.encode(text, add_special_tokens=False).ids
+        return known[text]
+
+    return tokenize

@@ -1,0 +1,178 @@
+"""The formats that `hkv trace import` reads, by name; here those without texts, and `chats` and `kv_events` the others.
+
+Prompts are named by ids of blocks (Mooncake, Bailian, vLLM, Dynamo), or not at all (Azure).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Iterator
+
+from hkv.limits import whole_number
+from hkv.replay.traces import chats, kv_events
+from hkv.replay.traces.imported import ImportOptions, Remarks, csv_rows, json_lines
+from hkv.replay.traces.reader import MAX_LENGTH, TOKENS_PER_ID, Fields, NewRequest
+
+Reader = Callable[[str, ImportOptions, Remarks], Iterator[NewRequest]]
+
+NO_CONTENT = "requests without ids: only their lengths and times are known"
+
+
+def in_units(milliseconds: int) -> Reader:
+    """Reads lines with ids of blocks whose times are in such units.
+
+    Mooncake's traces (FAST'25) have milliseconds, and an id for 512 tokens; Alibaba's `qwen-bailian-usagetraces-anon`,
+    a turn's prompt whole, and timed traces as `vllm bench serve` reads them under its defaults have seconds, and an id
+    for 16.
+    """
+
+    def read(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+        for line in json_lines(path):
+            length = line.integer("input_length", least=1)
+            yield NewRequest(
+                line=line.line,
+                timestamp=line.number("timestamp") * milliseconds,
+                input_length=length,
+                output_length=line.integer("output_length"),
+                ids=line.ids("hash_ids", length, options.tokens_per_id or 1),
+            )
+
+    return read
+
+
+def dynamo(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+    """Sessions as `python -m dynamo.replay` reads them in a Mooncake trace: a later turn has a delay or a time.
+
+    A turn's prompt is whole. `created_time`, `input_tokens`, `output_tokens` and `delay_ms` are other names that
+    Dynamo takes for `timestamp`, `input_length`, `output_length` and `delay`; times are milliseconds.
+    """
+    for line in json_lines(path):
+        length = line.integer("input_length", "input_tokens", least=1)
+        ids = None
+        if line.values.get("hash_ids") is None:
+            remarks.note(NO_CONTENT)
+        else:
+            ids = line.ids("hash_ids", length, options.tokens_per_id or 1)
+        yield NewRequest(
+            line=line.line,
+            timestamp=_optional(line, "timestamp", "created_time"),
+            input_length=length,
+            output_length=line.integer("output_length", "output_tokens"),
+            ids=ids,
+            session=_session(line),
+            delay=_optional(line, "delay", "delay_ms"),
+        )
+
+
+def _optional(line: Fields, *names: str) -> float | None:
+    return None if line.values.get(line.named(*names)) is None else line.number(*names)
+
+
+def _session(line: Fields) -> str:
+    value = line.values.get("session_id", "")
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise line.error("session_id", value, "a text or an integer")
+    return str(value)
+
+
+EMPTY = "rows without prompt tokens, left out: requests that failed"
+
+
+def azure(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+    """AzurePublicDataset's LLM inference traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; the first is at 0."""
+    first: datetime.datetime | None = None
+    for row in csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
+        time = _time(row)
+        first = first or time
+        try:
+            since = (time - first) / datetime.timedelta(milliseconds=1)
+        except TypeError:
+            raise row.error("TIMESTAMP", str(time), "a time with a zone on every row, or on none") from None
+        length, output = _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens")
+        if not length:
+            remarks.note(EMPTY)
+            continue
+        yield NewRequest(line=row.line, timestamp=since, input_length=length, output_length=output)
+
+
+def burst_gpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+    """BurstGPT's traces, with or without `Session ID`: `Timestamp` in seconds, `Request tokens`, `Response tokens`."""
+    for row in csv_rows(path, ("Timestamp", "Request tokens", "Response tokens")):
+        length, output = _tokens(row, "Request tokens"), _tokens(row, "Response tokens")
+        if not length:
+            remarks.note(EMPTY)
+            continue
+        yield NewRequest(line=row.line, timestamp=_seconds(row) * 1000, input_length=length, output_length=output)
+
+
+def _time(row: Fields) -> datetime.datetime:
+    value = row.values.get("TIMESTAMP")
+    try:
+        return datetime.datetime.fromisoformat(str(value))
+    except ValueError:
+        raise row.error("TIMESTAMP", value, "a time such as 2023-11-16 18:17:03.9799600") from None
+
+
+def _tokens(row: Fields, name: str) -> int:
+    value = row.values.get(name)
+    number = whole_number(value) if isinstance(value, str) else None
+    if number is None or number > MAX_LENGTH:
+        raise row.error(name, value, f"an integer from 0 to {MAX_LENGTH}")
+    return number
+
+
+def _seconds(row: Fields) -> float:
+    value = row.values.get("Timestamp")
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 2**43:
+        raise row.error("Timestamp", value, "a number of seconds from 0")
+    return number
+
+
+BAILIAN_TOKENS = 16
+"""Tokens of an id in Bailian's traces (their specification), and by default in vLLM's timed traces
+(vLLM 0.33 `vllm.benchmarks.datasets.TimedTrace`, `timed_trace_chunk_hash_size`)."""
+
+IDS = ("tokens_per_id",)
+TEXTS = ("tokens_per_id", "tokenizer", "template")
+UNTIMED = ("rate", "seed")
+ANSWERED = ("ms_per_token",)
+MADE_UP = ("synthetic", "prefixes", "prefix_tokens", "tokens_per_id", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+      options: names of the options that mean something to it, besides those that all have.
+      tokens_per_id: tokens that one of its ids stands for unless told otherwise; None where it has no ids.
+    """
+
+    read: Reader
+    options: tuple[str, ...]
+    tokens_per_id: int | None = None
+
+
+FORMATS = {
+    "mooncake": Format(in_units(1), IDS, TOKENS_PER_ID),
+    "bailian": Format(in_units(1000), IDS, BAILIAN_TOKENS),
+    "timed-trace": Format(in_units(1000), IDS, BAILIAN_TOKENS),
+    "dynamo": Format(dynamo, (*IDS, *UNTIMED, *ANSWERED), TOKENS_PER_ID),
+    "azure": Format(azure, MADE_UP),
+    "burstgpt": Format(burst_gpt, MADE_UP),
+    "sharegpt": Format(chats.sharegpt, (*TEXTS, *UNTIMED, *ANSWERED, "pause")),
+    "openai-chat": Format(chats.openai_log, (*TEXTS, *UNTIMED, "output_tokens")),
+    "openai-batch": Format(chats.openai_batch, (*TEXTS, *UNTIMED, "output_tokens", "answers")),
+    "prompts": Format(chats.prompt_lines, (*TEXTS, *UNTIMED, "output_tokens")),
+    "text": Format(chats.plain_text, (*TEXTS, *UNTIMED, "output_tokens")),
+    "kv-events": Format(
+        kv_events.kv_events,
+        ("tokens_per_id", "group", "endpoint", "replay_endpoint", "topic", "seconds"),
+    ),
+    "operation-log": Format(kv_events.operation_log, ("tokens_per_id", "step_ms")),
+}
