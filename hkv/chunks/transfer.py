@@ -104,14 +104,10 @@ def pack_groups(
     Returns:
       The objects, and how many block ids, after the skips, were outside their tensor (int32).
     """
-    chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
     flat, dtype = [tensor for group in tensors for tensor in group], _word(transfers, objects)
-    moves = [
-        Move(place.tensor, 0, place.page, place.object, place.page.size, place.unit, place.length)
-        for place in _places(transfers, objects, block_ids, [moved for moved, _ in chosen], dtype)
-    ]
+    moves, dropped = _moves(transfers, objects, block_ids, skips, dtype)
     (words,) = choose(implementation).move_runs([as_words(t, dtype) for t in flat], [as_words(objects, dtype)], moves)
-    return like(words, objects), jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
+    return like(words, objects), dropped
 
 
 @functools.partial(jax.jit, static_argnames=("transfers", "implementation"), donate_argnames="tensors")
@@ -129,16 +125,12 @@ def unpack_groups(
     that is named twice are undefined. Gives the tensors, and how many block ids, after the skips, were outside their
     tensor (int32).
     """
-    chosen = [_selected(t.geometry, ids, skip) for t, ids, skip in zip(transfers, block_ids, skips, strict=True)]
     flat, dtype = [tensor for group in tensors for tensor in group], _word(transfers, objects)
-    moves = [
-        Move(0, place.tensor, place.object, place.page, place.page.size, place.unit, place.length)
-        for place in _places(transfers, objects, block_ids, [moved for moved, _ in chosen], dtype)
-    ]
+    packing, dropped = _moves(transfers, objects, block_ids, skips, dtype)
+    moves = [Move(0, m.source or 0, m.written, m.read, m.runs, m.unit, m.length) for m in packing]
     found = choose(implementation).move_runs([as_words(objects, dtype)], [as_words(t, dtype) for t in flat], moves)
     arrays = iter([like(words, tensor) for words, tensor in zip(found, flat, strict=True)])
-    written = tuple(tuple(next(arrays) for _ in group) for group in tensors)
-    return written, jnp.sum(jnp.stack([dropped for _, dropped in chosen]), dtype=jnp.int32)
+    return tuple(tuple(next(arrays) for _ in group) for group in tensors), dropped
 
 
 @functools.partial(jax.jit, static_argnames=("transfer", "implementation"), donate_argnames="objects")
@@ -172,27 +164,6 @@ def _tensors_of(geometry: PageGeometry) -> int:
     return num_tensors(TRAITS[geometry.format].structure, geometry.num_layers)
 
 
-def _selected(geometry: PageGeometry, block_ids: jax.Array, skip: jax.Array) -> tuple[jax.Array, jax.Array]:
-    wanted = jnp.arange(block_ids.shape[0], dtype=jnp.int32) >= skip
-    inside = (block_ids >= 0) & (block_ids < geometry.num_blocks)
-    return wanted & inside, jnp.sum(wanted & ~inside, dtype=jnp.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Place:
-    """Runs of one length in one tensor, counted through all groups, and where they are in the objects.
-
-    `page` and `object` are int32 `[runs]`, where each run starts in units of `unit` words; past the end for blocks that
-    are not moved. `length` is in words.
-    """
-
-    tensor: int
-    page: jax.Array
-    object: jax.Array
-    unit: int
-    length: int
-
-
 def _unit_bytes(transfer: Transfer, objects: jax.Array) -> int:
     """Bytes that divide every address of a transfer; LayoutError for more units than a 32-bit number counts."""
     geometry, region = transfer.geometry, transfer.region
@@ -209,38 +180,41 @@ def _word(transfers: tuple[Transfer, ...], objects: jax.Array) -> np.dtype:
     return widest_word(math.gcd(*(_unit_bytes(transfer, objects) for transfer in transfers)), 1)
 
 
-def _places(
+def _moves(
     transfers: tuple[Transfer, ...],
     objects: jax.Array,
     block_ids: tuple[jax.Array, ...],
-    moved: list[jax.Array],
+    skips: tuple[jax.Array, ...],
     dtype: np.dtype,
-) -> list[Place]:
-    """Every run of every transfer."""
-    found, first = [], 0
-    for transfer, ids, chosen in zip(transfers, block_ids, moved, strict=True):
+) -> tuple[list[Move], jax.Array]:
+    """Every run of every transfer, from a tensor, counted through all groups, to the objects; and blocks left out.
+
+    Starts of runs of blocks that are not moved are past the end. Left out are ids after the skips, outside of a tensor.
+    """
+    found, first, dropped = [], 0, []
+    for transfer, ids, skip in zip(transfers, block_ids, skips, strict=True):
         unit = _unit_bytes(transfer, objects)
-        for tensor, pages, rows in _pages(transfer, objects, ids, chosen):
-            for length, pieces in _by_length(pieces_of(transfer.geometry)).items():
-                inside = np.asarray([piece.page for piece in pieces], np.int64) // unit
+        wanted = jnp.arange(ids.shape[0], dtype=jnp.int32) >= skip
+        inside = (ids >= 0) & (ids < transfer.geometry.num_blocks)
+        dropped.append(jnp.sum(wanted & ~inside, dtype=jnp.int32))
+        lengths: dict[int, list[Piece]] = {}
+        for piece in pieces_of(transfer.geometry):
+            lengths.setdefault(piece.length, []).append(piece)
+        for tensor, pages, rows in _pages(transfer, objects, ids, wanted & inside):
+            for length, pieces in lengths.items():
+                within = np.asarray([piece.page for piece in pieces], np.int64) // unit
                 along = np.asarray([piece.object for piece in pieces], np.int64) // unit
                 page = jnp.where(
                     pages[:, None] >= 0,
-                    pages[:, None] * (transfer.geometry.page_stride_bytes // unit) + inside.astype(np.int32),
+                    pages[:, None] * (transfer.geometry.page_stride_bytes // unit) + within.astype(np.int32),
                     -1,
                 )
                 place = (rows[:, None] // unit + along).astype(np.int32)
                 words = unit // dtype.itemsize, length // dtype.itemsize
-                found.append(Place(first + tensor, page.reshape(-1), jnp.asarray(place.reshape(-1)), *words))
+                starts = page.reshape(-1), jnp.asarray(place.reshape(-1))
+                found.append(Move(first + tensor, 0, *starts, page.size, *words))
         first += _tensors_of(transfer.geometry)
-    return found
-
-
-def _by_length(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
-    lengths: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        lengths.setdefault(piece.length, []).append(piece)
-    return lengths
+    return found, jnp.sum(jnp.stack(dropped), dtype=jnp.int32)
 
 
 def _pages(

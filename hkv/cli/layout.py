@@ -12,7 +12,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hkv.cli.layout_drawing import check_place, figure, held, planned_views, print_views, selected, show, view_record
+from hkv.cli.layout_drawing import (
+    check_place,
+    figure,
+    held,
+    planned_views,
+    print_views,
+    selected,
+    terminal,
+    view_record,
+)
 from hkv.cli.options import command_of, is_given, refuse_given
 from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
 from hkv.contract.options import TOKENS, group, option
@@ -295,7 +304,8 @@ def _part(layout: Layout, name: str) -> dict[str, Any]:
 def _print(layout: Layout, spec_text: str, found: list[dict[str, Any]], held: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{_title(layout, spec_text)}[/bold], {layout.end:,} bytes in all\n")
-    show(console, levels(layout, _place([*found, *held])), _names(layout))
+    boxes = terminal(levels(layout, _place([*found, *held])), _names(layout), min(console.width, 132))
+    console.print(boxes, highlight=False, no_wrap=True)
     console.print(_axes_table(layout))
     console.print(_parts_table(layout))
     if found or held:

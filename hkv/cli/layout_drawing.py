@@ -43,9 +43,8 @@ def terminal(levels: Sequence[Level], names: Sequence[str], width: int) -> Group
     """The levels as rows of coloured boxes, `width` columns wide, with each box's first byte below it."""
     lines: list[Text] = []
     for depth, level in enumerate(levels):
-        end = level.pieces[-1].start + level.pieces[-1].length
         title = Text(("└ " if depth else "") + level.title, style="bold")
-        lines.append(title + Text(f"  bytes {level.start:,} to {end - 1:,}", style="dim"))
+        lines.append(title + Text(f"  bytes {level.start:,} to {level.start + level.length - 1:,}", style="dim"))
         pieces = shown(level, max(6, width // 13))
         widths = _widths(pieces, width)
         boxes, below = Text(), Text(style="dim")
@@ -135,7 +134,7 @@ def _draw_level(
             _draw_piece(axes, piece, colour(piece, names), x, right, y)
             chosen = (x, right) if piece.chosen else chosen
         x = right
-    ends = f"bytes {level.start:,} to {level.pieces[-1].start + level.pieces[-1].length - 1:,}"
+    ends = f"bytes {level.start:,} to {level.start + level.length - 1:,}"
     axes.text(99.8, y + 0.12, ends, fontsize=8.5, color="#555555", ha="right", va="center", zorder=5, bbox=behind)
     return chosen
 
@@ -177,11 +176,6 @@ def _draw_piece(axes, piece: Piece, fill: str, left: float, right: float, y: flo
             color="#ffffff" if dark else "#444444",
             zorder=4,
         )
-
-
-def show(console: Console, levels: Sequence[Level], names: Sequence[str]) -> None:
-    """Prints the levels at the console's width."""
-    console.print(terminal(levels, names, min(console.width, 132)), highlight=False, no_wrap=True)
 
 
 # Views of a plan's layers for `hkv layout --plan`: where each lies in its pool, and which element a byte is.

@@ -7,9 +7,10 @@ chosen piece. The last level is the parts of a cell, or of a row of a plane.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import Any
 
 from hkv.layout.block_layout import Layout, Place
 from hkv.layout.content import Part
@@ -32,23 +33,13 @@ class Piece:
 class Pieces(Sequence[Piece]):
     """Pieces that are made when they are looked at: a pool may have millions of blocks, and a picture shows a dozen."""
 
-    def __init__(self, count: int, make: Callable[[int], Piece], chosen: int | None) -> None:
-        self._indices, self._make, self.chosen = range(count), make, chosen
-
-    @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Pieces:
-        """Pieces that are there already."""
-        chosen = next((index for index, piece in enumerate(pieces) if piece.chosen), None)
-        return cls(len(pieces), pieces.__getitem__, chosen)
+    def __init__(self, count: int, make: Callable[[int], Piece]) -> None:
+        self._indices, self._make = range(count), make
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Piece: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
-    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
+    def __getitem__(self, index: Any) -> Any:
         found = self._indices[index]
         return self._make(found) if isinstance(found, int) else [self._make(one) for one in found]
 
@@ -57,13 +48,15 @@ class Pieces(Sequence[Piece]):
 class Level:
     """One stretch of memory and its pieces in rising order; gaps between them are of kind `padding` or `other`.
 
-    `title` names the pieces and the distance between them; `length` goes from the first to the end of the last.
+    `title` names the pieces and the distance between them; `length` goes from the first to the end of the last;
+    `chosen` is the place of the chosen piece among them.
     """
 
     title: str
     start: int
     length: int
-    pieces: Pieces
+    pieces: Sequence[Piece]
+    chosen: int = 0
 
 
 AXIS_NAMES = ("layer", "block", "kernel", "head", "state")
@@ -117,10 +110,10 @@ def _axis_level(layout: Layout, axis: int, start: int, inner: int, at: tuple[int
         return Piece(label, here + offset, length, what)
 
     each = 1 + len(between)
-    pieces = Pieces(count * each if axis == 1 else (count - 1) * each + 1, piece, at[axis] * each)
+    pieces = Pieces(count * each if axis == 1 else (count - 1) * each + 1, piece)
     plural = {"kernel": "kernel blocks", "state": "states"}.get(name, f"{name}s")
     end = pieces[-1].start + pieces[-1].length
-    return Level(f"{count:,} {plural}, {stride:,} bytes apart", start, end - start, pieces)
+    return Level(f"{count:,} {plural}, {stride:,} bytes apart", start, end - start, pieces, at[axis] * each)
 
 
 def _label(layout: Layout, axis: int, index: int, at: tuple[int, ...]) -> str:
@@ -154,38 +147,32 @@ def _plane_levels(layout: Layout, page: int, length: int, at: tuple[int, ...], o
         first, end = plane[0].offset, max(_plane_end(layout, part, one_head) for part in plane)
         label = " + ".join(part.name for part in plane)
         pieces.append(Piece(label, page + first, end - first, plane[0].name, index == 0))
-    found = [Level(f"{len(planes)} planes of {length:,} bytes", page, length, Pieces.of(pieces))]
+    found = [Level(f"{len(planes)} planes of {length:,} bytes", page, length, pieces)]
     chosen, head = planes[0], at[3]
-    heads = 1 if one_head else (layout.shape[2] if chosen[0].heads is None else chosen[0].heads)
     head_stride, state_stride = chosen[0].strides or (0, 0)
-    start = page + chosen[0].offset
-    if heads > 1:
-        first, own = start, head % heads
-
-        def head_piece(index: int) -> Piece:
-            return Piece(f"head {index}", first + index * head_stride, head_stride, "head", index == own)
-
-        rows = Pieces(heads, head_piece, own)
-        found.append(Level(f"{heads} heads, {head_stride:,} bytes apart", start, heads * head_stride, rows))
-        start += own * head_stride
-    if layout.shape[3] > 1:
-        top, count = start, layout.shape[3]
-
-        def row_piece(index: int) -> Piece:
-            label = _label(layout, 4, index, at)
-            return Piece(label, top + index * state_stride, state_stride, "state", index == at[4])
-
-        rows = Pieces(count, row_piece, at[4])
-        found.append(Level(f"{count} rows, {state_stride:,} bytes apart", start, count * state_stride, rows))
-        start += at[4] * state_stride
+    start, heads = page + chosen[0].offset, _heads(layout, chosen[0], one_head)
+    for name, axis, count, stride in (("heads", 3, heads, head_stride), ("rows", 4, layout.shape[3], state_stride)):
+        if count > 1:
+            own = at[axis] % count
+            make = functools.partial(_row, layout, axis, start, stride, (*at[:axis], own, *at[axis + 1 :]))
+            title = f"{count} {name}, {stride:,} bytes apart"
+            found.append(Level(title, start, count * stride, Pieces(count, make), own))
+            start += own * stride
     shifted = [dataclasses.replace(part, offset=part.offset - chosen[0].offset) for part in chosen]
     return [*found, _part_level("row", shifted, start, state_stride, head)]
 
 
+def _row(layout: Layout, axis: int, start: int, stride: int, at: tuple[int, ...], index: int) -> Piece:
+    return Piece(_label(layout, axis, index, at), start + index * stride, stride, AXIS_NAMES[axis], index == at[axis])
+
+
+def _heads(layout: Layout, part: Part, one_head: bool) -> int:
+    return 1 if one_head else (layout.shape[2] if part.heads is None else part.heads)
+
+
 def _plane_end(layout: Layout, part: Part, one_head: bool) -> int:
-    heads = 1 if one_head else (layout.shape[2] if part.heads is None else part.heads)
     head_stride, state_stride = part.strides or (0, 0)
-    return part.offset + (heads - 1) * head_stride + layout.shape[3] * state_stride
+    return part.offset + (_heads(layout, part, one_head) - 1) * head_stride + layout.shape[3] * state_stride
 
 
 def _part_level(name: str, parts: Sequence[Part], start: int, length: int, head: int) -> Level:
@@ -198,7 +185,7 @@ def _part_level(name: str, parts: Sequence[Part], start: int, length: int, head:
         end = part.offset + part.nbytes
     if end < length:
         pieces.append(Piece("unused", start + end, length - end, "padding"))
-    return Level(f"one {name} of {length:,} bytes", start, length, Pieces.of(pieces))
+    return Level(f"one {name} of {length:,} bytes", start, length, pieces)
 
 
 def shown(level: Level, limit: int) -> tuple[Piece | None, ...]:
@@ -206,9 +193,9 @@ def shown(level: Level, limit: int) -> tuple[Piece | None, ...]:
     pieces = level.pieces
     if len(pieces) <= limit:
         return tuple(pieces)
-    chosen = pieces.chosen or 0
     around = (limit - 4) // 2
-    wanted = {0, 1, len(pieces) - 1, *range(max(0, chosen - around), min(len(pieces), chosen + around + 1))}
+    near = range(max(0, level.chosen - around), min(len(pieces), level.chosen + around + 1))
+    wanted = {0, 1, len(pieces) - 1, *near}
     kept: list[Piece | None] = []
     for index in sorted(wanted):
         if index and index - 1 not in wanted:
