@@ -23,7 +23,6 @@ from hkv.dialects.rtp_llm.planning.pools import (
     shared_pool,
 )
 from hkv.dialects.rtp_llm.planning.sizes import (
-    OpaqueContext,
     OpaqueRegion,
     indexer_scale_bytes,
     linear,
@@ -72,7 +71,7 @@ def test_k7_compressed_block_of_a_prefill_rank() -> None:
     desc = OpaqueRegion(
         block_size=128, state=False, entry_elems=16, entry_dtype="uint8", count="compressed", ratio=4, cp_scale_seq=True
     )
-    block = opaque(desc, OpaqueContext(kernel_tokens=128, ranks=2, prefill=True))
+    block = opaque(desc, RtpOptions(kernel_block_size=128, ranks=2))
     assert (block.entries, block.seq_size) == (32, 256)
 
 
@@ -90,13 +89,13 @@ def test_k8_ring_of_a_prefill_and_of_a_decode_rank() -> None:
         cp_scale_seq=True,
         cp_slice="payload",
     )
-    context = OpaqueContext(kernel_tokens=128, drafts=3, ranks=2, prefill=True)
-    prefill, decode = opaque(desc, context), opaque(desc, dataclasses.replace(context, prefill=False))
+    prefill = opaque(desc, RtpOptions(kernel_block_size=128, drafts=3, ranks=2))
+    decode = opaque(desc, RtpOptions(kernel_block_size=128, drafts=3, role="decode", prefill_ranks=2))
     assert (prefill.entries, prefill.bytes, prefill.seq_size) == (6, 768, 256)
     assert (decode.entries, decode.seq_size) == (12, 256)
 
 
-CONTEXT = OpaqueContext(kernel_tokens=128)
+CONTEXT = RtpOptions(kernel_block_size=128)
 
 
 def test_k9_deepseek_v4_in_bfloat16() -> None:

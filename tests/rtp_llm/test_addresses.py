@@ -14,7 +14,6 @@ from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
 from hkv.dialects.rtp_llm.planning.sizes import (
-    OpaqueContext,
     OpaqueRegion,
     indexer_scale_bytes,
     linear,
@@ -131,7 +130,7 @@ def test_shares_of_heads_cover_a_block() -> None:
 
 def test_deepseek_v4_addresses_by_tag() -> None:
     descs = dsv4_descriptions(head_dim=512, indexer_dim=128, float8=True)
-    blocks = {tag: opaque(region_of(desc), OpaqueContext(kernel_tokens=128)) for tag, desc in descs.items()}
+    blocks = {tag: opaque(region_of(desc), RtpOptions(kernel_block_size=128)) for tag, desc in descs.items()}
     layers = [dsv4_layer_tags(ratio) for ratio in (0, 4, 128, 4)]
     groups = independent_pools(layers, blocks, {tag: desc.policy for tag, desc in descs.items()}, kernel=128)
     addresses = plan(groups, 9, False)

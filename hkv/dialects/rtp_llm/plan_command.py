@@ -24,7 +24,6 @@ from hkv.dialects.rtp_llm.planning.pools import PoolGroup, PoolPlan, capacity_of
 from hkv.dialects.rtp_llm.planning.sizes import check_kv_dtype
 from hkv.errors import ConfigError, PlanError
 from hkv.layout.layer_cache import LayerCache
-from hkv.layout.strided import StridedView
 from hkv.limits import parse_length, show_bytes, whole_number
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
@@ -32,8 +31,17 @@ from hkv.model.huggingface.common_fields import served_dtype
 from hkv.model.huggingface.loading import naming_file
 from hkv.model.huggingface.reading import decoder_fields
 
-BLOCK_SIZE = 64
-"""Tokens per block unless told otherwise."""
+ALIKE = ("block_size", "kernel_block_size", "pools", "role", "prefill_ranks", "state_dtype")
+NAMES = {
+    **dict(zip(ALIKE, ALIKE, strict=True)),
+    "drafts": "speculative_tokens",
+    "modules": "draft_modules",
+    "tensor_parallel": "tp",
+    "ranks": "dcp",
+    "step": "linear_step",
+    "pinned": "pinned_pools",
+}
+"""A server's settings, each by its field, and the options of the command that say them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,21 +83,8 @@ def _planned(memory: int | None, options: dict[str, Any]) -> tuple[Model, Planne
     if length == 0:
         raise ConfigError("--max-model-len", "auto", "a number of tokens with --dialect rtp-llm")
     model, draft = _read_models(options)
-    asked = RtpOptions(
-        block_size=options["block_size"] or BLOCK_SIZE,
-        kernel_block_size=options["kernel_block_size"],
-        pools=options["pools"] or "shared",
-        drafts=options["speculative_tokens"],
-        modules=options["draft_modules"],
-        tensor_parallel=options["tp"],
-        ranks=options["dcp"],
-        step=options["linear_step"],
-        pinned=options["pinned_pools"],
-        role=options["role"] or "",
-        prefill_ranks=options["prefill_ranks"],
-        explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])),
-        **({"state_dtype": options["state_dtype"]} if options["state_dtype"] else {}),
-    )
+    given = {field: options[name] for field, name in NAMES.items() if options[name] is not None}
+    asked = RtpOptions(**given, explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])))
     wanted, notes = served_options(model, asked, {name for name in ("block_size", "pools") if options[name]})
     cache = PlannedCache.of_model(model, wanted, memory=memory, draft=draft)
     capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, reserve_ratio(options))
@@ -209,18 +204,9 @@ def _cache(found: LayerCache) -> dict[str, Any]:
         "pool": found.pool,
         "tokens_per_block": found.tokens_per_block,
         "kernel_blocks": found.kernel_blocks,
-        "kv": _view(found.kv),
-        "scale": None if found.scale is None else _view(found.scale),
-        "parts": {name: _view(part) for name, part in found.parts.items()},
-    }
-
-
-def _view(view: StridedView) -> dict[str, Any]:
-    return {
-        "offset": view.offset,
-        "shape": list(view.shape),
-        "strides": list(view.strides),
-        "dtype": view.dtype,
+        "kv": dataclasses.asdict(found.kv),
+        "scale": None if found.scale is None else dataclasses.asdict(found.scale),
+        "parts": {name: dataclasses.asdict(part) for name, part in found.parts.items()},
     }
 
 
@@ -249,7 +235,7 @@ def print_pools(console: Console, report: dict[str, Any]) -> None:
     columns: dict[str, list[str]] = {
         "group": [group["tag"] for group in report["groups"]],
         "type": [group["type"] for group in report["groups"]],
-        "kind": [_short_kind(group["kind"]) for group in report["groups"]],
+        "kind": [SHORT_KINDS.get(group["kind"], group["kind"]) for group in report["groups"]],
         "layers": [str(len(group["layers"])) for group in report["groups"]],
         "tokens\na block": _numbers(report, "block_size"),
         "kernel\nblocks": _numbers(report, "kernel_blocks", unless=1),
@@ -280,10 +266,6 @@ def _modules_text(modules: list[list[dict[str, Any]]]) -> str:
         layers.setdefault(group["tag"], []).extend(group["layers"])
     joined = [f"{', '.join(map(str, numbers))} in {tag}" for tag, numbers in layers.items() if numbers]
     return f"{len(modules)} module{'s' * (len(modules) > 1)}: layers {'; '.join(joined)}"
-
-
-def _short_kind(kind: str) -> str:
-    return SHORT_KINDS.get(kind, kind)
 
 
 def _numbers(report: dict[str, Any], name: str, unless: int | None = None) -> list[str]:

@@ -10,7 +10,6 @@ import click
 
 from hkv.contract.options import option
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, RtpConfig, reserve_for_ratio
-from hkv.dialects.rtp_llm.plan_command import BLOCK_SIZE
 from hkv.dialects.rtp_llm.planned_cache import config_of_plan
 from hkv.dialects.rtp_llm.planning import RtpOptions, plan_rtp_llm, served_options
 from hkv.dialects.rtp_llm.planning.pools import reserve_option, reserve_ratio
@@ -64,7 +63,7 @@ class RtpReplayCommand(ReplayCommand):
         )
         pools = "independent" if options["dialect"] == HYBRID_POOL else "shared"
         asked = RtpOptions(
-            block_size=options["block_size"] or BLOCK_SIZE,
+            block_size=options["block_size"] or RtpOptions.block_size,
             pools=pools,
             tensor_parallel=options["tp"] or 1,
             step=_step(options),

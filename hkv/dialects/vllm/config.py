@@ -163,7 +163,7 @@ class VllmConfig:
 
     def block_size(self, group: int) -> int:
         """Tokens in one manager block of a group: its spec's, times the ranks that share it (vLLM 0.33)."""
-        return _manager_block(self.topology.groups[group].spec, self.context_parallel)
+        return manager_block(self.topology.groups[group].spec, self.context_parallel)
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ def default_block_sizes(topology: Topology, context_parallel: int = 1) -> tuple[
       topology: the groups; Mamba groups count as being in `align` mode.
       context_parallel: ranks over which `cp_sharded` groups split their tokens.
     """
-    sizes = [_manager_block(spec, context_parallel) for spec in topology.specs]
+    sizes = [manager_block(spec, context_parallel) for spec in topology.specs]
     cacheable = [size for size, spec in zip(sizes, topology.specs, strict=True) if spec.prefix_cacheable]
     return math.lcm(*sizes), math.gcd(*(cacheable or sizes))
 
@@ -239,12 +239,12 @@ def default_partial_hits(
     if not any(spec.snapshot and spec.block_size >= least for spec in specs):
         return False
     return all(
-        spec.reads_all or spec.snapshot or _manager_block(spec, context_parallel) == hash_block_size
+        spec.reads_all or spec.snapshot or manager_block(spec, context_parallel) == hash_block_size
         for spec in specs
         if spec.prefix_cacheable
     )
 
 
-def _manager_block(spec: LayerSpec, context_parallel: int) -> int:
-    sharded = spec.shared_by_ranks
-    return spec.block_size * (context_parallel if sharded else 1)
+def manager_block(spec: LayerSpec, context_parallel: int) -> int:
+    """Tokens in one manager block: the spec's, times the ranks that share it."""
+    return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)

@@ -8,7 +8,6 @@ from fractions import Fraction
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.sizes import (
     BlockBytes,
-    OpaqueContext,
     OpaqueRegion,
     element_of,
     indexer_scale_bytes,
@@ -73,13 +72,7 @@ def _opaque(spec: OpaqueRegion, options: RtpOptions) -> BlockBytes:
     if spec.count == "compressed" and kernel % KERNEL_MULTIPLE:
         expected = f"a multiple of {KERNEL_MULTIPLE} tokens for compressed caches"
         raise PlanError("kernel_block_size", kernel, expected)
-    context = OpaqueContext(
-        kernel_tokens=kernel,
-        drafts=options.drafts,
-        ranks=options.slicing_ranks,
-        prefill=options.role == "prefill",
-    )
-    return opaque(spec, context)
+    return opaque(spec, options)
 
 
 def _linear(spec: LayerSpec, options: RtpOptions) -> BlockBytes:

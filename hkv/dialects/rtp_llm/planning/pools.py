@@ -157,7 +157,12 @@ def shared_pool(
         expected = f"at least the {stride} bytes of a state: full attention is not padded"
         raise PlanError("full block bytes", blocks[full[0]].bytes, expected)
     scale = blocks[full[0]].scale
-    return tuple(_group(tag, tags, blocks[tag], policies[tag], kernel, stride, scale) for tag in order)
+    groups = []
+    for tag in order:
+        layers = tuple(index for index, own in enumerate(tags) if own == tag)
+        pieces = kernel_blocks(blocks[tag].seq_size, kernel) if tag in full else 1
+        groups.append(PoolGroup(tag, blocks[tag], policies[tag], layers, pieces, stride, scale))
+    return tuple(groups)
 
 
 def independent_pools(
@@ -181,14 +186,6 @@ def independent_pools(
         stride, scale = block.bytes * pieces, block.scale * pieces
         groups.append(PoolGroup(tag, block, policies[tag], layers, pieces, stride, scale))
     return tuple(groups)
-
-
-def _group(
-    tag: str, tags: Sequence[str], block: BlockBytes, policy: GroupPolicy, kernel: int, stride: int, scale: int
-) -> PoolGroup:
-    pieces = kernel_blocks(block.seq_size, kernel) if policy.group_type is GroupType.FULL else 1
-    layers = tuple(index for index, own in enumerate(tags) if own == tag)
-    return PoolGroup(tag, block, policy, layers, pieces, stride, scale)
 
 
 def finalize(groups: Sequence[PoolGroup], num_blocks: int, *, shared: bool, step: int = 1) -> tuple[PoolGroup, ...]:

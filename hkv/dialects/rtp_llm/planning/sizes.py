@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.errors import ConfigError, PlanError, SpecError
 from hkv.layout.content import packing
 from hkv.limits import MAX_BYTES, MAX_TOKENS, check_whole
@@ -233,28 +234,15 @@ def region_of(spec: LayerSpec) -> OpaqueRegion | None:
     return spec if isinstance(spec, OpaqueRegion) else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OpaqueContext:
-    """Settings of a server that a region's size depends on.
-
-    `ranks` slice a sharded cache: prefill's tensor-parallel ranks, or those a decoder was prefilled by; else 1.
-    """
-
-    kernel_tokens: int
-    drafts: int = 0
-    ranks: int = 1
-    prefill: bool = False
-
-
-def opaque(desc: OpaqueRegion, context: OpaqueContext) -> BlockBytes:
-    """One opaque block (RTP-LLM `OpaqueKVCacheSpec`, `OpaqueStateCacheSpec`).
+def opaque(desc: OpaqueRegion, options: RtpOptions) -> BlockBytes:
+    """One opaque block (RTP-LLM `OpaqueKVCacheSpec`, `OpaqueStateCacheSpec`), by the settings of its server.
 
     A compressed block is sized for one kernel block, though `seq_size` is the whole block's.
     """
     sliced = desc.cp_scale_seq or desc.cp_align_payload or desc.cp_slice != "none"
-    ranks = context.ranks if sliced else 1
-    prefill = ranks > 1 and context.prefill
-    entries = _entries(desc, context)
+    ranks = options.slicing_ranks if sliced else 1
+    prefill = ranks > 1 and options.role == "prefill"
+    entries = _entries(desc, options)
     if ranks > 1 and (desc.cp_align_payload or desc.cp_slice == "payload"):
         entries = -(-entries // ranks) * ranks
         if desc.cp_slice == "payload" and prefill:
@@ -279,15 +267,16 @@ def opaque(desc: OpaqueRegion, context: OpaqueContext) -> BlockBytes:
     )
 
 
-def _entries(desc: OpaqueRegion, context: OpaqueContext) -> int:
+def _entries(desc: OpaqueRegion, options: RtpOptions) -> int:
     if desc.count == "explicit":
         return desc.explicit_entries
     if desc.count == "ring":
-        raw = (1 + desc.overlap) * desc.ratio + (context.drafts if desc.with_drafts else 0)
+        raw = (1 + desc.overlap) * desc.ratio + (options.drafts if desc.with_drafts else 0)
         return raw + raw % 2
-    if context.kernel_tokens % desc.ratio:
-        raise SpecError("ratio", desc.ratio, f"a divisor of the kernel block's {context.kernel_tokens} tokens")
-    return context.kernel_tokens // desc.ratio
+    kernel = options.kernel_block_size or desc.block_size
+    if kernel % desc.ratio:
+        raise SpecError("ratio", desc.ratio, f"a divisor of the kernel block's {kernel} tokens")
+    return kernel // desc.ratio
 
 
 def _stride(desc: OpaqueRegion, entries: int, payload: int, slices: int) -> int:

@@ -50,22 +50,6 @@ class ServedPlan:
         plan = self.plan
         return simulate(plan.groups, plan.usable_blocks, self.limits, step_tokens=step_tokens, batches=batches)
 
-    @property
-    def limited_by(self) -> str:
-        """Limit that keeps the next request out, in words."""
-        plan = self.plan
-        if not plan.groups:
-            return "nothing: the model caches nothing"
-        shares = self.residency.full_length_blocks
-        widest = max(range(len(shares)), key=lambda index: shares[index])
-        spec, share = plan.groups[widest].spec, shares[widest]
-        where = f"memory of stage {plan.limited_by}" if len(plan.workers) > 1 else "memory"
-        total = sum(shares)
-        return (
-            f"{where}: a request of {self.limits.max_model_len} tokens holds {total} blocks, "
-            f"{share} of them in g{widest} ({spec.kind})"
-        )
-
 
 def serve(
     model: Model,
@@ -145,8 +129,14 @@ class CachePlan:
 
     @property
     def startup(self) -> Startup:
-        """The numbers that vLLM 0.33 logs at start-up."""
-        return startup(self.served.plan)
+        """The numbers that vLLM 0.33 logs at start-up (`get_kv_cache_capacity`).
+
+        Blocks are all of the pool's, the null block among them; a request takes what is reserved for its longest
+        length (`get_max_concurrency_for_kv_cache_config`).
+        """
+        plan = self.served.plan
+        tokens = int(plan.reserved_concurrency * plan.max_model_len) if plan.request_blocks else 0
+        return Startup(tokens, plan.reserved_concurrency, plan.max_model_len)
 
     @property
     def tokens(self) -> int:
@@ -199,8 +189,17 @@ class CachePlan:
 
     @property
     def limited_by(self) -> str:
-        """Reason that keeps the next request out, in words."""
-        return self.served.limited_by
+        """Limit that keeps the next request out, in words."""
+        plan = self.served.plan
+        if not plan.groups:
+            return "nothing: the model caches nothing"
+        shares = self.served.residency.full_length_blocks
+        widest = max(range(len(shares)), key=lambda index: shares[index])
+        where = f"memory of stage {plan.limited_by}" if len(plan.workers) > 1 else "memory"
+        return (
+            f"{where}: a request of {plan.max_model_len} tokens holds {sum(shares)} blocks, "
+            f"{shares[widest]} of them in g{widest} ({plan.groups[widest].spec.kind})"
+        )
 
     @property
     def requests(self) -> int:
@@ -379,15 +378,6 @@ class Startup:
             f"GPU KV cache size: {self.tokens:,} tokens, Maximum concurrency for {self.max_model_len:,} tokens per "
             f"request: {self.concurrency:.2f}x"
         )
-
-
-def startup(plan: Plan) -> Startup:
-    """The numbers for a plan (vLLM 0.33 `get_kv_cache_capacity`, `get_max_concurrency_for_kv_cache_config`).
-
-    Blocks are all of the pool's, the null block among them; a request takes what is reserved for its longest length.
-    """
-    length, concurrency = plan.max_model_len, plan.reserved_concurrency
-    return Startup(int(concurrency * length) if plan.request_blocks else 0, concurrency, length)
 
 
 def why_counts_differ(plan: Plan, residency: Residency) -> str:

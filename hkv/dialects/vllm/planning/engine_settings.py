@@ -167,14 +167,11 @@ def _longest(model: Model, options: EngineOptions, draft: Model | None) -> tuple
     if length is None or length == -1:
         setting = Setting(f"--max-model-len {model.max_model_len}", "the model's config")
         length = model.max_model_len
-    if draft is not None and draft.max_model_len < length and not _on_v1_runner(options):
+    on_v1_runner = options.speculation is not None and options.speculation.method in ON_V1_RUNNER
+    if draft is not None and draft.max_model_len < length and not on_v1_runner:
         length = draft.max_model_len
         setting = Setting(f"--max-model-len {length}", "the draft's, which cannot be skipped for longer requests")
     return length, setting
-
-
-def _on_v1_runner(options: EngineOptions) -> bool:
-    return options.speculation is not None and options.speculation.method in ON_V1_RUNNER
 
 
 def _batches(options: EngineOptions) -> tuple[int, Setting]:

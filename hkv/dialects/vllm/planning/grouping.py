@@ -220,14 +220,10 @@ def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) ->
     """All local layers promoted, those that context parallelism replicates apart (vLLM 0.33, hybrid manager off)."""
     changed = dict(layers)
     for replicated in (False, True):
-        part = {name: spec for name, spec in layers.items() if _is_replicated(spec) == replicated}
+        part = {n: spec for n, spec in layers.items() if (spec.snapshot or spec.shared_by_ranks) != replicated}
         if part:
             changed.update(promote(part, bugs))
     return changed
-
-
-def _is_replicated(spec: LayerSpec) -> bool:
-    return not (spec.snapshot or spec.shared_by_ranks)
 
 
 def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> PlannedGroup | None:
@@ -236,11 +232,8 @@ def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> Pl
     The last resort of vLLM 0.33 (`_try_get_full_allocation_fallback_groups`).
     """
     specs = layers.values()
-    if any(not kinds.layer(spec).joins_latent for spec in specs):
-        return None
-    if not any(is_latent(spec) for spec in specs):
-        return None
-    if not any(spec.slides for spec in specs):
+    joined = all(kinds.layer(spec).joins_latent for spec in specs)
+    if not (joined and any(is_latent(spec) for spec in specs) and any(spec.slides for spec in specs)):
         return None
     try:
         promoted = promote(layers, bugs)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.config import manager_block
 from hkv.dialects.vllm.planning.plan import PlannedGroup, PlanOptions
 from hkv.errors import HKVError, PlanError
 from hkv.layout.orders import Order
@@ -114,7 +115,7 @@ def _smallest_page(specs: Sequence[LayerSpec], block_size: int) -> int:
 def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) -> tuple[int, int]:
     """`(scheduler_block_size, hash_block_size)` in tokens (vLLM 0.33 `resolve_kv_cache_block_sizes`)."""
     ranks = options.limits.context_parallel
-    sizes = [block_tokens(group.spec, ranks) for group in groups]
+    sizes = [manager_block(group.spec, ranks) for group in groups]
     if len(groups) == 1:
         if options.caching and options.prefix_match_unit not in (None, sizes[0]):
             expected = f"{sizes[0]}, the block of the only group"
@@ -130,11 +131,6 @@ def resolve_block_sizes(groups: Sequence[PlannedGroup], options: PlanOptions) ->
         raise PlanError("prefix_match_unit", unit, f"a divisor of the groups' blocks {hashed}")
     _check_compression(specs, unit if has_partial_hits(specs, unit, ranks) else scheduler)
     return scheduler, unit
-
-
-def block_tokens(spec: LayerSpec, context_parallel: int) -> int:
-    """Tokens in one manager block: the spec's, times the ranks that share it."""
-    return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
 
 
 def has_partial_hits(specs: Sequence[LayerSpec], unit: int, context_parallel: int) -> bool:

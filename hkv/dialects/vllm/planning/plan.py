@@ -60,10 +60,6 @@ class PlannedGroup:
         spec = kept[0][1] if kept and self.mixed else self.spec
         return dataclasses.replace(self, names=tuple(n for n, _ in kept), specs=tuple(s for _, s in kept), spec=spec)
 
-    def as_group(self, tag: str) -> Group:
-        """The group as the block manager knows it."""
-        return Group(tag=tag, spec=self.spec, layers=self.names, eagle=self.eagle)
-
 
 @dataclasses.dataclass(frozen=True)
 class CacheTensor:
@@ -148,7 +144,8 @@ class Plan:
 
     def topology_groups(self) -> tuple[Group, ...]:
         """The groups as the block manager knows them, tagged `g0`, `g1`, ..."""
-        return tuple(group.as_group(f"g{index}") for index, group in enumerate(self.groups))
+        named = ((f"g{index}", group) for index, group in enumerate(self.groups))
+        return tuple(Group(tag=tag, spec=each.spec, layers=each.names, eagle=each.eagle) for tag, each in named)
 
 
 # Input of a plan besides the layers: lengths, parallel shape, layout and switches of the engine.

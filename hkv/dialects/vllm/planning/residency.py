@@ -169,14 +169,8 @@ def request_blocks(groups: Sequence[PlannedGroup], limits: RequestLimits) -> int
 
 def longest_request(groups: Sequence[PlannedGroup], limits: RequestLimits, blocks: int) -> int:
     """Tokens of the longest request, up to `limits.max_model_len`, that `blocks` blocks can hold; 0 if none can."""
-    low, high = 0, limits.max_model_len
-    while low < high:
-        middle = (low + high + 1) // 2
-        if request_blocks(groups, limits.with_max_model_len(middle)) <= blocks:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    lengths = range(1, limits.max_model_len + 1)
+    return bisect.bisect_right(lengths, blocks, key=lambda n: request_blocks(groups, limits.with_max_model_len(n)))
 
 
 def fit_length(

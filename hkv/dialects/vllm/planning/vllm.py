@@ -38,7 +38,7 @@ def plan_vllm(workers: Sequence[Mapping[str, LayerSpec]], memory: Sequence[int],
     order, groups = _grouped(layers, workers, options)
     shares = [[group.restricted(set(owned)) for group in groups] for owned in workers]
     blocks = [bytes_per_block(share, order) for share in shares]
-    fitting = [_fitting(bytes_, block, options) for bytes_, block in zip(memory, blocks, strict=True)]
+    fitting = [options.num_blocks or max(0, bytes_) // block for bytes_, block in zip(memory, blocks, strict=True)]
     limits = options.limits
     if options.auto_fit:
         limits = fit_length(shares, [count - 1 for count in fitting], limits)
@@ -139,12 +139,6 @@ def _checked(
     return groups
 
 
-def _fitting(memory: int, block: int, options: PlanOptions) -> int:
-    if options.num_blocks is not None:
-        return options.num_blocks
-    return max(0, memory) // block
-
-
 def _replicas(groups: Sequence[PlannedGroup], options: PlanOptions) -> int:
     """Consecutive ranks with the same bytes in every layer (vLLM 0.33 `kv_cache_groups_tp_replicas`)."""
     ranks, context = options.tensor_parallel, options.limits.context_parallel
@@ -176,8 +170,7 @@ def bytes_per_block(groups: Sequence[PlannedGroup], order: Order) -> int:
 
 def aligned_page(spec: LayerSpec) -> int:
     """Bytes from one block of a layer to the next where each layer is a region of its own."""
-    alignment = spec.stride_alignment_bytes
-    return -(-spec.page_size_bytes // alignment) * alignment
+    return -(-spec.page_size_bytes // spec.stride_alignment_bytes) * spec.stride_alignment_bytes
 
 
 def cache_tensors(
@@ -190,18 +183,14 @@ def cache_tensors(
     tensors = []
     for group in groups:
         offset = 0
-        for spec, names in _layers_by_spec(group).items():
+        layers: dict[LayerSpec, list[str]] = {}
+        for name, spec in zip(group.names, group.specs, strict=True):
+            layers.setdefault(spec, []).append(name)
+        for spec, names in layers.items():
             layer_stride, block_stride = _strides(spec, len(names), order, num_blocks, block, bugs)
             tensors.append(CacheTensor(tuple(names), layer_stride, block_stride, offset, block * num_blocks, spec))
             offset += len(names) * (spec.page_size_bytes if order.block_outermost else layer_stride)
     return tuple(tensors)
-
-
-def _layers_by_spec(group: PlannedGroup) -> dict[LayerSpec, list[str]]:
-    layers: dict[LayerSpec, list[str]] = {}
-    for name, spec in zip(group.names, group.specs, strict=True):
-        layers.setdefault(spec, []).append(name)
-    return layers
 
 
 def _strides(
