@@ -53,7 +53,7 @@ def programs() -> dict[str, Callable[[], Any]]:
     import jax
 
     from hkv.dialects.vllm import machine as cache
-    from hkv.dialects.vllm.schedule import compiled, program
+    from hkv.dialects.vllm.schedule import compiled
     from hkv.dialects.vllm.schedule.run import cache_config
     from hkv.machine.operations import WIDTH, Operations
     from hkv.replay import dispatches
@@ -73,8 +73,9 @@ def programs() -> dict[str, Callable[[], Any]]:
     replay = compiled.CompiledReplay(config, schedule, dispatches.incoming([], 4096))
 
     def scheduled() -> Any:
-        program.compiled.cache_clear()
-        return cast(Any, program.compiled(0)).lower(replay._parameters, replay._inputs, replay.resident)
+        program = cast(Any, compiled.program)
+        program.cache_clear()
+        return program(0).lower(replay._parameters, replay._inputs, replay.resident)
 
     return {
         **serving_programs(),

@@ -37,7 +37,7 @@ def run(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
 
 def _schedule(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, Any]:
     config, schedule = case.config, case.schedule
-    sizes = compiled.Sizes.of(config, schedule, prepared)
+    sizes = compiled.sizes_of(config, schedule, prepared)
     room = IDS if ids else 0
     replay = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, diagnose=False, ids=room)
     jax.block_until_ready(replay.resident)
@@ -97,5 +97,5 @@ def prompts(config: Any, prepared: dispatches.Incoming, room: int) -> dict[str, 
         "preemptions": 0,
         "evictions": int(counters[Counter.EVICTIONS]),
         "ids": np.asarray(results.ids)[: int(results.counts[0])] if room else None,
-        "queue": compiled.free_queue(jax.device_get(state)),
+        "queue": compiled.queue_of(jax.device_get(state)),
     }

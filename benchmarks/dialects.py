@@ -27,10 +27,10 @@ from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE
 from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
 from hkv.dialects.rtp_llm.schedule.agreement import RtpRecorder
-from hkv.dialects.rtp_llm.schedule.run import RtpReplay, keyed_rtp_engine
+from hkv.dialects.rtp_llm.schedule.run import RtpReplay, RtpReplayedCache
 from hkv.dialects.rtp_llm.schedule.run import rtp_cache as rtp_config
 from hkv.dialects.vllm.schedule import compiled
-from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.errors import HKVError
 from hkv.machine import native_loops
@@ -63,13 +63,13 @@ class Sides:
         self.rtp = rtp_config(dialect, specs, [blocks], reserve_ratio=0)
         self._schedule, self._made = schedule, made
         self._incoming = dispatches.incoming(made, schedule.max_model_len)
-        self._sizes = compiled.Sizes.of(self.vllm, schedule, self._incoming)
-        self._rtp_sizes = rtp_compiled.RtpSizes.of(self.rtp, schedule, self._incoming)
+        self._sizes = compiled.sizes_of(self.vllm, schedule, self._incoming)
+        self._rtp_sizes = rtp_compiled.sizes_of(self.rtp, schedule, self._incoming)
 
     def vllm_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over vLLM's NumPy form."""
         recorder = Recorder(self.vllm.num_blocks, None, nobody)
-        engine = keyed_engine("numpy", engine_factory("numpy"), self.vllm)
+        engine = VllmReplayedCache(self.vllm).engine("numpy", engine_factory("numpy"))
         chunking = Chunking.of(self.vllm, self._schedule.step_tokens)
         start = time.perf_counter()
         Replay(engine, self._schedule, chunking, self._made, recorder).run()
@@ -89,7 +89,7 @@ class Sides:
     def rtp_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over RTP-LLM's NumPy form."""
         recorder = RtpRecorder(self.rtp, None, None, nobody)
-        engine = keyed_rtp_engine("numpy", engine_factory("numpy"), self.rtp)
+        engine = RtpReplayedCache(self.rtp).engine("numpy", engine_factory("numpy"))
         replay = RtpReplay(engine, self.rtp.block_size, True, self._schedule, self._made, recorder)
         start = time.perf_counter()
         replay.run()

@@ -17,8 +17,8 @@ from hkv.contract import registry
 from hkv.contract.options import argument, check_plot_path, group, option
 from hkv.files import shown
 from hkv.replay import plot, sweep
+from hkv.replay.agreement import Difference
 from hkv.replay.command import CacheOptions, ReplayCommand, ScheduleOptions, StudiedCache
-from hkv.replay.plain import Difference
 from hkv.replay.points import Point
 from hkv.replay.result import document
 from hkv.replay.run import Outcome, Timing, default_engine, replay

@@ -1,8 +1,7 @@
-"""A trace as arrays, dispatches of a compiled schedule over it, and what they leave as records."""
+"""A trace as arrays, a dialect's program, its dispatches over the trace, and what they leave as records."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
+from hkv.machine.kept_programs import KeptProgram
 from hkv.replay.reasons import Boundaries, Lacking
 from hkv.replay.schedule import (
     FINISHED,
@@ -152,26 +152,47 @@ def rounded(size: int, least: int) -> int:
     return least
 
 
-class Dispatches(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Static sizes: the cache's buckets, requests of the trace, and their keys."""
+
+    buckets: Any
+    requests: int
+    keys: int
+
+
+def programs(dispatch: Callable[..., Any], name: str) -> Callable[..., KeptProgram]:
+    """Programs `(parameters, trace, resident) -> (resident, ids, number of ids)` by the room for ids, 0 unless given.
+
+    The resident is donated. Without room no ids are reported, and nothing is compiled for them.
+    """
+
+    @functools.cache
+    def program(ids: int = 0) -> KeptProgram:
+        function = functools.partial(dispatch, room=ids)
+        return KeptProgram(function, (2,), f"{name}-{ids}", lambda parameters, trace, resident: (resident, 0, 0))
+
+    return program
+
+
+class Dispatches:
     """A compiled schedule on its way through a trace; `room` for the ids that a dispatch reports, 0 for none.
 
     Attributes:
       ids: ids that were reported, in order, dispatch after dispatch.
     """
 
-    def __init__(self, trace: Incoming, groups: int, room: int, resident: Any, inputs: Any) -> None:
-        self._trace, self._groups, self._room, self._resident = trace, groups, room, resident
-        self._inputs = inputs
+    def __init__(
+        self, program: KeptProgram, trace: Incoming, groups: int, room: int, parameters: Any, inputs: Any, resident: Any
+    ) -> None:
+        self._program, self._trace, self._groups, self._room = program, trace, groups, room
+        self._parameters, self._inputs, self._resident = jax.device_put((parameters, inputs, resident))
         self._samples: list[np.ndarray] = []
         self.ids: list[np.ndarray] = []
 
-    @abc.abstractmethod
-    def _step(self, resident: Any) -> tuple[Any, Any, Any]:
-        """One dispatch: what is on the device then, the ids reported, and how many there are."""
-
     def dispatch(self) -> Machine:
         """Replays up to so many steps more. Returns where the schedule stands, as NumPy integers."""
-        self._resident, ids, count = self._step(self._resident)
+        self._resident, ids, count = self._program(self._parameters, self._inputs, self._resident)
         machine = Machine(*np.asarray(self._resident.machine))
         if machine.mode == Mode.FAILED:
             status = Status(int(machine.status)).name

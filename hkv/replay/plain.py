@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import msgspec
-import numpy as np
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
@@ -20,7 +17,7 @@ from hkv.model.topology import Group, Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
 from hkv.replay.optimal import Pool
 from hkv.replay.reasons import HitReasons
-from hkv.replay.run import EVICTS_NOTHING, Outcome, Progress, ReplayedCache
+from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, spec_to_log
 
@@ -40,8 +37,7 @@ class PlainLoop(StepLoop):
     def __init__(
         self, engine: Any, key_tokens: int, schedule: Schedule, arrivals: Iterable[Arrival], observer: Recorder
     ) -> None:
-        super().__init__(schedule, arrivals, observer)
-        self._engine = engine
+        super().__init__(engine, schedule, arrivals, observer)
         self._key_tokens = key_tokens
         self._held: dict[str, int] = {}
 
@@ -133,17 +129,13 @@ class PlainCache(ReplayedCache):
         self._tells = self._misses is not None and name in registry.dialect_of(self.config.dialect).engines
         return make(self.config)
 
-    def plain(
+    def loop(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
-    ) -> Outcome:
+    ) -> PlainLoop:
         misses = self._misses(driven, self.key_tokens) if self._misses is not None and self._tells else None
-        recorder = Recorder(self.blocks + 1, misses, progress)
-        started = time.perf_counter()
-        loop = self._loop(driven, self.key_tokens, schedule, coming, recorder)
+        loop = self._loop(driven, self.key_tokens, schedule, coming, Recorder(self.blocks + 1, misses, progress))
         loop.asks = misses is not None
-        steps = loop.run()
-        seconds = time.perf_counter() - started
-        return Outcome(self, recorder, steps, getattr(driven, "evictions", None), seconds, schedule.max_model_len)
+        return loop
 
 
 class PlainReplayCommand(ReplayCommand):
@@ -165,103 +157,3 @@ class PlainReplayCommand(ReplayCommand):
         header = dialect.header_of(options["dialect"], groups, self.num_blocks(options))
         cache = PlainCache(header, options["groups"], self._loop, self._misses)
         return StudiedCache(cache, schedule_for_groups(options), groups_text(options))
-
-
-# Two replays held against each other: the first place at which they differ.
-
-
-class Difference(Exception):  # noqa: N818 - the answer of a check, not an error of the input
-    """Two engines answered differently, in the `number`-th operation."""
-
-    def __init__(self, number: int, operation: str, request: str, field: str, answers: dict[str, object]) -> None:
-        self.number = number
-        self.operation = operation
-        self.request = request
-        self.field = field
-        self.answers = answers
-        told = "; ".join(f"{name}: {_shorten(answer)}" for name, answer in answers.items())
-        of = f" of request {request}" if request else ""
-        super().__init__(f"operation {number}, {operation}{of}: {field} differs: {told}")
-
-
-def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, what groups lacked for it among that, and every step."""
-    for index in sorted(mine.requests.keys() | other.requests.keys()):
-        compare(f"request {index}", mine.requests.get(index), other.requests.get(index), names)
-    for field in dataclasses.fields(mine.steps):
-        ours, theirs = getattr(mine.steps, field.name), getattr(other.steps, field.name)
-        if ours != theirs:
-            step = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-            at = min(len(ours), len(theirs)) if step is None else step
-            compare(f"{field.name} of the {at + 1}th step with work", ours[at : at + 1], theirs[at : at + 1], names)
-
-
-def compare(field: str, mine: object, other: object, names: tuple[str, str]) -> None:
-    """Compares two answers."""
-    if mine != other:
-        raise Difference(0, "replay", "", field, dict(zip(names, (mine, other), strict=True)))
-
-
-class Lockstep(abc.ABC):
-    """An engine that performs every operation on two engines, and stops at the first answer that differs.
-
-    Answers are the first engine's, as is every attribute that is not one of `operations`.
-    """
-
-    operations: ClassVar[tuple[str, ...]]
-
-    def __init__(self, engine: Any, reference: Any, names: tuple[str, str]) -> None:
-        self._engine, self._reference, self._names, self._number = engine, reference, names, 0
-
-    @abc.abstractmethod
-    def _parts(self, name: str, arguments: tuple[Any, ...], mine: Any, other: Any) -> Iterable[Part]:
-        """Parts of the answers to an operation that are compared."""
-
-    def __getattr__(self, name: str) -> Any:
-        mine = getattr(self._engine, name)
-        if name not in self.operations:
-            return mine
-        other = getattr(self._reference, name)
-
-        def both(*arguments: Any) -> Any:
-            answers = mine(*arguments), other(*arguments)
-            self._number += 1
-            for operation, request, field, *values in self._parts(name, arguments, *answers):
-                if values[0] != values[1]:
-                    told: dict[str, object] = dict(zip(self._names, values, strict=True))
-                    raise Difference(self._number, operation, request, field, told)
-            return answers[0]
-
-        return both
-
-
-Part: TypeAlias = tuple[str, str, str, object, object]
-"""An operation, the request that it concerns or "", a field of its answer, and both engines' values of that."""
-
-
-class Compared:
-    """An engine whose answers are held against `ids`, integers that a compiled replay reported one after the other."""
-
-    def __init__(self, engine: Any, ids: np.ndarray, names: tuple[str, str]) -> None:
-        self._engine, self._ids, self._names = engine, ids, names
-        self._place = self._number = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def _read(self, count: int) -> list[int]:
-        self._place += count
-        return self._ids[self._place - count : self._place].tolist()
-
-    def _differ(self, operation: str, request: str, field: str, *values: object) -> Difference:
-        return Difference(self._number, operation, request, field, dict(zip(self._names, values, strict=True)))
-
-    def check_all_compared(self) -> None:
-        """Raises Difference where the compiled replay reported more, or less."""
-        if self._place != len(self._ids):
-            raise self._differ("replay", "", "integers reported", len(self._ids), self._place)
-
-
-def _shorten(value: object, limit: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from hkv.contract.answer import EngineFactory
 from hkv.errors import ConfigError, HKVError
 from hkv.limits import whole_number
 from hkv.model.topology import Group
 from hkv.oracle.engines import engine_factory
+from hkv.replay.agreement import Compared, compare_outcomes
 from hkv.replay.attribution import Missed, attributed
 from hkv.replay.occupancy import MOST, Occupancy
 from hkv.replay.optimal import Pool
 from hkv.replay.reasons import Boundaries, HitUnits
-from hkv.replay.schedule import Arrival, Recorder, Schedule, SharedArrivals
+from hkv.replay.schedule import Arrival, Recorder, Schedule, SharedArrivals, StepLoop
 from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.reader import TraceRequest, read_trace
 from hkv.spec import spec_to_text
@@ -135,10 +138,24 @@ class ReplayedCache(abc.ABC):
         """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""
 
     @abc.abstractmethod
-    def plain(
+    def loop(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
-    ) -> Outcome:
+    ) -> StepLoop:
         """The schedule in Python, over any engine; `oracle` is asked why hits ended, if it can tell."""
+
+    def plain(
+        self,
+        schedule: Schedule,
+        coming: Iterable[Arrival],
+        driven: Any,
+        oracle: Any,
+        progress: Progress = lambda: None,
+    ) -> Outcome:
+        """Outcome of that schedule."""
+        loop = self.loop(schedule, coming, driven, oracle, progress)
+        started = time.perf_counter()
+        steps = loop.run()
+        return self.ran(loop, schedule, steps, time.perf_counter() - started)
 
     def lockstep(self, engine: Any, reference: Any, names: tuple[str, str]) -> Any:
         """An engine that performs everything on both and stops at the first answer that differs."""
@@ -173,13 +190,31 @@ class ReplayedCache(abc.ABC):
         raise NotImplementedError
 
     def ran(self, running: Any, schedule: Schedule, steps: int, seconds: float) -> Outcome:
-        """Outcome of a compiled replay that took so many steps and seconds."""
-        raise NotImplementedError
+        """Outcome of a replay, compiled or not, that took so many steps and seconds."""
+        return Outcome(self, steps=steps, seconds=seconds, max_model_len=schedule.max_model_len, **running.left())
 
     def verify(
-        self, running: Any, outcome: Outcome, schedule: Schedule, coming: Sequence[Arrival], progress: Progress
+        self,
+        running: Any,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
     ) -> None:
         """Holds a compiled replay that has run and reported ids against the plain schedule over the NumPy engine."""
+        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, engine_factory(REFERENCE))
+        compared = self.compared(reference, np.concatenate(running.ids), names)
+        other = self.plain(schedule, coming, compared, reference, progress)
+        compared.check_all_compared()
+        compare_outcomes(outcome, other, names)
+        self.compare_ends(running, reference, names)
+
+    def compared(self, reference: Any, ids: np.ndarray, names: tuple[str, str]) -> Compared:
+        """An engine that holds its answers against what a compiled replay reported."""
+        raise NotImplementedError
+
+    def compare_ends(self, running: Any, reference: Any, names: tuple[str, str]) -> None:
+        """Compares what a compiled replay leaves in the cache with what the reference has then."""
         raise NotImplementedError
 
     def monitored(self, state: Any, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:

@@ -101,8 +101,8 @@ class Refusal(enum.Enum):
 class StepLoop(abc.ABC):
     """Loop that all schedules share: requests arrive, wait in a queue, run in order of admission, grow, and end."""
 
-    def __init__(self, schedule: Schedule, arrivals: Iterable[Arrival], observer: Recorder) -> None:
-        self._schedule = schedule
+    def __init__(self, engine: Any, schedule: Schedule, arrivals: Iterable[Arrival], observer: Recorder) -> None:
+        self._engine, self._schedule = engine, schedule
         self._arrivals = iter(arrivals)
         self._next: Arrival | None = next(self._arrivals, None)
         self._observer = observer
@@ -122,6 +122,10 @@ class StepLoop(abc.ABC):
             if self._running or self._waiting:
                 self._step(step)
                 step += 1
+
+    def left(self) -> dict[str, Any]:
+        """Fields of the outcome (`hkv.replay.run.Outcome`), once it has run."""
+        return {"recorder": self._observer, "evictions": getattr(self._engine, "evictions", None)}
 
     def _request(self, live: LiveRequest) -> None:
         """Tells the engine of a new request, where it wants to know before the request is admitted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -255,6 +256,16 @@ def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int)
         "samples": np.zeros((steps + 1, SAMPLE), np.int32),
         "machine": machine,
     }
+
+
+def flat(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Arrays of a value, by name, as loops carry them: of one dimension."""
+    return {name: getattr(value, name).reshape(-1) for name in names}
+
+
+def shaped(work: Any, like: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Arrays of a workspace, by name, in the shapes that they have in another value."""
+    return {name: getattr(work, name).reshape(getattr(like, name).shape) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)

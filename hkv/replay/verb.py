@@ -84,7 +84,7 @@ def replay_trace(
 
     Raises:
       HKVError: the trace, the cache, the dialect or the engine cannot be used.
-      Difference: the check found one (`hkv.replay.plain`).
+      Difference: the check found one (`hkv.replay.agreement`).
     """
     options = cache_options(
         groups=groups,

@@ -94,10 +94,10 @@ def test_an_engine_that_cannot_tell_why_says_so(shell, monkeypatch, trace):
 
 
 def test_a_cache_that_is_not_compiled_is_replayed_by_numpy_and_said_so(shell, monkeypatch, trace):
-    def refuse(config):
-        raise ConfigError("num_blocks", config.num_blocks, "a pool that the compiled schedule has rules for")
+    def refuse(cache):
+        raise ConfigError("num_blocks", cache.blocks, "a pool that the compiled schedule has rules for")
 
-    monkeypatch.setattr("hkv.dialects.vllm.schedule.compiled.require_expressible", refuse)
+    monkeypatch.setattr("hkv.dialects.vllm.schedule.run.VllmReplayedCache.require_compiled", refuse)
     code, out, err = shell("replay", trace, *GROUPS, "--limit", "4")
     assert code == 0
     assert "engine numpy" in out

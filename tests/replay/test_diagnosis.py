@@ -7,8 +7,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule.diagnosis import Diagnosis, MissDiagnosis
-from hkv.dialects.vllm.schedule.run import cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
+from hkv.dialects.vllm.schedule.schedule import Diagnosis, MissDiagnosis
 from hkv.errors import EngineFailure
 from hkv.oracle.engines import engine_factory
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED, Boundaries
@@ -75,7 +75,7 @@ def test_groups_that_share_nothing_and_caches_that_are_off():
 
 def test_the_reference_engine_tells():
     cache = config("full:4,swa:4:8")
-    engine = keyed_engine("numpy", engine_factory("numpy"), cache)
+    engine = VllmReplayedCache(cache).engine("numpy", engine_factory("numpy"))
     assert isinstance(engine, MissDiagnosis)
     diagnosis = Diagnosis(cache, engine)
 

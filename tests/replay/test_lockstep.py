@@ -2,9 +2,9 @@
 
 import pytest
 
-from hkv.dialects.vllm.schedule.run import LockstepEngine, cache_config, keyed_engine
+from hkv.dialects.vllm.schedule.run import LockstepEngine, VllmReplayedCache, cache_config
 from hkv.oracle.engines import engine_factory
-from hkv.replay.plain import Difference
+from hkv.replay.agreement import Difference
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 from tests.reference.build import allocation
@@ -12,10 +12,8 @@ from tests.reference.build import allocation
 
 def engines():
     specs = [spec_from_text("full:4"), spec_from_text("swa:4:8")]
-    config = cache_config(specs, 20, Schedule(step_tokens=64, max_model_len=256))
-    return keyed_engine("numpy", engine_factory("numpy"), config), keyed_engine(
-        "numpy", engine_factory("numpy"), config
-    )
+    cache = VllmReplayedCache(cache_config(specs, 20, Schedule(step_tokens=64, max_model_len=256)))
+    return [cache.engine("numpy", engine_factory("numpy")) for _ in range(2)]
 
 
 class Altered:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule.diagnosis import REASONS
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.dialects.vllm.schedule.schedule import Chunking
+from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking
 from hkv.errors import ConfigError
 from hkv.replay.result import document
 from hkv.replay.run import Timing, replay

@@ -13,7 +13,7 @@ import pytest
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
 from hkv.dialects.rtp_llm.schedule.agreement import RtpDiagnosis, RtpRecorder
-from hkv.dialects.rtp_llm.schedule.run import RtpReplay, keyed_rtp_engine, rtp_cache
+from hkv.dialects.rtp_llm.schedule.run import RtpReplay, RtpReplayedCache, rtp_cache
 from hkv.oracle.engines import engine_factory
 from hkv.replay.reasons import COMPLETE
 from hkv.replay.schedule import Arrival, Schedule
@@ -172,7 +172,7 @@ def test_allocations_left_out_change_nothing_and_hits_are_the_longest() -> None:
         config, schedule, arrivals = draw(random.Random(seed))
         records = []
         for kind in (RtpReplay, AskingAlways):
-            engine = keyed_rtp_engine("numpy", engine_factory("numpy"), config)
+            engine = RtpReplayedCache(config).engine("numpy", engine_factory("numpy"))
             diagnosis = RtpDiagnosis(config, engine, caching=True)  # type: ignore[arg-type]
             recorder = Definition(config, diagnosis, None, lambda: None)
             recorder.size = config.block_size
@@ -212,7 +212,7 @@ def test_without_hits_a_wide_window_keeps_what_it_reads(monkeypatch, capsys, tra
     assert found["totals"]["finished"] == 2
     for window in range(1, 30):
         config = rtp_cache(POOLS, [spec_from_text("full:4"), spec_from_text(f"swa:4:{window}")], [60], caching=False)
-        engine, spec = keyed_rtp_engine("numpy", engine_factory("numpy"), config), config.topology.specs[1]
+        engine, spec = RtpReplayedCache(config).engine("numpy", engine_factory("numpy")), config.topology.specs[1]
         engine.request_keyed("a", 1, list(range(40)), 0)
         for tokens in range(1, 80):
             answer = engine.perform(structs.MallocOp(id="a", reuse=False, device_cache=False))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from benchmarks import compiled_runs, replay
 from benchmarks.rtp_evictions import measure, with_ratios
-from hkv.dialects.vllm.schedule.run import keyed_engine
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache
 from hkv.oracle.engines import engine_factory
 from hkv.replay.schedule import Schedule
 from tests.reference.build import allocation
@@ -22,7 +22,7 @@ def test_prompts_are_decided_as_the_numpy_engine_decides():
     schedule = Schedule(max_model_len=max(arrival.prompt for arrival in made) + 16)
     case = replay.Case("prompts", replay.GROUPS, 700, schedule, made)
     mine = compiled_runs.run(case, compiled_runs.prepare(case), ids=True)
-    engine, ids, hits = keyed_engine("numpy", engine_factory("numpy"), case.config), [], []
+    engine, ids, hits = VllmReplayedCache(case.config).engine("numpy", engine_factory("numpy")), [], []
     for arrival in made:
         id = str(arrival.index)
         engine.request_keyed(id, arrival.prompt, arrival.keys())

@@ -15,8 +15,7 @@ from hkv.dialects.rtp_llm.engines import numpy
 from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.model.group_policy import GroupType
-from hkv.replay.plain import Compared, Difference, Lockstep, Part, compare_records
-from hkv.replay.plain import compare as compare_values
+from hkv.replay.agreement import Compared, Difference, Lockstep, Part
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
 from hkv.replay.schedule import LiveRequest, Recorder
 
@@ -84,7 +83,7 @@ class RtpDiagnosis:
 
 
 class RtpRecorder(Recorder):
-    """A `Recorder` that also counts verdicts.
+    """A `Recorder` that also counts verdicts; `oracle` counts evictions and duplicates, if it does.
 
     Attributes:
       verdicts: of all allocations, admissions and growing requests apart.
@@ -95,7 +94,7 @@ class RtpRecorder(Recorder):
         self,
         config: RtpConfig,
         diagnosis: RtpDiagnosis | None,
-        cached: Callable[[], int] | None,
+        oracle: Any,
         progress: Callable[[], None],
     ) -> None:
         usable = sum(config.num_blocks) - len(config.num_blocks)
@@ -104,9 +103,18 @@ class RtpRecorder(Recorder):
             "admission": collections.Counter(),
             "growth": collections.Counter(),
         }
-        self.cached_peak: int | None = None if cached is None else 0
-        self._cached = cached
+        self._oracle, self._cached = oracle, getattr(oracle, "num_cached", None)
+        self.cached_peak: int | None = None if self._cached is None else 0
         self._asked: LiveRequest | None = None
+
+    def left(self) -> dict[str, Any]:
+        """Fields of the outcome that it knows."""
+        extra = {
+            "verdicts": {name: dict(counter) for name, counter in self.verdicts.items()},
+            "blocks_cached_peak": self.cached_peak,
+            "blocks_not_cached_twice": getattr(self._oracle, "duplicates", None),
+        }
+        return {"recorder": self, "evictions": getattr(self._oracle, "evictions", None), "extra": extra}
 
     def asked(self, step: int, live: LiveRequest) -> None:
         self._asked = live
@@ -166,14 +174,6 @@ class ComparedRtpEngine(Compared):
             (length,) = self._read(1) or (0,)
             lists.append([block or NULL for block in self._read(length)])
         return Malloc(self._verdicts.get(verdict, "nothing"), reused, [lists])
-
-
-def compare_rtp_records(mine: RtpRecorder, other: RtpRecorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, every step, every reason, all verdicts, and what the cache held."""
-    compare_records(mine, other, names)
-    for kind, counts in mine.verdicts.items():
-        compare_values(f"verdicts of {kind}", dict(counts), dict(other.verdicts[kind]), names)
-    compare_values("most blocks cached", mine.cached_peak, other.cached_peak, names)
 
 
 def compare_states(mine: RtpState, other: RtpState, names: tuple[str, str]) -> None:

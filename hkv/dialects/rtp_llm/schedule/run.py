@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from hkv.dialects.rtp_llm.schedule.agreement import (
     RtpLockstep,
     RtpMissDiagnosis,
     RtpRecorder,
-    compare_rtp_records,
     compare_states,
 )
 from hkv.errors import ConfigError, EngineProcessError
@@ -31,13 +29,9 @@ from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
 from hkv.replay.optimal import Pool
-from hkv.replay.plain import compare
-from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
+from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, attention_of, spec_to_text
-
-if TYPE_CHECKING:
-    from hkv.dialects.rtp_llm.schedule.compiled import RtpCompiledReplay
 
 
 def rtp_cache(
@@ -109,14 +103,6 @@ def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
     raise ConfigError(f"groups[{index}]", spec.kind, "full, mla, swa or mamba under RTP-LLM")
 
 
-def keyed_rtp_engine(name: str, make: EngineFactory, config: RtpConfig) -> KeyedRtpEngine:
-    """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""
-    engine = make(to_rtp_header(config, "replay"))
-    if not isinstance(engine, KeyedRtpEngine):
-        raise ConfigError("engine", name, f"an engine that takes requests by their prefix keys under {config.name}")
-    return engine
-
-
 class RtpReplayedCache(ReplayedCache):
     """A cache under RTP-LLM's rules, for a replay to study."""
 
@@ -167,60 +153,41 @@ class RtpReplayedCache(ReplayedCache):
         return {change: RtpReplayedCache(each) for change, each in found.items()}
 
     def engine(self, name: str, make: EngineFactory) -> KeyedRtpEngine:
-        return keyed_rtp_engine(name, make, self.config)
+        engine = make(to_rtp_header(self.config, "replay"))
+        if not isinstance(engine, KeyedRtpEngine):
+            expected = f"an engine that takes requests by their prefix keys under {self.config.name}"
+            raise ConfigError("engine", name, expected)
+        return engine
 
     def lockstep(self, engine: KeyedRtpEngine, reference: KeyedRtpEngine, names: tuple[str, str]) -> Any:
         return RtpLockstep(engine, reference, names)
 
-    def plain(
+    def loop(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: KeyedRtpEngine, oracle: Any, progress: Progress
-    ) -> Outcome:
+    ) -> RtpReplay:
         config, caching = self.config, self.caching
         diagnosis = RtpDiagnosis(config, oracle, caching=caching) if isinstance(oracle, RtpMissDiagnosis) else None
-        recorder = RtpRecorder(config, diagnosis, getattr(oracle, "num_cached", None), progress)
-        started = time.perf_counter()
-        steps = RtpReplay(driven, config.block_size, caching, schedule, coming, recorder).run()
-        seconds = time.perf_counter() - started
-        counts = getattr(oracle, "evictions", None), getattr(oracle, "duplicates", None)
-        return _outcome(self, schedule, recorder, steps, seconds, counts, lambda: driven.perform(StateOp()))
+        recorder = RtpRecorder(config, diagnosis, oracle, progress)
+        return RtpReplay(driven, config.block_size, caching, schedule, coming, recorder)
 
     def require_compiled(self) -> None:
-        from hkv.dialects.rtp_llm.schedule import compiled
-
-        compiled.require_expressible(self.config)
+        if self.config.cp_size > 1:
+            raise ConfigError("cp_size", self.config.cp_size, "1: the compiled schedule is one rank's")
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
         from hkv.dialects.rtp_llm.schedule import compiled
 
-        sizes = compiled.RtpSizes.of(self._largest(), schedule, prepared)
-        room = 2 * sizes.ids_of_a_step() if check else 0
+        sizes = compiled.sizes_of(self._largest(), schedule, prepared)
+        room = 2 * compiled.ids_of_a_step(sizes) if check else 0
         more = {"caching": self.caching, "diagnose": self.diagnoses or check}
         return compiled.RtpCompiledReplay(self.config, schedule, prepared, sizes=sizes, ids=room, **more)
 
-    def ran(self, running: RtpCompiledReplay, schedule: Schedule, steps: int, seconds: float) -> Outcome:
-        counts = running.evictions, running.duplicates
-        return _outcome(self, schedule, running.recorder(), steps, seconds, counts, running.state)
-
-    def verify(
-        self,
-        running: RtpCompiledReplay,
-        outcome: Outcome,
-        schedule: Schedule,
-        coming: Sequence[Arrival],
-        progress: Progress = lambda: None,
-    ) -> None:
-        from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+    def compared(self, reference: KeyedRtpEngine, ids: np.ndarray, names: tuple[str, str]) -> ComparedRtpEngine:
         from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
 
-        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, RtpNumpyEngine)
-        compared = ComparedRtpEngine(reference, np.concatenate(running.ids), names, REPORTED)
-        other = self.plain(schedule, coming, cast(KeyedRtpEngine, compared), reference, progress)
-        compared.check_all_compared()
-        compare_rtp_records(cast(RtpRecorder, outcome.recorder), cast(RtpRecorder, other.recorder), names)
-        for field in ("steps", "evictions"):
-            compare(field, getattr(outcome, field), getattr(other, field), names)
-        cached_twice = "blocks_not_cached_twice"
-        compare("duplicates", outcome.extra[cached_twice], other.extra[cached_twice], names)
+        return ComparedRtpEngine(reference, ids, names, REPORTED)
+
+    def compare_ends(self, running: Any, reference: KeyedRtpEngine, names: tuple[str, str]) -> None:
         compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
 
     def _largest(self) -> RtpConfig:
@@ -245,24 +212,6 @@ class RtpReplayedCache(ReplayedCache):
             ("allocations, admission", sum(verdicts["admission"].values()), told["admission"]),
             ("allocations, growth", sum(verdicts["growth"].values()), told["growth"]),
         )
-
-
-def _outcome(
-    cache: RtpReplayedCache,
-    schedule: Schedule,
-    recorder: RtpRecorder,
-    steps: int,
-    seconds: float,
-    counts: tuple[int | None, int | None],
-    state: Callable[[], Any],
-) -> Outcome:
-    evictions, duplicates = counts
-    extra = {
-        "verdicts": {name: dict(counter) for name, counter in recorder.verdicts.items()},
-        "blocks_cached_peak": recorder.cached_peak,
-        "blocks_not_cached_twice": duplicates,
-    }
-    return Outcome(cache, recorder, steps, evictions, seconds, schedule.max_model_len, extra, state=state)
 
 
 # The schedule of a replay under RTP-LLM's rules (`docs/replay.md`): a whole prompt gets its blocks at once.
@@ -294,14 +243,16 @@ class RtpReplay(StepLoop):
         arrivals: Iterable[Arrival],
         observer: RtpRecorder,
     ) -> None:
-        super().__init__(schedule, arrivals, observer)
-        self._engine = engine
+        super().__init__(engine, schedule, arrivals, observer)
         self._size = block_size
         self._caching = caching
         self._told = observer
         self._reserve = schedule.lookahead + 1 if schedule.lookahead else 0
         self._now = 0
         self._held: dict[str, _Held] = {}
+
+    def left(self) -> dict[str, Any]:
+        return {**self._told.left(), "state": lambda: self._engine.perform(StateOp())}
 
     def _request(self, live: LiveRequest) -> None:
         self._engine.request_keyed(live.id, live.arrival.prompt, live.keys, self._reserve)

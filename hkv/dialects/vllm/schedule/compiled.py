@@ -1,62 +1,67 @@
-"""Replays a trace on the device: sizes, inputs, and what is left."""
+"""vLLM 0.33's part of the compiled schedule: a trace replayed on the device, decision for decision as `schedule` does.
+
+`hkv.replay.schedule_loop` has the parts of a trip that every cache shares.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, of_config
-from hkv.dialects.vllm.rules.transitions import RUNNING
-from hkv.dialects.vllm.schedule import compiled_reasons, program
-from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, Resident
-from hkv.dialects.vllm.schedule.diagnosis import REASONS, proof
-from hkv.dialects.vllm.schedule.schedule import Chunking
-from hkv.machine.operations import bucket
-from hkv.replay.dispatches import STEPS, Dispatches, Incoming, rounded, trace_arrays
+from hkv.dialects.vllm.rules import live, noop, transitions
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT, Argument, Code
+from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, Parameters, View
+from hkv.dialects.vllm.rules.transitions import EMPTY, RUNNING, Answer, Op
+from hkv.dialects.vllm.schedule import compiled_reasons
+from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, Resident, ScheduleWorkspace
+from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, proof
+from hkv.machine import native_loops
+from hkv.machine.operations import Payload, bucket
+from hkv.replay import schedule_loop
+from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
 from hkv.replay.occupancy import Kind, Sampling
 from hkv.replay.schedule import Recorder, Schedule
-from hkv.replay.schedule_state import Machine
-from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Buckets, Counter, Request, Row, State
-from hkv.state.workspace import COPY_WORDS
+from hkv.replay.schedule_loop import Seated
+from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace, flat, shaped
+from hkv.state import free_queue
+from hkv.state.loops import Scalar, divide, loop, peek, remainder
+from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Counter, Request, Row, State
+from hkv.state.status import Status
+from hkv.state.workspace import ARRAYS, COPY_WORDS, COUNTERS, EVENT_WORDS
+from hkv.state.workspace import Sizes as CacheSizes
+
+Pair = tuple[ScheduleWorkspace, Machine]
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Static sizes: the cache's buckets, and further ones."""
-
-    buckets: Buckets
-    requests: int
-    keys: int
-
-    @classmethod
-    def of(cls, config: VllmConfig, schedule: Schedule, trace: Incoming) -> Sizes:
-        """Sizes that a replay fits, rounded up so that few executables serve many."""
-        buckets = cache.buckets_for(
-            config,
-            requests=trace.slots(schedule.max_running),
-            keys=max(1, trace.num_keys),
-            tokens=trace.longest(schedule.max_model_len) + schedule.lookahead,
-        )
-        return cls(buckets, rounded(trace.count, 64), bucket(len(trace.keys), 4096))
-
-    def ids_of_a_step(self, config: VllmConfig, schedule: Schedule) -> int:
-        """Most block ids that one step reports: every slot's hit, every slot's new blocks and copies."""
-        copies = COPY_WORDS if self.buckets.parts else 0
-        return (self.buckets.requests + 1) * (2 * self.buckets.row + copies) * len(config.topology.groups)
+def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming) -> Sizes:
+    """Sizes that a replay fits, rounded up so that few executables serve many."""
+    buckets = cache.buckets_for(
+        config,
+        requests=trace.slots(schedule.max_running),
+        keys=max(1, trace.num_keys),
+        tokens=trace.longest(schedule.max_model_len) + schedule.lookahead,
+    )
+    return Sizes(buckets, rounded(trace.count, 64), bucket(len(trace.keys), 4096))
 
 
-def require_expressible(config: VllmConfig) -> None:
-    """Raises for configurations whose rules the compiled schedule does not have."""
-    of_config(config, len(config.topology.groups) + 1)
+def ids_of_a_step(sizes: Sizes, groups: int) -> int:
+    """Most block ids that one step reports: every slot's hit, every slot's new blocks and copies."""
+    copies = COPY_WORDS if sizes.buckets.parts else 0
+    return (sizes.buckets.requests + 1) * (2 * sizes.buckets.row + copies) * groups
 
 
 class CompiledReplay(Dispatches):
-    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow."""
+    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow.
+
+    What it reports: blocks that lookups found and allocations took, operation after operation and group after group,
+    null blocks before a hit left out.
+    """
 
     def __init__(
         self,
@@ -70,19 +75,14 @@ class CompiledReplay(Dispatches):
         steps: int = STEPS,
         sampling: Sampling | None = None,
     ) -> None:
-        require_expressible(config)
         self.config = config
         self._diagnose, self.sampling, self._done = diagnose, sampling, 0
-        sizes = sizes or Sizes.of(config, schedule, trace)
+        sizes = sizes or sizes_of(config, schedule, trace)
         parameters, state = cache.init(config, sizes.buckets)
         np.asarray(parameters.cache)[CacheField.SILENT] = not diagnose
-        self._parameters = jax.device_put(parameters)
-        inputs = jax.device_put(_inputs(config, schedule, trace, sizes, parameters, diagnose))
-        resident = jax.device_put(compiled_reasons.begin(state, sizes.requests, steps))
-        super().__init__(trace, len(config.topology.groups), ids, resident, inputs)
-
-    def _step(self, resident: Resident) -> tuple[Resident, jax.Array, jax.Array]:
-        return program.compiled(self._room)(self._parameters, self._inputs, resident)
+        inputs = _inputs(config, schedule, trace, sizes, parameters, diagnose)
+        resident = compiled_reasons.begin(state, sizes.requests, steps)
+        super().__init__(program(ids), trace, len(config.topology.groups), ids, parameters, inputs, resident)
 
     def dispatch(self) -> Machine:
         sampling = self.sampling
@@ -105,7 +105,12 @@ class CompiledReplay(Dispatches):
 
     def free_queue(self) -> list[int]:
         """Block ids in the free queue, the next to be handed out first."""
-        return free_queue(jax.device_get(self._resident.cache))
+        return queue_of(jax.device_get(self._resident.cache))
+
+    def left(self) -> dict[str, Any]:
+        """Fields of the outcome, once it has run."""
+        occupancy = None if self.sampling is None else self.sampling.taken()
+        return {"recorder": self.recorder(), "evictions": self.evictions, "occupancy": occupancy}
 
     def recorder(self) -> Recorder:
         """Everything that happened, as the plain schedule's observer would have recorded it; reasons if asked for."""
@@ -140,7 +145,7 @@ def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:
     return groups
 
 
-def free_queue(state: State) -> list[int]:
+def queue_of(state: State) -> list[int]:
     """Block ids in the free queue of a state on the host, the next to be handed out first."""
     head, tail = int(state.counters[Counter.HEAD]), int(state.counters[Counter.TAIL])
     ring = len(state.queue) - 1
@@ -169,3 +174,209 @@ def of_arrays(state: State, table: np.ndarray, groups: int) -> np.ndarray:
     held = references < 0
     chosen = {Kind.HELD: held, Kind.CACHED: cached, Kind.EVICTABLE: cached & ~held}
     return np.stack([np.bincount(group_of[chosen[kind]], minlength=groups + 1)[:groups] for kind in Kind])
+
+
+# The program.
+
+
+def _dispatch(
+    parameters: Parameters, trace: DiagnosedTrace, resident: Resident, *, room: int
+) -> tuple[Resident, jax.Array, jax.Array]:
+    native_loops.warn_if_interpreted()
+    cache = resident.cache
+    buckets = cache.buckets
+    pending = (buckets.requests + 1) * buckets.groups if buckets.parts else 0
+    sizes = CacheSizes(buckets, 1, 1, RESULT_FRONT + 2 * buckets.groups, room, 0, pending)
+    zero = jnp.int32(0)
+    arrays, own = flat(cache, ARRAYS), flat(resident, SCHEDULE_ARRAYS)
+    outputs = {
+        "ids": jnp.zeros(room + 1, jnp.int32),
+        "events": jnp.zeros(EVENT_WORDS, jnp.int32),
+        "copies": jnp.zeros((pending + 1) * COPY_WORDS, jnp.int32),
+        "results": jnp.zeros(2 * sizes.width, jnp.int32),
+    }
+    counters = {name: cache.counters[int(place)] for name, place in COUNTERS.items()}
+    numbers = dict.fromkeys(("lane", "num_ids", "num_events", "num_copies"), zero)
+    work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, **numbers)
+    view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
+    work, machine, _ = schedule_loop.run(work, trace, resident, (), lambda w, m, _: (*_trip(w, view, trace, m), ()))
+    line = cache.counters
+    for name, place in COUNTERS.items():
+        line = line.at[int(place)].set(getattr(work, name))
+    new = State(**shaped(work, cache, ARRAYS), counters=line)
+    left = Resident(cache=new, machine=jnp.stack(machine), **shaped(work, resident, SCHEDULE_ARRAYS))
+    return left, work.ids[:-1], work.num_ids
+
+
+program = programs(_dispatch, "vllm-schedule")
+
+
+def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -> Pair:
+    w, m, busy = schedule_loop.begin(w, trace, m)
+    w = w.replace(steps=w.steps + busy)
+    w, m = schedule_loop.grow(w, trace, m, whole=False)
+    w, m = schedule_loop.choose(w, trace, m, Mode.FIND)
+    w = _made_copies(w, view, m.at(Mode.RECORD))
+    w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
+    w, m = schedule_loop.compute(w, trace, m)
+    w, seat, op = _operation(w, view, trace, m)
+    w, answer = _perform(w, view, trace, m, seat, op)
+    w, m, grown = _after_running(w, m, seat, answer)
+    w, m, admitted = _after_waiting(w, trace, m, seat, answer)
+    return note(w, view, trace, op.slot, grown | admitted), m
+
+
+def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
+    """The step's copies are made, group by group: both blocks of each give back what they held for that.
+
+    The twin of `Replay._planned`, and of the rules' `made_copies` without an operation.
+    """
+    if not w.sizes.copies:
+        return w
+    row = w.row(w.spare_slot, jnp.int32(0))
+    count = jnp.where(enabled, 2 * w.num_copies, 0)
+    every = view.num_groups * count
+
+    def give(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+        (turn,) = local
+        index, keyed = live.in_turn(turn, every)
+        group, number = divide(index, jnp.maximum(count, 1)), remainder(index, jnp.maximum(count, 1))
+        place = v.output("copies", divide(number, jnp.int32(2)))
+
+        def look(u: Any) -> tuple[Scalar, ...]:
+            return u.read("copies", place), *live.describe(u, u.read("copies", place + 1 + (number & 1)))
+
+        v = free_queue.make_room(v)
+        v, (mine, block, known, _) = peek(turn >= 0, look, v, ("copies", "keys", "blocks"), (0, 0, False, False))
+        v = v.write("rows", block, row)
+        given = (mine == group) & (known == keyed) & (block != 0)
+        return free_queue.release(v, row, given.astype(jnp.int32)), (turn + 1,)
+
+    w, _ = loop(lambda c: c[0] < 2 * every, give, w, (0,), writes=("copies", *live.WRITES))
+    return w.replace(num_copies=jnp.where(enabled, 0, w.num_copies))
+
+
+def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seated, Op]:
+    """The operation that the mode calls for, and what it is about."""
+    codes = {
+        Mode.ASK: Code.ALLOCATE,
+        Mode.PREEMPT: Code.FREE,
+        Mode.SEAT: Code.REQUEST,
+        Mode.FIND: Code.LOOKUP,
+        Mode.TAKE: Code.ALLOCATE,
+        Mode.FINISH: Code.FREE,
+    }
+    code = jnp.int32(int(Code.END))
+    for mode, each in codes.items():
+        code = jnp.where(m.at(mode), int(each), code)
+    w, seat = schedule_loop.at_hand(w, m)
+    slot, request, taking = seat.slot, seat.request, m.at(Mode.TAKE)
+    w = w.set(jnp.where(m.at(Mode.SEAT), slot, w.spare_slot), Request.LIVE, EMPTY)
+    grown = jnp.where(seat.asking, slot, w.spare_slot)
+    w = w.set(grown, Request.COMPUTED, seat.computed).set(grown, Request.TOKENS, seat.tokens)
+    arguments = {
+        Argument.CODE: code,
+        Argument.SLOT: slot,
+        Argument.TOKENS: jnp.where(m.at(Mode.SEAT), trace.request(request, Arriving.PROMPT), 0),
+        Argument.KEYS: _num_keys(view, trace, request),
+        Argument.KEY_START: trace.request(request, Arriving.KEY_START),
+        Argument.NEW: m.new,
+        Argument.HIT: jnp.where(taking, m.hit, 0),
+        Argument.LOOKAHEAD: trace.number(Number.LOOKAHEAD),
+        Argument.MUST_FIT: taking.astype(jnp.int32),
+        Argument.SHARED_PREFIX: jnp.where(taking, seat.junction, -1),
+    }
+    row = tuple(arguments.get(argument, jnp.int32(0)) for argument in Argument)
+    w, op = transitions.fetch(w, jnp.stack(row), jnp.int32(0), code)
+    return w, seat, op
+
+
+def _num_keys(view: View, trace: Trace, request: Scalar) -> Scalar:
+    """Prefix keys of a request, output included."""
+    tokens = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT)
+    return divide(tokens, view.whole(CacheField.HASH_BLOCK))
+
+
+def _perform(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, op: Op) -> tuple[Any, Answer]:
+    """The operation, as `hkv.dialects.vllm.rules.execute` performs it; an admission's reasons just before its blocks.
+
+    A request that is put off is looked up in every step until it gets its blocks. Only the last of these lookups is
+    kept, and finding the reasons of all of them would take most of the time in tight pools.
+    """
+    payload = Payload(trace.keys, jnp.int32(0), trace.keys.shape[0])
+    w = free_queue.make_room(w)
+    nothing = dict.fromkeys(Answer._fields, jnp.int32(0))
+    answer = Answer(**{**nothing, "status": jnp.int32(int(Status.OK)), "reported": jnp.bool_(False)})
+    w, answer = transitions.arrive(w, view, op, answer, payload)
+    w, answer = transitions.lookup(w, view, op, answer)
+    w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
+    w = _diagnosed(w, view, trace, m, seat, answer.ok & m.at(Mode.TAKE))
+    w, answer, certain = transitions.allocate(w, view, op, answer, plan)
+    w, answer = transitions.register(w, view, op, answer, certain)
+    w, answer = transitions.leave(w, op, answer)
+    w = w.replace(clock=w.clock + transitions.may_change_hits(op.code))
+    if w.sizes.ids:
+        w = transitions.report(w, view, op, answer, jnp.int32(0))
+    return w, answer
+
+
+def _diagnosed(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, admitted: Scalar) -> Any:
+    """Reasons why the hit of the candidate ended, where it is admitted for the first time; nothing was taken yet."""
+    asked = admitted & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
+    looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
+    keys, boundary = _num_keys(view, trace, m.head), trace.request(m.head, Arriving.ASKED)
+    lookup = compiled_reasons.Lookup(m.candidate, m.head, m.hit, boundary, keys)
+    return compiled_reasons.diagnose(w, looking, lookup, asked)
+
+
+REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
+"""Statuses with which an allocation may end in a replay, besides success."""
+
+
+def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
+    """Transition of running requests: also True if one got its blocks."""
+    asking = m.at(Mode.ASK)
+    refused = ~answer.ok & schedule_loop.among(answer.status, REFUSALS)
+    failed = ~answer.ok & (m.at(Mode.PREEMPT) | m.at(Mode.FINISH) | (asking & ~refused))
+    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
+    w, m, granted, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
+    return w.set(jnp.where(left, seat.slot, w.spare_slot), Request.LIVE, EMPTY), m, granted
+
+
+def _after_waiting(
+    w: ScheduleWorkspace, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer
+) -> tuple[Any, Machine, Scalar]:
+    """Transition of the head of the waiting queue: also True if it was admitted."""
+    seating, finding, taking = m.at(Mode.SEAT), m.at(Mode.FIND), m.at(Mode.TAKE)
+    failed = ~answer.ok & (seating | finding | (taking & ~schedule_loop.among(answer.status, REFUSALS)))
+    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
+    w, m, seated = schedule_loop.after_seating(w, m, seat, answer.ok)
+    w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
+    w, m = _after_lookup(w, trace, m, seat, answer)
+    granted, denied = taking & answer.ok, taking & ~answer.ok & ~failed
+    never = denied & (m.active == 0)
+    w = w.set(jnp.where(never, m.candidate, w.spare_slot), Request.LIVE, EMPTY)
+    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
+    return w, m, granted
+
+
+def _after_lookup(w: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+    found = m.at(Mode.FIND) & answer.ok
+    new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, answer.value, m.budget)
+    w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
+    mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
+    return w, m.when(found, mode=mode, new=new, hit=answer.value)
+
+
+# Tokens that a running request can grow by before the cache has anything to do for it.
+
+
+def note(work: Any, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> Any:
+    """Notes up to how many tokens an allocation for a request would take, register and give back nothing.
+
+    What is noted may be too little, never too much: an allocation that changes nothing is no mistake.
+    """
+    work = noop.note(work, view, slot, enabled)
+    work, (quiet,) = work.peek_request(enabled, slot, Request.NOOP_UNTIL)
+    quiet = quiet - trace.number(Number.LOOKAHEAD)
+    return work.write_if(enabled, "seats", quiet, work.seat(slot, Seat.NOOP_UNTIL))

@@ -1,4 +1,4 @@
-"""State of the blocks that a request would need beyond its hit, compiled: the twin of `schedule.diagnosis`."""
+"""State of the blocks that a request would need beyond its hit, compiled: the twin of `schedule.Diagnosis`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import admit
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
-from hkv.dialects.vllm.schedule.diagnosis import OF_ABSENCE, REASONS
+from hkv.dialects.vllm.schedule.schedule import OF_ABSENCE, REASONS
 from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING
 from hkv.replay.schedule_state import (
     FATE,

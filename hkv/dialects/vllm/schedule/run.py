@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -17,20 +16,16 @@ from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_pa
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.configuration import to_header
 from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Header, Hit
-from hkv.dialects.vllm.schedule.diagnosis import REASONS, Diagnosis, MissDiagnosis, hit_units
-from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
+from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, Diagnosis, MissDiagnosis, Replay, hit_units
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology
+from hkv.replay.agreement import Compared, Lockstep, Part, compare
 from hkv.replay.occupancy import Sampling
-from hkv.replay.plain import Compared, Lockstep, Part, compare, compare_records
 from hkv.replay.reasons import HitUnits
-from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
+from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec, retained_sparsely
-
-if TYPE_CHECKING:
-    from hkv.dialects.vllm.schedule.compiled import CompiledReplay
 
 
 def cache_config(
@@ -68,14 +63,6 @@ def cache_config(
         max_model_len=schedule.max_model_len,
         max_in_flight_tokens=min(schedule.step_tokens, schedule.max_model_len),
     )
-
-
-def keyed_engine(name: str, make: EngineFactory, config: VllmConfig) -> KeyedEngine:
-    """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""
-    engine = make(header(config))
-    if not isinstance(engine, KeyedEngine):
-        raise ConfigError("engine", name, "an engine that takes requests by their prefix keys")
-    return engine
 
 
 def header(config: VllmConfig) -> Header:
@@ -140,63 +127,46 @@ class VllmReplayedCache(ReplayedCache):
         return {change: VllmReplayedCache(each) for change, each in found.items()}
 
     def engine(self, name: str, make: EngineFactory) -> KeyedEngine:
-        return keyed_engine(name, make, self.config)
+        engine = make(header(self.config))
+        if not isinstance(engine, KeyedEngine):
+            raise ConfigError("engine", name, "an engine that takes requests by their prefix keys")
+        return engine
 
     def lockstep(self, engine: KeyedEngine, reference: KeyedEngine, names: tuple[str, str]) -> Any:
         return LockstepEngine(engine, reference, names)
 
-    def plain(
+    def loop(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: KeyedEngine, oracle: Any, progress: Progress
-    ) -> Outcome:
-        config = self.config
-        diagnosis = Diagnosis(config, oracle) if isinstance(oracle, MissDiagnosis) else None
-        recorder = Recorder(config.num_blocks, diagnosis, progress)
-        started = time.perf_counter()
-        chunking, groups, sampling = Chunking.of(config, schedule.step_tokens), len(self.groups), self._samples()
-        steps = Replay(driven, schedule, chunking, coming, recorder, sampling, groups).run()
-        seconds, evictions = time.perf_counter() - started, getattr(driven, "evictions", None)
-        outcome = Outcome(self, recorder, steps, evictions, seconds, config.max_model_len)
-        return dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
+    ) -> Replay:
+        diagnosis = Diagnosis(self.config, oracle) if isinstance(oracle, MissDiagnosis) else None
+        recorder = Recorder(self.config.num_blocks, diagnosis, progress)
+        chunking = Chunking.of(self.config, schedule.step_tokens)
+        return Replay(driven, schedule, chunking, coming, recorder, self._samples(), len(self.groups))
 
     def _samples(self) -> Sampling | None:
         return Sampling(self.sampling) if self.sampling else None
 
     def require_compiled(self) -> None:
-        from hkv.dialects.vllm.schedule import compiled
+        from hkv.dialects.vllm.rules.parameters import of_config
 
-        compiled.require_expressible(self.config)
+        of_config(self.config, len(self.groups) + 1)
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
         from hkv.dialects.vllm.schedule import compiled
 
         config = self.config
         largest = dataclasses.replace(config, num_blocks=max(config.num_blocks, self.room))
-        sizes = compiled.Sizes.of(largest, schedule, prepared)
-        room = sizes.ids_of_a_step(config, schedule) * 2 if check else 0
+        sizes = compiled.sizes_of(largest, schedule, prepared)
+        room = compiled.ids_of_a_step(sizes, len(self.groups)) * 2 if check else 0
         more = {"diagnose": self.diagnoses or check, "sampling": self._samples()}
         return compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room, **more)
 
-    def ran(self, running: CompiledReplay, schedule: Schedule, steps: int, seconds: float) -> Outcome:
-        sampling = running.sampling
-        outcome = Outcome(self, running.recorder(), steps, running.evictions, seconds, self.config.max_model_len)
-        return dataclasses.replace(outcome, occupancy=sampling and sampling.taken())
+    def compared(self, reference: KeyedEngine, ids: np.ndarray, names: tuple[str, str]) -> ComparedEngine:
+        return ComparedEngine(reference, ids, names)
 
-    def verify(
-        self,
-        running: CompiledReplay,
-        outcome: Outcome,
-        schedule: Schedule,
-        coming: Sequence[Arrival],
-        progress: Progress = lambda: None,
-    ) -> None:
-        from hkv.dialects.vllm.engines.numpy import NumpyEngine
-
-        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, NumpyEngine)
-        compared = ComparedEngine(reference, np.concatenate(running.ids), names)
-        other = self.plain(schedule, coming, cast(KeyedEngine, compared), reference, progress)
-        compared.check_all_compared()
-        compare_outcomes(outcome, other, names)
-        compare_queues(running.free_queue(), reference.state().free, names)
+    def compare_ends(self, running: Any, reference: KeyedEngine, names: tuple[str, str]) -> None:
+        for place, blocks in enumerate(itertools.zip_longest(running.free_queue(), reference.state().free)):
+            compare(f"place {place} of the free queue at the end", *blocks, names)
 
 
 def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, schedule: Schedule) -> int:
@@ -242,17 +212,6 @@ def _finer(config: VllmConfig, factor: int, num_blocks: int) -> VllmConfig:
         hash_block_size=config.hash_block_size // factor,
         scheduler_block_size=config.scheduler_block_size // factor,
     )
-
-
-def compare_outcomes(mine: Outcome, other: Outcome, names: tuple[str, str]) -> None:
-    """Compares two replays of one trace."""
-    compare_records(mine.recorder, other.recorder, names)
-    compare("number of steps", mine.steps, other.steps, names)
-    compare("evictions", mine.evictions, other.evictions, names)
-    if mine.occupancy is not None and other.occupancy is not None:
-        theirs = other.occupancy.columns()
-        for name, column in mine.occupancy.columns().items():
-            compare(f"{name} over time", column.tolist(), theirs[name].tolist(), names)
 
 
 # Engines under vLLM 0.33's rules held against each other: side by side, or one after a compiled replay.
@@ -322,9 +281,3 @@ class ComparedEngine(Compared):
         theirs = self._read(len(blocks))
         if theirs != blocks:
             raise self._differ(operation, request, "blocks", theirs, blocks)
-
-
-def compare_queues(mine: Sequence[int], other: Sequence[int], names: tuple[str, str]) -> None:
-    """Compares two free queues."""
-    for place, blocks in enumerate(itertools.zip_longest(mine, other)):
-        compare(f"place {place} of the free queue at the end", *blocks, names)

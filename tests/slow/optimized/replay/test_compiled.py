@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule import compiled, program, run
-from hkv.dialects.vllm.schedule.diagnosis import REASONS
-from hkv.dialects.vllm.schedule.schedule import Chunking
+from hkv.dialects.vllm.schedule import compiled, run
+from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, hit_units
 from hkv.errors import ConfigError, EngineFailure
 from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches, schedule_loop
+from hkv.replay.agreement import Difference, compare_outcomes, compare_records
+from hkv.replay.dispatches import Sizes
 from hkv.replay.occupancy import Kind, Sampling
-from hkv.replay.plain import Difference, compare_records
 from hkv.replay.reasons import Boundaries
 from hkv.replay.run import Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
@@ -31,7 +31,7 @@ from hkv.state.state import Buckets
 ROOM = 1 << 14
 STEPS = 64
 SIZES = {
-    parts: compiled.Sizes(Buckets(blocks=256, requests=9, groups=4, row=64, chain=64, keys=4096, parts=parts), 64, 4096)
+    parts: Sizes(Buckets(blocks=256, requests=9, groups=4, row=64, chain=64, keys=4096, parts=parts), 64, 4096)
     for parts in (0, 7)
 }
 """Two sets of sizes: with and without keys that end inside a block. All examples share their executables."""
@@ -103,7 +103,7 @@ def random_arrivals(seed, config, schedule):
         prompts.append(keys)
         known = next((place for place, key in enumerate(keys) if key not in served), len(keys))
         seen = min(known * size, tokens)
-        asked = int(run.hit_units(config).boundaries(tokens, seen)[-1])
+        asked = int(hit_units(config).boundaries(tokens, seen)[-1])
         arrivals.append(Arrival(index, step, tokens, output, lambda keys=keys: keys, seen, asked))
         if tokens + output <= schedule.max_model_len:
             served.update(keys)
@@ -182,15 +182,14 @@ def replays(draw):
 @pytest.fixture(scope="module")
 def compiled_before():
     """Number of executables that other modules of this process left: a checked replay may have had the same room."""
-    return program.compiled(ROOM).compilations()
+    return compiled.program(ROOM).compilations()
 
 
 @given(example=replays())
 @settings(max_examples=200)
 def test_decides_as_the_plain_schedule_does(compiled_before, example):
     both(*example)
-    compiled = program.compiled(ROOM).compilations() - compiled_before
-    assert compiled <= len(SIZES), "an example was compiled for itself"
+    assert compiled.program(ROOM).compilations() - compiled_before <= len(SIZES), "an example was compiled for itself"
 
 
 def test_the_traffic_meets_every_outcome():
@@ -229,7 +228,7 @@ def test_a_wrong_block_is_named():
     mine.run()
     ids = np.concatenate(mine.ids)
     ids[len(ids) // 2] += 1
-    reference = run.keyed_engine("numpy", engine_factory("numpy"), config)
+    reference = run.VllmReplayedCache(config).engine("numpy", engine_factory("numpy"))
     compared = run.ComparedEngine(reference, ids, NAMES)
     with pytest.raises(Difference, match="blocks differs"):
         run.VllmReplayedCache(config).plain(schedule, arrivals, compared, reference, lambda: None)
@@ -245,7 +244,7 @@ def test_a_wrong_number_is_noticed(field):
     other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
     mine = compiled.CompiledReplay(config, other, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
     mine.run()
-    engine = run.keyed_engine("numpy", engine_factory("numpy"), config)
+    engine = run.VllmReplayedCache(config).engine("numpy", engine_factory("numpy"))
     plain = run.VllmReplayedCache(config).plain(schedule, arrivals, engine, engine, lambda: None)
     with pytest.raises(Difference):
         compare_records(mine.recorder(), plain.recorder, NAMES)
@@ -268,8 +267,8 @@ def test_nothing_of_a_pools_size_is_copied_in_a_step():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4,swa:4:32", 4000, schedule)
     prepared = dispatches.incoming(random_arrivals(1, config, schedule), schedule.max_model_len)
-    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=compiled.Sizes(buckets, 64, 4096), steps=STEPS)
-    lowered = program.compiled(0).lower(mine._parameters, mine._inputs, mine.resident)
+    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=Sizes(buckets, 64, 4096), steps=STEPS)
+    lowered = compiled.program(0).lower(mine._parameters, mine._inputs, mine.resident)
     assert large_copies(lowered.compile().as_text(), 1024) == []
 
 
@@ -323,7 +322,7 @@ def test_what_the_compiled_cache_has_not_is_refused():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4,chunked:4:32", 100, schedule, eagle=())
     with pytest.raises(ConfigError, match=r"groups\[1\].eagle"):
-        compiled.require_expressible(config)
+        run.VllmReplayedCache(config).require_compiled()
     assert default_engine(run.VllmReplayedCache(config))[0] == "numpy"
 
 
@@ -363,4 +362,4 @@ def test_a_checked_replay_of_a_generated_trace_agrees(tmp_path):
     studied = run.VllmReplayedCache(config)
     outcome = replay(str(path), studied, schedule, Timing(), engine="jax", check=True)
     plain = replay(str(path), studied, schedule, Timing(), engine="numpy")
-    run.compare_outcomes(outcome, plain, NAMES)
+    compare_outcomes(outcome, plain, NAMES)

@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.schedule import compiled as rtp_compiled
-from hkv.dialects.rtp_llm.schedule import program as rtp_program
 from hkv.dialects.rtp_llm.schedule import run as rtp_run
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS
-from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay, RtpSizes
+from hkv.dialects.rtp_llm.schedule.compiled import NAMES, RtpCompiledReplay
 from hkv.errors import ConfigError
 from hkv.replay import dispatches
-from hkv.replay.plain import Difference
+from hkv.replay.agreement import Difference
+from hkv.replay.dispatches import Sizes
 from hkv.replay.run import default_engine
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
@@ -28,11 +28,11 @@ from tests.rtp_llm.test_replay import draw
 from tests.slow.optimized.replay.test_compiled import large_copies
 
 BUCKETS = PooledBuckets(blocks=64, groups=2, pools=2, requests=9, sequences=1, row=64, chain=64, keys=2048)
-SIZES = RtpSizes(BUCKETS, 64, 4096)
-TREE_SIZES = RtpSizes(dataclasses.replace(BUCKETS, names=1), 64, 4096)
+SIZES = Sizes(BUCKETS, 64, 4096)
+TREE_SIZES = Sizes(dataclasses.replace(BUCKETS, names=1), 64, 4096)
 """All examples share one executable, those with a prefix tree another."""
 
-ROOM = 2 * SIZES.ids_of_a_step()
+ROOM = 2 * rtp_compiled.ids_of_a_step(SIZES)
 
 LONG = 39
 """A seed whose replay reports more than half the room."""
@@ -59,7 +59,7 @@ def test_decides_as_the_plain_schedule_does(seed, caching, tree):
     config, schedule, arrivals = example_of(seed, tree)
     running, outcome = compiled(config, schedule, arrivals, caching=caching)
     outcome.cache.verify(running, outcome, schedule, arrivals)
-    assert rtp_program.compiled(ROOM).compilations() <= 2, "an example was compiled for itself"
+    assert rtp_compiled.program(ROOM).compilations() <= 2, "an example was compiled for itself"
 
 
 def test_the_traffic_meets_every_outcome():
@@ -115,11 +115,11 @@ def test_a_wrong_count_is_noticed(field):
     config, schedule, arrivals = example_of(2)
     running, outcome = compiled(config, schedule, arrivals)
     if field == "cached_peak":
-        outcome.recorder.cached_peak += 1
+        outcome.extra["blocks_cached_peak"] += 1
     elif field == "reasons":
         outcome.recorder.requests[0].lacking = ()
     elif field == "verdicts":
-        outcome.recorder.verdicts["growth"]["granted"] += 1
+        outcome.extra["verdicts"]["growth"]["granted"] += 1
     elif field == "duplicates":
         outcome.extra["blocks_not_cached_twice"] += 1
     elif field == "order":
@@ -146,7 +146,7 @@ def test_nothing_of_a_pools_size_is_copied_in_a_step(sizes):
     config, schedule, arrivals = example_of(0, tree=sizes is TREE_SIZES)
     prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     running = RtpCompiledReplay(config, schedule, prepared, sizes=sizes, ids=ROOM)
-    lowered = rtp_program.compiled(ROOM).lower(running._parameters, running._inputs, running.resident)
+    lowered = rtp_compiled.program(ROOM).lower(running._parameters, running._inputs, running.resident)
     smallest = min(SIZES.buckets.pools * SIZES.buckets.blocks * 4, SIZES.buckets.keys)
     assert large_copies(lowered.compile().as_text(), smallest) == []
 
@@ -158,11 +158,11 @@ def test_what_the_compiled_schedule_has_not_is_refused():
     assert default_engine(rtp_run.RtpReplayedCache(config)) == ("jax", "")
     dealt = dataclasses.replace(rtp_run.rtp_cache("rtp-llm/single", [spec_from_text("full:4")], [20]), cp_size=2)
     with pytest.raises(ConfigError, match="cp_size"):
-        rtp_compiled.require_expressible(dealt)
+        rtp_run.RtpReplayedCache(dealt).require_compiled()
 
 
 def test_the_command_compiles_by_default_and_checks(monkeypatch, capsys, trace):
-    monkeypatch.setattr(RtpSizes, "of", classmethod(lambda cls, *_: SIZES))
+    monkeypatch.setattr(rtp_compiled, "sizes_of", lambda *_: SIZES)
     path = trace((0, [0, 1], 8, 4), (1, [0, 1], 8, 1), (9, [0, 1], 8, 1))
     groups = ("--dialect", "rtp-llm/single", "--groups", "full:2", "--num-blocks", "40", "--max-running", "4")
     code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *groups, "--check", "--json", "-")
@@ -170,7 +170,7 @@ def test_the_command_compiles_by_default_and_checks(monkeypatch, capsys, trace):
     found = json.loads(out)
     assert (found["options"]["engine"], found["requests"]["hit"]) == ("jax", [0, 0, 6])
     assert (found["totals"]["blocks_cached_peak"], found["totals"]["blocks_not_cached_twice"]) == (5, 5)
-    monkeypatch.setattr(RtpSizes, "of", classmethod(lambda cls, *_: TREE_SIZES))
+    monkeypatch.setattr(rtp_compiled, "sizes_of", lambda *_: TREE_SIZES)
     more = ("--prefix-tree", "--check", "--json", "-")
     code, out, err = run(monkeypatch, capsys, "replay", path, "--tokens-per-id", "4", *groups, *more)
     assert (code, err) == (0, "")
