@@ -80,7 +80,10 @@ CAMPAIGNS = (
     Campaign("hkv/cache/arrivals.py", 4, "tests/step/test_arrivals.py", "tests/cache tests/step tests/slow/step"),
     Campaign("hkv/paged/words.py", 3, "tests/paged/test_operations.py", "tests/paged"),
     Campaign(
-        "hkv/dialects/vllm/rules/finders.py", 6, "tests/cache/test_keyed.py", "tests/cache tests/kinds tests/slow/cache"
+        "hkv/dialects/vllm/rules/finders.py",
+        6,
+        "tests/cache/test_keyed.py",
+        "tests/cache tests/kinds tests/slow/test_cache.py",
     ),
     Campaign(
         "hkv/dialects/rtp_llm/rules/lists.py",

@@ -16,35 +16,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 BY_TESTS = {"docs/checking-your-engine.md", "docs/upstream-bugs.md"}
 """Pages whose blocks tests run; `benchmarks/claims.py` runs those of others."""
 
-PAGE = """
-```console
-$ first --option
-one
-two
-...
-five
-$ second
-```
-text
-```console
-$ third
-only
-```
-"""
-
-
-def test_commands_and_their_output_are_read() -> None:
-    assert shown_in(PAGE) == [
-        Shown("first --option", ("one", "two", CUT, "five")),
-        Shown("second", ()),
-        Shown("third", ("only",)),
-    ]
-
-
-def test_output_before_a_command_is_refused() -> None:
-    with pytest.raises(ValueError, match="begins with `\\$ ` and a command"):
-        shown_in("```console\nlost\n$ command\n```\n")
-
 
 @pytest.mark.parametrize(
     ("shown", "output"),

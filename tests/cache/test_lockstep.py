@@ -102,7 +102,7 @@ def compare_absences(compiled: JaxEngine, reference: NumpyEngine) -> None:
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("version", [1, 2])
 def test_random_traffic(feature: str, version: int) -> None:
-    """In no example are there more requests than slots (`tests/slow/cache/test_cache.py` has one): one program."""
+    """In no example are there more requests than slots (`tests/slow/test_cache.py` has one): one program."""
     for seed in range(15):
         choices = RandomChoices(1003 * version + seed)
         lockstep(draw_header(choices, feature, version), choices)

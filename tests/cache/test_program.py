@@ -89,7 +89,7 @@ def test_it_works_without_the_reference() -> None:
 
 
 def test_a_larger_state_says_the_same() -> None:
-    """`tests/slow/cache/test_cache.py` goes on with one."""
+    """`tests/slow/test_cache.py` goes on with one."""
     engine = JaxEngine(draw_header(RandomChoices(14), "core", 2))
     engine.run([RequestOp(id=str(n), tokens=list(range(9 + n))) for n in range(32)])
     engine.run([AllocateOp(id="0", new=9, hit=0, **PLAIN), LookupOp(id="5")])

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hkv.cli.capacity_table import CapacityRow, lengths_between
 from hkv.cli.plan import command
-from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand
-from hkv.errors import ConfigError, FileError, PlanError, UnsupportedConfigError
+from hkv.errors import ConfigError, FileError, PlanError
 
 MODELS = ("gpt-oss-20b", "gemma-3-27b", "qwen3-next-80b-a3b", "llama-3.1-8b")
 OPTIONS = ("--tp", "1,2", "--kv-cache-dtype", "auto,fp8", "--max-model-len", "8192,131072")
@@ -56,16 +54,6 @@ def test_a_row_is_what_the_plan_alone_says() -> None:
         assert row["requests"] * held < row["num_blocks"]
         assert row["tokens"] == int(row["concurrency"] * row["max_model_len"])
         assert row["refused"] is None
-
-
-def test_waste_is_what_padding_and_narrow_groups_leave() -> None:
-    for row in rows("gemma-3-27b", "qwen3-next-80b-a3b", "--max-model-len", "8192"):
-        report = alone(row | {"tp": 1, "kv_dtype": "auto"})
-        groups = report["groups"]
-        full = sum(group["full_length_blocks"] * report["bytes_per_block"] for group in groups)
-        lost = sum(group["full_length_blocks"] * (group["unused_bytes"] + group["padding_bytes"]) for group in groups)
-        assert row["waste"] == pytest.approx(lost / full)
-        assert 0 < row["waste"] < 0.1
 
 
 def test_the_csv_is_the_json(tmp_path: pathlib.Path) -> None:
@@ -119,21 +107,6 @@ def test_the_table_fits_80_columns() -> None:
     assert len(shifted) == 1, "columns are aligned"
 
 
-def test_models_of_one_row_have_their_name_in_it_where_it_fits() -> None:
-    names = (*MODELS, "devstral-2-123b")
-    wide = run(*names, COLUMNS="100").output.splitlines()
-    assert len({line.rindex(" ") for line in wide[2:6]}) == 1, "columns are aligned"
-    assert [line.split()[0] for line in wide[2:7]] == list(names)
-    assert wide[6].split()[1] == "refused:"
-    narrow = run(*names, COLUMNS="60").output.splitlines()
-    assert [line for line in narrow if line in names] == list(names)
-
-
-def test_options_with_one_value_have_no_column() -> None:
-    (_, heading, *_) = run("llama-3.1-8b", "gpt-oss-20b", "--tp", "2").output.splitlines()
-    assert heading.split()[0] == "request"
-
-
 def test_one_combination_is_a_plan_and_a_file_for_it_a_table(tmp_path: pathlib.Path) -> None:
     assert run("gpt-oss-20b", "--tp", "2").output.startswith("model ")
     assert rows("gpt-oss-20b", "--csv", str(tmp_path / "one.csv"))[0]["model"] == "gpt-oss-20b"
@@ -150,30 +123,6 @@ def test_the_plot(tmp_path: pathlib.Path, name: str, start: bytes) -> None:
         text = path.read_text()
         assert MODELS[0] in text
         assert "whisper-large-v3" not in text, "what was refused is not drawn"
-
-
-def test_lines_of_the_plot_go_through_the_lengths_between() -> None:
-    def row(model: str, length: int, tp: int = 1, fits: bool = True) -> CapacityRow:
-        capacity = Capacity(length, 1.0, 0, 9, 9, 9.0, 9, "full", 1.0, "memory", 0.0) if fits else None
-        return CapacityRow(model, {"tp": tp, "max_model_len": str(length)}, capacity)
-
-    rows = [row("a", 1000), row("a", 9000), row("a", 4096), row("a", 1000, 2), row("b", 1 << 20, fits=False)]
-    wanted = [(model, choice["tp"], choice["max_model_len"]) for model, choice in lengths_between(rows)]
-    assert wanted == [("a", 1, "1024"), ("a", 1, "2048"), ("a", 1, "8192")]
-
-
-def test_a_plot_of_another_format_is_refused_before_any_work() -> None:
-    with pytest.raises(ConfigError, match="png"):
-        run(*MODELS, *OPTIONS, "--plot", "capacity.jpeg")
-
-
-def test_a_dialect_that_does_not_say_what_fits() -> None:
-    class Silent(PlanCommand):
-        def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
-            raise NotImplementedError
-
-    with pytest.raises(UnsupportedConfigError, match="--csv"):
-        Silent().capacity(None, {"config": "a"})
 
 
 def test_two_engines_in_one_table() -> None:

@@ -57,15 +57,6 @@ def test_every_model_has_a_plan_that_prints_whole_in_80_columns(name: str, ranks
         assert {str(number) for number in (*tensor["shape"], *tensor["strides"], tensor["offset"])} <= words
 
 
-def test_parallel_shapes() -> None:
-    whole, halves = plan("llama"), plan("llama", "--tp", "2")
-    assert halves["num_blocks"] == 2 * whole["num_blocks"]
-    staged = plan("llama", "--pp", "3")
-    assert [len(tensor["layers"]) for stage in staged["tensors"] for tensor in stage] == [11, 11, 10]
-    context = plan("deepseek_v3", "--tp", "4", "--dcp", "4")
-    assert context["scheduler_block_size"] == 64
-
-
 @pytest.mark.parametrize("dialect", ["vllm-0.33", "rtp-llm"])
 def test_unknown_fields_are_noted_ignored_or_refused(dialect: str, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "config.json"
@@ -80,32 +71,6 @@ def test_unknown_fields_are_noted_ignored_or_refused(dialect: str, tmp_path: pat
     assert "no part of the cache, as vLLM 0.33 builds Llama: post_norm = true" in notes
     with pytest.raises(ConfigError, match=r"post_norm = True: expected .*\(strict\)"):
         CliRunner().invoke(command, [*line, "--strict"], catch_exceptions=False)
-
-
-def test_kernel_blocks_split_dense_pages() -> None:
-    (tensors,) = plan("llama", "--block-size", "64", "--kernel-block-size", "16")["tensors"]
-    blocks = plan("llama", "--block-size", "64")["num_blocks"]
-    assert tensors[0]["shape"] == [32, 4 * blocks, 32, 16, 512]
-
-
-def test_a_draft_joins_the_target(tmp_path: pathlib.Path) -> None:
-    draft = json.loads((MODELS / "llama.json").read_text()) | {"num_hidden_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(draft))
-    report = plan("llama", "--draft", str(tmp_path))
-    assert report["groups"][0]["layers"][-1] == "draft.layers.0"
-    assert report["groups"][0]["eagle"]
-
-
-def test_the_longest_request_that_fits() -> None:
-    report = plan("llama", "--max-model-len", "auto", memory="100MiB")
-    assert report["max_model_len"] == (100 // 8 - 1) * 16
-
-
-def test_rtp_llm() -> None:
-    report = plan("qwen3_next", "--dialect", "rtp-llm", "--block-size", "1024")
-    assert [group["tag"] for group in report["groups"]] == ["full", "linear0", "linear1", "linear2"]
-    pools = plan("deepseek_v4", "--dialect", "rtp-llm", "--pools", "independent")
-    assert {group["tag"]: group["num_blocks"] for group in pools["groups"]}["hca_state"] == 256
 
 
 def test_rtp_llm_says_what_its_own_groups_cost() -> None:

@@ -59,14 +59,6 @@ def test_blocks_that_divide_no_id_are_compiled_and_checked(shell, chat):
     assert {group["group"] for group in replayed["groups"]} == {"mamba:80", "full:80"}
 
 
-def test_a_checked_replay_of_typed_groups(shell, chat):
-    """As many groups as the model above has: one program replays both."""
-    arguments = ("--groups", ",".join(["full:16", "swa:16:64"] * 4), "--num-blocks", "819", "--check")
-    code, out, err = shell("replay", chat, *arguments)
-    assert (code, err) == (0, "")
-    assert "engine jax" in out
-
-
 @pytest.mark.parametrize(
     ("tokens", "ids", "hit"),
     [(1064, [1, 2, 4], 576), (1536, [1, 2, 3], 1152), (1536, [1, 2, 4], 576)],
@@ -93,17 +85,6 @@ def test_longest_requests(shell, chat):
     assert f"requests of {longest} tokens would fit" in err
     refused = document(shell, "replay", chat, *arguments, "--max-model-len", "1200")
     assert refused["totals"]["too_long"] == 2
-
-
-def test_tensor_parallelism_and_element_types_change_the_blocks(shell, chat):
-    def blocks(*more):
-        arguments = ("--model", config("llama"), "--memory", "4GiB", "--engine", "numpy", "--limit", "1", *more)
-        return document(shell, "replay", chat, *arguments)["totals"]["blocks"] + 1
-
-    whole = blocks()
-    assert blocks("--tp", "4") == 4 * whole
-    assert blocks("--kv-dtype", "fp8") == 2 * whole
-    assert blocks("--block-size", "32") == whole // 2
 
 
 def test_a_draft_and_the_drop_rule(shell, chat):

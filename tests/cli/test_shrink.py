@@ -1,7 +1,8 @@
-"""`hkv shrink`, and what `hkv diff` makes of differences."""
+"""`hkv record`, `hkv diff`, `hkv shrink`: what is recorded checks, and what becomes of differences."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -16,12 +17,13 @@ from click.testing import CliRunner
 
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
+from hkv.cli.record import command as record_command
 from hkv.cli.shrink import command as shrink
 from hkv.contract.case import Case
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.log_file import read_log, write_log
-from hkv.oracle.record import Only, differ, record
+from hkv.oracle.record import Only, differ, draw, record
 from hkv.oracle.shrink import Shrinker
 from tests.cli.commands import at_most
 
@@ -165,3 +167,48 @@ def test_a_foreign_reference_is_named(log: pathlib.Path, tmp_path: pathlib.Path)
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith("hkv: package reference = ")
         assert len(done.stderr.splitlines()) == 1
+
+
+# Recording and comparing, with the reference on both sides where vLLM is absent.
+
+
+def test_what_is_recorded_checks(tmp_path: pathlib.Path) -> None:
+    path, result = tmp_path / "a.jsonl", tmp_path / "r.json"
+    arguments = ["--engine", "numpy", "--feature", "partial", "--seed", "7", "--steps", "6", "-o", str(path)]
+    done = CliRunner().invoke(record_command, [*arguments, "--json", str(result)])
+    assert done.exit_code == 0
+    assert done.output.startswith(f"{path}: ")
+    first = path.read_bytes()
+    assert json.loads(first.splitlines()[0])["oplog"] == 2
+    assert json.loads(result.read_text())["operations"] == len(first.splitlines()) - 1
+    assert CliRunner().invoke(check, [str(path)]).exit_code == 0
+    CliRunner().invoke(record_command, arguments)
+    assert path.read_bytes() == first
+
+
+def test_engines_must_be_two() -> None:
+    for text in ("numpy", "numpy,torch", "numpy,numpy,numpy"):
+        done = CliRunner().invoke(diff, ["--engines", text])
+        assert isinstance(done.exception, ConfigError)
+        assert done.exception.argument == "engines"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed, so nothing is missing")
+def test_engine_that_is_missing_is_no_difference() -> None:
+    done = CliRunner().invoke(diff, ["--engines", "numpy,vllm"])
+    assert isinstance(done.exception, ConfigError)
+    assert "vLLM 0.33 to be installed" in str(done.exception)
+    assert done.output == ""
+
+
+def test_defects_are_given_to_both_engines() -> None:
+    command = ["--engines", "numpy,numpy", "--seeds", "3", "--feature", "core", "--bugs"]
+    done = CliRunner().invoke(diff, [*command, "window-one-never-hits"])
+    assert done.exit_code == 0, done.output
+    header, _ = draw("core", 0, 1)
+    recording, parted = differ(NumpyEngine, NumpyEngine, "core", 0, 1, 2, bugs=("window-one-never-hits",))
+    assert parted is None
+    assert (header.oplog, header.bugs) == (1, [])
+    assert (recording.header.oplog, recording.header.bugs) == (2, ["window-one-never-hits"])
+    with pytest.raises(ConfigError, match="window-one"):
+        CliRunner().invoke(diff, [*command, "window-one"], catch_exceptions=False)

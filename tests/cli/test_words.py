@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from hkv.cli import cli
+from hkv.cli import COMMANDS, cli
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.replay.command import model_name
 from hkv.replay.tables import _Reasons
@@ -28,6 +28,11 @@ def test_the_command_alone_prints_its_usage_in_lines() -> None:
     assert lines[0].startswith("Usage: ")
     assert "Commands:" in lines
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    assert "Example" in CliRunner().invoke(cli, [*command.split(), "--help"]).output
 
 
 def groups(count: int) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import tomllib
 import types
 import typing
 
@@ -302,12 +301,6 @@ def test_columns_are_of_one_length(trace: pathlib.Path) -> None:
     for table in [*tables, checked.logs, checked.coverage, hkv.diff("numpy", features=["core"], seeds=1).differences]:
         assert len({len(column) for column in table.values()}) == 1
         assert all(isinstance(column, np.ndarray) and column.ndim == 1 for column in table.values())
-
-
-def test_the_plugin_is_an_entry_point() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"hkv": "hkv.testing.plugin"}
-    assert importlib.import_module("hkv.testing.plugin").hkv_run_watched
 
 
 # The parts beside the face, by the names under which `docs/library.md` has them: `hkv.views`, `hkv.mesh`, ...

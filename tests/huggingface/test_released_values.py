@@ -39,14 +39,6 @@ def gemma3(size: str, **more: Any) -> dict[str, Any]:
     return GEMMA3 | {"text_config": GEMMA3["text_config"] | SIZES[size] | more}
 
 
-@pytest.mark.parametrize(("size", "heads", "head_dim", "token"), [("4b", 4, 256, 20480), ("12b", 8, 256, 65536)])
-def test_gemma3_without_sizes_of_its_heads(size: str, heads: int, head_dim: int, token: int) -> None:
-    model = read_model(gemma3(size))
-    spec = next(spec for spec in model.specs.values() if isinstance(spec, FullAttention))
-    assert (spec.num_kv_heads, spec.head_size, model.token_bytes) == (heads, head_dim, token)
-    assert "head_dim = 256, Gemma 3's default: not in the file" in model.notes
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_gemma3_without_a_longest_request(size: str) -> None:
     model = read_model(gemma3(size))
@@ -89,12 +81,6 @@ def test_mixers_with_a_state_inside_a_chunk_of_a_prompt(name: str) -> None:
 def test_states_inside_chunks_count_in_the_concurrency(name: str, concurrency: float) -> None:
     plan = serve(read_model(load_config(FOLDER / f"{name}.json")), 80 << 30).plan
     assert plan.reserved_concurrency == pytest.approx(concurrency, abs=0.005)
-
-
-def test_cohere2_windows_count_the_query_s_own_token() -> None:
-    model = read_model({"model_type": "cohere2", "num_hidden_layers": 4})
-    windows = [spec.window for spec in model.specs.values() if isinstance(spec, SlidingWindow)]
-    assert windows == [4097] * 3
 
 
 @pytest.mark.parametrize(

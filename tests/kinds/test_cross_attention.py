@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.cache.state import require_expressible
-from hkv.cli import cli
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -224,20 +221,6 @@ def test_a_fork_shares_an_encoders_output() -> None:
     assert pair.fork("a", "b") == [[(5, 7)], []]
     assert pair.reference.manager.rows("b") == [[1, 2, 3, 4, 7], [6]]
     assert pair.reference.manager.pool.refs[6] == 2
-
-
-def test_commands_take_it(tmp_path: pathlib.Path) -> None:
-    log = str(tmp_path / "log.jsonl")
-    kinds = "--kinds cross_attention,full_attention --feature core --version 3"
-    for line in (
-        f"record --engine numpy --seed 3 {kinds} -o {log}",
-        f"check {log}",
-        f"explain {log} --line 30",
-        f"diff --engines numpy,numpy --seeds 3 {kinds}",
-        "layout --spec cross:16:100 --num-layers 2",
-    ):
-        done = CliRunner().invoke(cli, line.split())
-        assert done.exit_code == 0, done.output
 
 
 REPLAYED_GROUPS = [

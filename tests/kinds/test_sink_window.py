@@ -8,12 +8,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.cache.state import replace
-from hkv.cli import cli
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.planning.plan import PlanOptions
@@ -180,28 +178,6 @@ def test_a_fork_shares_the_sinks(tokens, lookahead, data):
     for _ in range(data.draw(st.integers(0, 4))):
         if not grow(pair, data.draw(st.sampled_from("ab")), data.draw(st.integers(1, 9))):
             break
-
-
-SHAPES = {"sink_window": "4:6:9", "chunk_pair": "4:8"}
-
-
-@pytest.mark.parametrize(("kind", "line", "shown"), [("sink_window", 164, "16:4:64"), ("chunk_pair", 52, "16:64")])
-def test_commands_take_them(kind, line, shown, tmp_path):
-    log, trace = str(tmp_path / "log.jsonl"), tmp_path / "trace.jsonl"
-    trace.write_text(
-        "".join(f'{{"timestamp": {n}, "tokens": {list(range(60))}, "output_length": 9}}\n' for n in range(6))
-    )
-    text, asked = f"{kind}:{SHAPES[kind]}", f"--feature core --kinds {kind},full_attention"
-    for command, said in (
-        (f"record --engine numpy --seed 3 {asked} -o {log}", "operations"),
-        (f"check {log}", "1 of 1 logs agree"),
-        (f"explain {log} --line {line}", f"{kind}:8"),
-        (f"diff --engines numpy,jax --seeds 3 --version 2 {asked}", ""),
-        (f"replay {trace} --groups {text},full:4 --num-blocks 60 --engine numpy", text),
-        (f"layout --spec {kind}:{shown} --num-layers 2", ""),
-    ):
-        done = CliRunner().invoke(cli, command.split())
-        assert (done.exit_code, said in done.output) == (0, True), done.output
 
 
 def planned(spec: LayerSpec, **changes):

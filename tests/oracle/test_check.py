@@ -15,7 +15,6 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import Answer, CacheState, Header, Operation, StateOp
 from hkv.errors import ConfigError, FileError
 from hkv.oracle.check import HISTORY, FollowedLog, check_log, follow
-from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import log_bytes, parse_log, read_log
 from hkv.oracle.record import differ, record
 from tests.oracle.sample import ALLOCATE, HEADER, OPERATIONS, encode, sample
@@ -79,20 +78,6 @@ def test_error_of_an_engine_is_a_difference() -> None:
     assert (difference.field, difference.want) == ("error", "no error")
 
 
-def test_bugs_are_handed_to_the_engine() -> None:
-    seen: list[Header] = []
-
-    def factory(header: Header) -> NumpyEngine:
-        seen.append(header)
-        return NumpyEngine(header)
-
-    log = parse_log(sample(), "a")
-    assert check_log(log, factory, ["window-one-never-hits"]) is None
-    assert check_log(log, factory) is None
-    assert [header.bugs for header in seen] == [["window-one-never-hits"], []]
-    assert msgspec.structs.replace(seen[0], oplog=1, bugs=[]) == seen[1]
-
-
 def test_a_bug_makes_a_difference() -> None:
     groups = [{"kind": "sliding_window", "block_size": 2, "window": 1}]
     lines = [
@@ -127,11 +112,6 @@ def test_an_answer_is_recorded_as_it_was_given() -> None:
     compared, parted = differ(NumpyEngine, Reusing, "core", 3, 2, 12)
     assert parted is None
     assert compared.answers == recording.answers
-
-
-def test_unknown_engine() -> None:
-    with pytest.raises(ConfigError, match="one of numpy"):
-        engine_factory("torch")
 
 
 # Logs that grow are held against an engine line by line, whole lines alone, and agree or differ as `check` says.

@@ -206,9 +206,3 @@ def test_what_is_none_is_found(engine: type, field: str) -> None:
         if parted is not None:
             found.append(parted.field)
     assert any(name.startswith(field) for name in found)
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_an_engine_is_isomorphic_to_itself(feature: str) -> None:
-    for seed in range(4):
-        assert differ(NumpyEngine, NumpyEngine, feature, seed, 2, 12, ids="isomorphic")[1] is None

@@ -77,27 +77,6 @@ def test_jax_agrees(feature: str) -> None:
 
 
 @BOTH
-def test_blocks_outlive_their_request(make: Any) -> None:
-    engine = make(header())
-    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4]), allocate("a", 4), oplog.PopOp(id="a"))
-    state = engine.state()
-    assert state.refs == {"1": 1, "2": 1}
-    assert not state.rows
-    perform(engine, oplog.HoldOp(blocks=[2]), oplog.ReleaseOp(blocks=[2, 1]))
-    assert engine.state().refs == {"2": 1}
-    perform(engine, oplog.ReleaseOp(blocks=[2]))
-    assert engine.state().free[-2:] == [1, 2]
-
-
-@BOTH
-def test_blocks_without_keys_go_to_the_front_in_the_order_given(make: Any) -> None:
-    engine = make(header(caching=False))
-    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5, 6]), allocate("a", 6), oplog.PopOp(id="a"))
-    perform(engine, oplog.ReleaseOp(blocks=[3, 1, 2]))
-    assert engine.state().free[:3] == [3, 1, 2]
-
-
-@BOTH
 def test_more_blocks_are_released_than_a_row_has(make: Any) -> None:
     """A compiled row has 512 entries; the rows of all groups of a popped request may be more."""
     engine = make(header(groups=[{"kind": "full_attention", "block_size": 2}] * 4, num_blocks=130, caching=False))
@@ -163,15 +142,6 @@ def test_keys_are_given(make: Any) -> None:
         perform(engine, oplog.RequestOp(id="c", tokens=[1, 2]))
 
 
-@BOTH
-def test_a_digest_is_of_the_state(make: Any) -> None:
-    engine = make(header())
-    digest = VLLM.perform(engine, oplog.DigestOp())
-    assert digest == oplog.state_digest(engine.state())
-    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2]), allocate("a", 2))
-    assert VLLM.perform(engine, oplog.DigestOp()) != digest
-
-
 PLANTED = [
     ("reference.dialects.vllm.live:release", "manager.pool.release(blocks)", "manager.pool.release(blocks[::-1])"),
     ("reference.dialects.vllm.live:retire", "kind.retire(id, processed)", "kind.retire(id, processed + 1)"),
@@ -204,27 +174,6 @@ def test_a_planted_defect_is_seen(target: str, old: str, new: str, recordings: l
 FULL = {"kind": "full_attention", "block_size": 2}
 STATES = {"kind": "mamba", "block_size": 2, "num_speculative_blocks": 0}
 WINDOW = {"kind": "sliding_window", "block_size": 2, "window": 3}
-
-
-@BOTH
-def test_new_blocks_of_attention_are_listed_once(make: Any) -> None:
-    engine = make(header(groups=[FULL, STATES, WINDOW], zeroing=True, num_blocks=20))
-    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4]), allocate("a", 4))
-    rows = engine.state().rows["a"]
-    assert engine.zeros() == rows[0] + rows[2]
-    perform(engine, oplog.ComputedOp(id="a", tokens=4), allocate("a", 1))
-    assert engine.zeros() == [engine.state().rows["a"][0][2], engine.state().rows["a"][2][2]]
-    assert engine.zeros() == []
-
-
-@BOTH
-def test_blocks_of_a_hit_are_not_listed(make: Any) -> None:
-    engine = make(header(zeroing=True))
-    tokens = [1, 2, 3, 4, 5]
-    perform(engine, oplog.RequestOp(id="a", tokens=tokens), allocate("a", 5), oplog.FreeOp(id="a"))
-    assert engine.zeros() == [1, 2, 3]
-    perform(engine, oplog.RequestOp(id="b", tokens=tokens), oplog.LookupOp(id="b"), allocate("b", 1, hit=4))
-    assert engine.zeros() == [3]
 
 
 @BOTH

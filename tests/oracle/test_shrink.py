@@ -259,11 +259,6 @@ def test_both_dialects_are_shrunk_by_the_same_search(dialect: str) -> None:
         assert shrinker.problem is None
 
 
-def test_engines_that_agree_have_no_case() -> None:
-    recording = record(NumpyEngine, "core", 1, 2, 4)
-    assert Shrinker(NumpyEngine, NumpyEngine).failing(recording.header, recording.operations) is None
-
-
 @settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_is_left_out_repairs_to_legal_traffic(data: st.DataObject) -> None:

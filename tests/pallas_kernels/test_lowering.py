@@ -1,6 +1,6 @@
 """Every kernel and operation lowers to CUDA on a machine that has no GPU: of layouts, those that kernels differ on.
 
-`tests/slow/pallas_kernels/test_lowering_layouts.py` goes through the other layouts and dtypes.
+`tests/slow/test_pallas_kernels.py` goes through the other layouts and dtypes.
 """
 
 from __future__ import annotations

@@ -24,10 +24,8 @@ main()
 @pytest.mark.parametrize(
     "line",
     [
-        "diff --engines numpy,jax --kinds latter_half --seeds 8 --feature core",
         "diff --engines numpy,jax --kinds latter_half,full_attention,sliding_window --seeds 3 --version 2",
         "watch numpy --kinds latter_half,full_attention --seeds 8 --feature core",
-        "watch jax --kinds latter_half --seeds 6 --feature eagle",
     ],
 )
 def test_both_forms_agree_and_keep_the_invariants(line: str) -> None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -17,14 +15,12 @@ import pytest
 from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines import jax as rtp_jax
-from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm.log import RequestOp, to_rtp_header
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn, RtpResults
 from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, of_config
 from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations
 from hkv.model.topology import Topology
-from hkv.state.pooled import Counter, PooledState, Request, Role, resized
+from hkv.state.pooled import Counter, PooledState, Role, resized
 from hkv.state.status import Status
 from tests.cache.build import large_copies
 from tests.rtp_llm.build import FULL, LINEAR, SWA, group
@@ -106,18 +102,6 @@ def test_lanes_do_what_single_states_do() -> None:
             np.testing.assert_array_equal(got.reshape(-1)[:-1], want.reshape(-1)[:-1], name)  # the last is spare
 
 
-def test_a_hit_is_reported_and_forks_name_their_copies() -> None:
-    batch = prompt(RtpBatch(), 0, range(5)).add(RtpCode.INSERT, 0).add(RtpCode.FREE, 0)
-    prompt(batch, 1, range(5)).add(RtpCode.FORK, 1, [0, 0], copy=1).add(RtpCode.PEAK, 1, tokens=4, sequences=2)
-    state, results = run(start()[1], batch)
-    assert statuses(results, batch) == [Status.OK] * len(batch)
-    assert results.table[5, RtpColumn.VALUE] == 16, "all but the last block's tokens"
-    assert results.table[6, RtpColumn.COUNT] == 3, "a copy for each group"
-    assert results.ids[:9:3].tolist() == [0, 1, 2]
-    assert state.requests[1, Request.BATCH] == 2
-    rtp_cache.check(results)
-
-
 @pytest.mark.parametrize(
     ("batch", "status"),
     [
@@ -163,13 +147,6 @@ def test_what_does_not_exist_is_counted() -> None:
     assert results.table[1, RtpColumn.VALUE] == 2
 
 
-def test_unknown_operations_answer_so() -> None:
-    batch = RtpBatch().add(RtpCode.EVICT)
-    batch._rows[0][0] = 77
-    _, results = run(start()[1], batch)
-    assert statuses(results, batch) == [Status.UNKNOWN_OPERATION]
-
-
 def test_sizes_that_do_not_fit_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="names"):
         rtp_cache.init(TREE, BUCKETS)
@@ -189,17 +166,6 @@ def test_random_configurations_share_a_handful_of_sizes() -> None:
     assert sorted(each.names for each in found) == [0, 2]
 
 
-def test_engines_share_a_program() -> None:
-    rtp_cache.run(*start(), operations(RtpBatch().add(RtpCode.EVICT)), ids=rtp_jax.IDS)
-    before = rtp_cache.count_programs()
-    for seed in range(10):
-        drawn = draw_config(random.Random(seed))
-        engine = RtpJaxEngine(to_rtp_header(drawn, "x"))
-        engine.perform(RequestOp(id="a", tokens=[*range(9)]))
-        assert not engine.state().cached
-    assert rtp_cache.count_programs() <= before + 2
-
-
 def test_a_state_moves_into_larger_sizes() -> None:
     batch = prompt(RtpBatch(), 0, range(5), sequences=2).add(RtpCode.INSERT, 0)
     state, _ = run(start()[1], batch)
@@ -214,26 +180,3 @@ def test_a_state_moves_into_larger_sizes() -> None:
         resized(moved, BUCKETS)
     with pytest.raises(ConfigError, match="blocks"):
         resized(state, dataclasses.replace(BUCKETS, blocks=4096))
-
-
-SCRIPT = """
-import sys
-sys.modules["reference"] = None
-from hkv.dialects.rtp_llm import machine as rtp_cache
-from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode
-from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
-from hkv.dialects.rtp_llm import log as structs
-group = structs.RtpGroup(tag="full", type="FULL", block_size=4)
-header = structs.RtpHeader(
-    oplog=2, dialect="rtp-llm/single", feature="x", num_blocks=[9], groups=[group], block_size=4
-)
-engine = RtpJaxEngine(header)
-batch = RtpBatch().add(RtpCode.DROP, 0).build()
-_, results = rtp_cache.run(engine._parameters, engine._state, batch, only=(RtpCode.DROP,))
-print(int(results.table[0, 0]), any(name.startswith("reference.") for name in sys.modules))
-"""
-
-
-def test_it_works_without_the_reference() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["4", "False"], done.stderr

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 
+import chex
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -126,3 +127,12 @@ def test_steps_run_without_compilation():
             seconds.append(time.process_time() - begun)
     jax.tree.map(np.testing.assert_array_equal, found, compiled)
     assert seconds[1] < 4
+
+
+def test_the_face_is_traced_once_for_each_shape():
+    cache = made()
+    counted = jax.jit(chex.assert_max_traces(lambda cache, row, tokens: hkv.allocate(cache, row, tokens), n=1))
+    for row in range(R):
+        cache, given = counted(cache, row, jnp.arange(9) + 20 * row)
+        assert given.status == 0
+    assert cache.running.all()

@@ -1,4 +1,7 @@
-"""`hkv explore`: what it says, a planted defect with its shortest counterexample, limits, bad input."""
+"""`hkv explore`: what it says, a planted defect with its shortest counterexample, limits, bad input.
+
+`hkv plan` with a workload: hit rates on the planned GPUs.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from hkv.cli import cli, workload
 from hkv.cli.check import command as check
 from hkv.cli.explore import command
 from hkv.dialects.vllm.explore_command import DEFECTS
-from hkv.errors import HKVError
+from hkv.errors import ConfigError, HKVError
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import applied
 from tests.testing.plain_explorer import CHUNK
@@ -79,10 +84,6 @@ def test_an_error_is_one_line_and_exit_status_two() -> None:
     assert "--without" in done.stderr
 
 
-def test_help_has_an_example() -> None:
-    assert "Example: hkv explore" in CliRunner().invoke(command, ["--help"]).output
-
-
 @pytest.mark.parametrize("name", DEFECTS)
 def test_defects_can_be_planted(name: str) -> None:
     """Their text still stands where they change it."""
@@ -101,3 +102,47 @@ def test_a_planted_defect_is_found_with_its_shortest_counterexample(tmp_path: pa
     names = [type(operation).__name__ for operation in log.operations]
     assert names == ["RequestOp", "AllocateOp", "AdvanceOp", "AppendOp", "AllocateOp", "StateOp"]
     assert CliRunner().invoke(check, [str(path), "--engine", "numpy"]).exit_code == 0
+
+
+# `hkv plan` with a workload.
+
+MODEL = ("qwen3-0.6b", "--memory", "1GiB", "--max-model-len", "2048")
+WORDS = ("--prompt", "300", "--answer", "20", "--shared", "60%", "--requests-per-second", "5")
+
+
+def planned(*words: str) -> str:
+    return CliRunner().invoke(cli, ["plan", *MODEL, *words], catch_exceptions=False).output
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "REQUESTS", 40)
+
+
+def test_hit_rates_are_those_of_replays(few: None) -> None:
+    found: dict[str, Any] = json.loads(planned(*WORDS, "--target-hit-rate", "1%", "--json", "-"))
+    assert 0 < found["now"] <= found["twice_the_memory"] <= found["without_evictions"] <= 0.6 + 0.2
+    assert found["target"]["reached"]["change"] == ""
+    settings = workload.Drawn(300, 20, 60.0, 5.0)
+    with workload.trace_of(settings) as path:
+        words = "--model qwen3-0.6b --memory 1GiB --max-model-len 2048 --tokens-per-id 16 --device h100 --json -"
+        replayed = json.loads(CliRunner().invoke(cli, ["replay", path, *words.split()]).output)
+    assert replayed["totals"]["hit_rate"] == pytest.approx(found["now"])
+
+
+def test_the_screen_has_80_columns_and_one_plot(few: None, tmp_path: pathlib.Path) -> None:
+    plot = tmp_path / "plot.svg"
+    said = planned(*WORDS, "--target-hit-rate", "99%", "--plot", str(plot))
+    assert max(map(len, said.splitlines())) <= 80
+    assert "not reached" in said
+    assert "assumed" in said
+    assert plot.stat().st_size > 1000
+
+
+def test_options_of_a_workload_want_one() -> None:
+    with pytest.raises(ConfigError, match="--prompt or --trace"):
+        planned("--shared", "60%")
+    with pytest.raises(ConfigError, match="percentage"):
+        planned("--prompt", "300", "--shared", "sixty")
+    with pytest.raises(ConfigError, match="beside --trace"):
+        planned("--prompt", "300", "--trace", "x.jsonl")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripts import load_script
 
-DOCS = pathlib.Path(__file__).parents[3] / "docs"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
