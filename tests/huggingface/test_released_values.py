@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.errors import ConfigError
-from hkv.model.huggingface import ReadOptions, load_config, read_model
-from hkv.spec import FullAttention, Mamba, SlidingWindow
-from tests.huggingface.test_models import FOLDER
+from hkv.model.huggingface import ReadOptions, read_model
+from hkv.spec import FullAttention, SlidingWindow
 
 GEMMA3: dict[str, Any] = {
     "model_type": "gemma3",
@@ -61,26 +59,6 @@ def test_layers_that_share_an_indexer_have_none(model_type: str) -> None:
     assert read_model(config | {"index_topk_pattern": letters}).specs == model.specs
     with pytest.raises(ConfigError, match=r"indexer_types\[2\] = 'shared': expected an indexer there"):
         read_model(config | {"indexer_types": types})
-
-
-WITH_CHECKPOINT = ("granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_moe_text")
-WITHOUT_CHECKPOINT = ("jamba", "kimi_linear")
-
-
-@pytest.mark.parametrize("name", [*WITH_CHECKPOINT, *WITHOUT_CHECKPOINT])
-def test_mixers_with_a_state_inside_a_chunk_of_a_prompt(name: str) -> None:
-    states = [
-        spec for spec in read_model(load_config(FOLDER / f"{name}.json")).specs.values() if isinstance(spec, Mamba)
-    ]
-    assert {spec.num_prefill_checkpoint_blocks for spec in states} == {int(name in WITH_CHECKPOINT)}
-
-
-@pytest.mark.parametrize(
-    ("name", "concurrency"), [("granitemoehybrid", 210.67), ("nemotron_h", 2880.57), ("qwen3_next", 91.94)]
-)
-def test_states_inside_chunks_count_in_the_concurrency(name: str, concurrency: float) -> None:
-    plan = serve(read_model(load_config(FOLDER / f"{name}.json")), 80 << 30).plan
-    assert plan.reserved_concurrency == pytest.approx(concurrency, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -178,22 +156,6 @@ def test_zaya_is_read_as_the_transformers_backend_caches_it() -> None:
 def test_query_heads_that_ranks_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_attention_heads = 20: expected a multiple of 8 tensor-parallel ranks"):
         read_model({"model_type": "glm4_moe_lite", "num_attention_heads": 20}, ReadOptions(tensor_parallel=8))
-
-
-def test_a_given_intermediate_size_goes_before_the_expansion() -> None:
-    config = {"model_type": "falcon_mamba", "hidden_size": 4096, "expand": 16, "intermediate_size": 8192}
-    assert {spec.shapes for spec in read_model(config).specs.values() if isinstance(spec, Mamba)} == {
-        ((3, 8192), (8192, 16))
-    }
-
-
-def test_two_caches_a_layer() -> None:
-    falcon = read_model({"model_type": "falcon_h1"})
-    assert [layer.name for layer in falcon.layers[:3]] == ["layers.0", "layers.0.mixer", "layers.1"]
-    assert len(falcon.specs) == 2 * falcon.num_layers
-    longcat = read_model({"model_type": "longcat_flash"})
-    assert [layer.name for layer in longcat.layers[:2]] == ["layers.0.self_attn.0", "layers.0.self_attn.1"]
-    assert longcat.token_bytes == 2 * 28 * 576 * 2
 
 
 def test_fields_that_vllm_does_not_read_must_agree() -> None:

@@ -19,7 +19,6 @@ from hkv.dialects.vllm.planning.residency import request_blocks
 from hkv.dialects.vllm.vectors import LayerSet, draw_layer_set
 from hkv.errors import HKVError, PlanError
 from hkv.layout.block_layout import Layout
-from hkv.layout.orders import Order
 from hkv.model.huggingface.family import words
 from hkv.spec import FullAttention, HiddenState, LayerSpec, Mamba, MLAAttention, RequestLimits, SlidingWindow
 from hkv.spec.written import spec_of, spec_record
@@ -133,31 +132,6 @@ def test_records_keep_layers_and_options(seed: int) -> None:
     assert options_of(json.loads(json.dumps(options_record(case.options)))) == case.options
 
 
-@pytest.mark.parametrize(
-    ("full", "windows", "sizes"),
-    [(10, 20, [10, 10, 10]), (13, 12, [13, 12]), (8, 9, [8, 9]), (4, 22, [4, 4, 4, 4, 4, 3, 3]), (2, 3, [2, 2, 1])],
-)
-def test_groups_are_as_large_as_the_smaller_kind_or_as_the_larger_below_one_and_a_half(
-    full: int, windows: int, sizes: list[int]
-) -> None:
-    made = plan(layers(("full", full, FULL), ("swa", windows, WINDOW)))
-    assert [len(group.names) for group in made.groups] == sizes
-
-
-def test_layers_are_dealt_out_so_that_stages_share_groups() -> None:
-    first = layers(("full", 1, FULL), ("a", 2, WINDOW))
-    second = {"full1": FULL, "b0": WINDOW, "b1": WINDOW}
-    made = plan([first, second])
-    assert [group.names for group in made.groups] == [("full0", "full1"), ("a0", "b0"), ("a1", "b1")]
-    assert [[len(group.names) for group in worker.groups] for worker in made.workers] == [[1, 1, 1], [1, 1, 1]]
-
-
-def test_a_stage_without_layers_of_a_group_keeps_the_group_empty() -> None:
-    made = plan([{"full0": FULL}, {"swa0": WINDOW}])
-    assert [[group.names for group in worker.groups] for worker in made.workers] == [[("full0",), ()], [(), ("swa0",)]]
-    assert all(len(worker.tensors) == 1 for worker in made.workers)
-
-
 def test_every_worker_takes_the_fewest_blocks() -> None:
     workers = [{"a": FULL}, {"b": FULL, "c": FULL}]
     made = plan_vllm(workers, [1 << 22, 1 << 22], PlanOptions(limits=LIMITS, layout="LBNHC"))
@@ -206,14 +180,6 @@ def test_approximate_gcd_takes_the_larger_on_a_tie() -> None:
     assert approximate_gcd([4], 9) == 9
 
 
-def test_pages_of_several_sizes_lie_side_by_side_in_block_outermost_layouts() -> None:
-    small = dataclasses.replace(FULL, head_size=8)
-    made = plan({"a": FULL, "b": small, "c": WINDOW}, layout="BLHNC")
-    assert [(group.names, group.mixed) for group in made.groups] == [(("a", "b"), True), (("c",), True)]
-    (tensors,) = (worker.tensors for worker in made.workers)
-    assert [(tensor.offset, tensor.block_stride) for tensor in tensors] == [(0, 9216), (8192, 9216), (0, 9216)]
-
-
 def test_an_unbalanced_bucket_is_split_without_losing_layers() -> None:
     wide = dataclasses.replace(WINDOW, num_kv_heads=4)
     given_layers = layers(("full", 1, FULL), ("wide", 1, wide), ("narrow", 5, WINDOW))
@@ -260,17 +226,6 @@ def test_an_order_that_scatters_heads_keeps_their_blocks_aligned_unless_the_defe
         Layout.of_spec(aligned, "LHBNC", num_blocks=4)
 
 
-def test_hidden_states_get_a_group_of_their_own() -> None:
-    hidden = HiddenState(block_size=16, head_size=1024)
-    made = plan({"full": FULL, "swa": WINDOW, "hidden": hidden})
-    assert [group.names for group in made.groups] == [("full",), ("swa",), ("hidden",)]
-    assert made.groups[2].spec.block_size == 4
-    assert {group.spec.page_size_bytes for group in made.groups} == {8192}
-    large = plan({"full": FULL, "swa": WINDOW, "hidden": dataclasses.replace(hidden, head_size=8192)})
-    assert {group.spec.page_size_bytes for group in large.groups} == {16384}
-    assert [group.spec.block_size for group in large.groups] == [32, 32, 1]
-
-
 def test_the_grid_of_states_grows_with_the_attention_blocks_beside_a_large_hidden_state() -> None:
     state, small = Mamba(block_size=64, shapes=((48,),)), dataclasses.replace(FULL, num_kv_heads=1, head_size=8)
     hidden = HiddenState(block_size=16, head_size=1024)
@@ -294,13 +249,6 @@ def test_the_longest_request_that_fits() -> None:
         plan({"full": FULL}, memory=8192, auto_fit=True)
 
 
-def test_context_parallel_ranks_share_a_block() -> None:
-    limits = dataclasses.replace(LIMITS, context_parallel=4)
-    sharded = dataclasses.replace(FULL, cp_sharded=True)
-    made = plan({"full": sharded, "swa": WINDOW}, limits=limits)
-    assert (made.scheduler_block_size, made.hash_block_size) == (64, 16)
-
-
 def test_draft_layers_flag_their_group() -> None:
     draft = dataclasses.replace(FULL, is_draft=True)
     made = plan({"full": FULL, "swa": WINDOW, "swa1": WINDOW, "draft": draft}, eagle=True)
@@ -309,12 +257,6 @@ def test_draft_layers_flag_their_group() -> None:
         (("swa", "swa1"), False),
     ]
     assert [group.eagle for group in made.topology_groups()] == [True, False]
-
-
-@pytest.mark.parametrize("order", [order.value for order in Order if not order.block_compact])
-def test_layers_of_several_page_sizes_need_a_block_compact_order(order: str) -> None:
-    with pytest.raises(HKVError):
-        plan({"a": FULL, "b": dataclasses.replace(FULL, head_size=8)}, layout=order)
 
 
 def test_without_a_wish_the_first_order_that_fits_is_taken() -> None:
