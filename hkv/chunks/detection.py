@@ -86,7 +86,7 @@ def discover_per_layer_formats(
     their tensor and the first format found, as a placeholder. `tensors` has one entry a layer, or is a cross-layer or
     K-and-V structure; without engine groups all layers are of one.
     """
-    if _same_shapes(tensors):
+    if len({leaf.shape for leaf in _leaves(tensors)}) == 1:
         found, seen = detect(tensors, engine, hints, bugs)
         if TRAITS[found].structure is not Structure.LAYER_LIST:
             return [found] * _num_layers(found, seen), seen
@@ -224,10 +224,6 @@ def _leaves(tensors: Nested) -> list[TensorView]:
     if isinstance(tensors, TensorView):
         return [tensors]
     return [leaf for entry in tensors for leaf in _leaves(entry)]
-
-
-def _same_shapes(tensors: Nested) -> bool:
-    return len({leaf.shape for leaf in _leaves(tensors)}) == 1
 
 
 def _signature(entry: Nested) -> Any:

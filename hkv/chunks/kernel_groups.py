@@ -140,7 +140,9 @@ def page_geometry(found: EngineKVFormat, tensors: Nested, num_layers: int) -> Pa
     LayoutError for a format that has no axis of blocks, or pads them where transfers expect them tight.
     """
     traits = TRAITS[found]
-    probe = _probe(found, tensors)
+    probe = tensors
+    while not isinstance(probe, TensorView):
+        probe = probe[0]
     if not traits.block_axis:
         raise LayoutError("format", found.name, "a format with an axis of blocks")
     blocks, slots, heads, size = _extents(found, probe, tensors)
@@ -151,12 +153,6 @@ def page_geometry(found: EngineKVFormat, tensors: Nested, num_layers: int) -> Pa
     else:
         _check_tight(found, probe)
     return PageGeometry(found, traits.kv_size, num_layers, blocks, slots, heads, size, probe.dtype, stride)
-
-
-def _probe(found: EngineKVFormat, tensors: Nested) -> TensorView:
-    while not isinstance(tensors, TensorView):
-        tensors = tensors[0]
-    return tensors
 
 
 def _extents(found: EngineKVFormat, probe: TensorView, tensors: Nested) -> tuple[int, int, int, int]:
@@ -206,7 +202,8 @@ def group_layers(
         engine_group = 0 if engine_groups is None else engine_groups[layer]
         if engine_group == EXCLUDED:
             continue
-        geometry = page_geometry(found, _of_layer(found, tensors, layer), 1)
+        listed = TRAITS[found].structure is Structure.LAYER_LIST and not isinstance(tensors, TensorView)
+        geometry = page_geometry(found, tensors[layer] if listed else tensors, 1)
         key: Any = (engine_group, geometry)
         if "lmcache-group-key" in bugs:
             key = (engine_group, dataclasses.replace(geometry, num_blocks=0, block_stride=0))
@@ -216,12 +213,6 @@ def group_layers(
         (tuple(layers), dataclasses.replace(geometries[key], num_layers=len(layers))) for key, layers in members.items()
     ]
     return tuple(_with_infos(groups, infos))
-
-
-def _of_layer(found: EngineKVFormat, tensors: Nested, layer: int) -> Nested:
-    if TRAITS[found].structure is Structure.LAYER_LIST and not isinstance(tensors, TensorView):
-        return tensors[layer]
-    return tensors
 
 
 def _with_infos(

@@ -34,11 +34,6 @@ class Launch:
     skip: int
 
 
-def blocks_per_chunk(group: KernelGroup, chunk: int) -> int:
-    """Blocks that a chunk covers."""
-    return group.num_blocks(chunk)
-
-
 def blocks_per_window(group: KernelGroup, chunk: int, full_window: bool = False) -> int:
     """Blocks of a chunk that an object holds: those of the window, when that is shorter than the chunk."""
     return group.num_blocks(min(chunk, group.kept_tokens(chunk, full_window)))
@@ -84,7 +79,7 @@ def null_chunks(
     """
     held: list[list[Sequence[int]]] = []
     for member in object_group.members:
-        per_chunk = blocks_per_chunk(groups[member], chunk)
+        per_chunk = groups[member].num_blocks(chunk)
         kept = per_chunk if "lmcache-null-mask" in bugs else blocks_per_window(groups[member], chunk)
         ids = block_ids[member]
         starts = range(0, len(ids) // per_chunk * per_chunk, per_chunk)
@@ -99,7 +94,7 @@ def check_block_ids(
     if len(block_ids) != len(groups):
         raise OperationError("block_ids", len(block_ids), f"a list for each of the {len(groups)} kernel groups")
     for index, (group, ids) in enumerate(zip(groups, block_ids, strict=True)):
-        expected = num_chunks * blocks_per_chunk(group, chunk)
+        expected = num_chunks * group.num_blocks(chunk)
         if len(ids) != expected:
             raise OperationError(f"block_ids[{index}]", len(ids), f"{expected} ids, those of {num_chunks} chunks")
 
@@ -122,7 +117,7 @@ def plan_transfer(
     Args:
       groups: all kernel groups.
       object_group: index of the object group.
-      block_ids: per kernel group, `blocks_per_chunk` ids a chunk; not yet downsampled, not changed.
+      block_ids: per kernel group, `num_blocks(chunk)` ids a chunk; not yet downsampled, not changed.
       chunk: tokens per chunk.
       direction: `store` (pages to objects) or `retrieve`.
       present: per chunk, whether it has an object.
@@ -139,7 +134,7 @@ def plan_transfer(
     batch = batch or (STORE_BATCH if direction == "store" else RETRIEVE_BATCH)
     windowed = direction == "retrieve" and object_group.window >= 1
     first = max(0, num_chunks - object_group.window) if windowed else 0
-    kept = {g: downsample(block_ids[g], blocks_per_chunk(groups[g], chunk), blocks_per_window(groups[g], chunk))
+    kept = {g: downsample(block_ids[g], groups[g].num_blocks(chunk), blocks_per_window(groups[g], chunk))
             for g in object_group.members}  # fmt: skip
     launches: list[Launch] = []
     for start, objects in batches(range(num_chunks), batch, first):
@@ -159,7 +154,7 @@ def _launch(
     groups: Sequence[KernelGroup], member: int, kept: Sequence[int], objects: tuple[int, ...], chunk: int, skipped: int
 ) -> Launch:
     group = groups[member]
-    per_chunk, per_window = blocks_per_chunk(group, chunk), blocks_per_window(group, chunk)
+    per_chunk, per_window = group.num_blocks(chunk), blocks_per_window(group, chunk)
     ids = kept[objects[0] * per_window : (objects[-1] + 1) * per_window]
     return Launch(member, tuple(ids), objects, skip_in_window(per_chunk, per_window, group.num_blocks(skipped)))
 

@@ -41,7 +41,7 @@ def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
     Where no model has several rows, and the width allows, its name is in the row. A refused combination has its reason
     in the place of what fits; only reasons are broken to fit the width.
     """
-    names = [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
+    names = _varying(rows)
     weighed = any(row.capacity is not None and row.capacity.weights is not None for row in rows)
     headings = [*(name.replace("_", "-").replace("-dtype", "") for name in names), *HEADINGS]
     if weighed:
@@ -177,18 +177,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 def lengths_between(rows: Sequence[CapacityRow]) -> list[tuple[str, dict[str, Any]]]:
     """Combinations that a table does not have: each line's powers of two between its shortest and longest request."""
-    names = _varying(rows)
-    series: dict[tuple[str, ...], dict[int, CapacityRow]] = {}
-    for row in rows:
-        if row.capacity is not None and LENGTH in row.options:
-            key = (row.model, *(str(row.options[name]) for name in names))
-            series.setdefault(key, {})[row.capacity.max_model_len] = row
     wanted = []
-    for planned in series.values():
-        row, longest = next(iter(planned.values())), max(planned)
-        powers = (1 << power for power in range(min(planned).bit_length(), longest.bit_length()))
-        between = [length for length in powers if length < longest and length not in planned]
-        wanted += [(row.model, {**row.options, LENGTH: str(length)}) for length in between]
+    for (model, _), planned in _series([row for row in rows if LENGTH in row.options], _varying(rows)):
+        lengths = {fits.max_model_len for _, fits in planned}
+        powers = (1 << power for power in range(min(lengths).bit_length(), max(lengths).bit_length()))
+        between = [length for length in powers if length < max(lengths) and length not in lengths]
+        wanted += [(model, {**planned[0][0].options, LENGTH: str(length)}) for length in between]
     return wanted
 
 
@@ -198,7 +192,8 @@ def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow]
     Each row of the table is a mark; lines go through those `between`, of `lengths_between`, without one.
     """
     check_plot_path(path)
-    lines = _lines([*rows, *between], _varying(rows))
+    cached = [row for row in (*rows, *between) if row.capacity is not None and row.capacity.concurrency is not None]
+    lines = _series(cached, _varying(rows))
     if not lines:
         raise ConfigError("plot", path, "at least one row that is not refused, of a model that caches something")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -212,7 +207,7 @@ def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow]
     styles = [(name, list(dict.fromkeys(row.options[name] for row in rows))) for name in _varying(rows)]
     asked = {row.capacity.max_model_len for row in rows if row.capacity is not None}
     for (model, choice), unordered in lines:
-        points = sorted(unordered)
+        points = sorted((fits.max_model_len, fits.concurrency or 0.0) for _, fits in unordered)
         marked = [index for index, (length, _) in enumerate(points) if length in asked]
         places = [values.index(choice[name]) for name, values in styles[:2]] + [0, 0]
         style = _style(models.index(model), places[0], places[1])
@@ -243,18 +238,16 @@ def _varying(rows: Sequence[CapacityRow]) -> list[str]:
     return [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
 
 
-def _lines(
+def _series(
     rows: Sequence[CapacityRow], names: Sequence[str]
-) -> list[tuple[tuple[str, dict[str, Any]], list[tuple[int, float]]]]:
-    """Points of each line, lengths with what fits: the model and the named options beside them."""
-    lines: dict[tuple[str, ...], list[tuple[int, float]]] = {}
-    choices: dict[tuple[str, ...], dict[str, Any]] = {}
+) -> list[tuple[tuple[str, dict[str, Any]], list[tuple[CapacityRow, Capacity]]]]:
+    """Rows that are not refused, with what fits, by the model and the named options."""
+    found: dict[tuple[str, ...], list[tuple[CapacityRow, Capacity]]] = {}
     for row in rows:
-        if row.capacity is not None and row.capacity.concurrency is not None:
+        if row.capacity is not None:
             key = (row.model, *(str(row.options[name]) for name in names))
-            choices[key] = {name: row.options[name] for name in names}
-            lines.setdefault(key, []).append((row.capacity.max_model_len, row.capacity.concurrency))
-    return [((key[0], choices[key]), points) for key, points in lines.items()]
+            found.setdefault(key, []).append((row, row.capacity))
+    return [((key[0], {name: each[0][0].options[name] for name in names}), each) for key, each in found.items()]
 
 
 def _style(model: int, dash: int, marker: int) -> dict[str, Any]:

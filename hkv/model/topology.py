@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -101,7 +102,10 @@ class Topology:
     pools: str = dataclasses.field(default="shared", kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_groups(self.groups)
+        if not self.groups:
+            raise TopologyError("groups", self.groups, "at least one group")
+        if repeated := _repeated(group.tag for group in self.groups):
+            raise TopologyError("groups", repeated, "a tag that no other group has")
         if self.pools not in POOLS:
             raise TopologyError("pools", self.pools, f"one of {', '.join(POOLS)}")
         if self.layers is None:
@@ -191,13 +195,6 @@ class Topology:
         raise TopologyError("tag", tag, f"one of layer {name}'s: {', '.join(group.tag for group in groups)}")
 
 
-def _check_groups(groups: Sequence[Group]) -> None:
-    if not groups:
-        raise TopologyError("groups", groups, "at least one group")
-    if repeated := _repeated(group.tag for group in groups):
-        raise TopologyError("groups", repeated, "a tag that no other group has")
-
-
 def _layers_of(groups: Sequence[Group]) -> tuple[Layer, ...]:
     tags: dict[str, list[str]] = {}
     for group in groups:
@@ -238,9 +235,4 @@ def _check_sharing(layers: Sequence[Layer]) -> None:
 
 
 def _repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -17,7 +17,7 @@ from hkv.cache.spans import leaves_states
 from hkv.chunks.formats import EngineKVFormat
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
 from hkv.chunks.objects import ObjectGroup, ObjectLayout, object_groups, object_layout
-from hkv.chunks.plans import blocks_per_chunk, blocks_per_window
+from hkv.chunks.plans import blocks_per_window
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError
@@ -130,7 +130,7 @@ def _described(
         kernel = KernelGroup(tuple(layers.index(layer) for layer in found), geometry, info)
         kernel.check_chunk(chunk)
         # An EAGLE hit is proved by the block behind it, which the end of a chunk is not: then whole chunks are kept.
-        counts = blocks_per_chunk(kernel, chunk), blocks_per_window(kernel, chunk, eagle and not info.recurrent)
+        counts = kernel.num_blocks(chunk), blocks_per_window(kernel, chunk, eagle and not info.recurrent)
         kernels.append(kernel)
         members.append(Member(name, tuple(found), group, *counts))
     entries = tuple(

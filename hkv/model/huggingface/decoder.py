@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from hkv.errors import ConfigError
@@ -238,7 +239,7 @@ class Decoder:
         if not {"num_attention_heads", "kv_lora_rank"} & self.fields.family.fields.keys():
             return 0
         if self.fields.has("kv_lora_rank"):
-            size = self.fields.integer("kv_lora_rank").value + self.fields.integer("qk_rope_head_dim").value
+            size = self._integer("kv_lora_rank") + self._integer("qk_rope_head_dim")
             return _cell_bytes(quantization, dtype, size, 0)
         size = self.fields.head_dim.value
         return self.shard(self.fields.kv_heads) * _cell_bytes(quantization, dtype, size, size)
@@ -257,6 +258,7 @@ class Decoder:
 
     def model(self, num_layers: int, layouts: tuple[str, ...] | None = None) -> Model:
         """The model with what was added."""
+        latent = self.fields.has("kv_lora_rank")
         return Model(
             model_type=self.fields.model_type,
             layers=tuple(self.layers),
@@ -265,14 +267,24 @@ class Decoder:
             notes=tuple(self.fields.notes.values()),
             layouts=layouts,
             tensor_parallel=self.options.tensor_parallel,
-            latent_sizes=self._latent_sizes(),
-            indexer_size=self.fields.integer("index_head_dim").value if self.fields.has("index_head_dim") else None,
+            latent_sizes=(self._integer("kv_lora_rank"), self._integer("qk_rope_head_dim")) if latent else None,
+            indexer_size=self._integer("index_head_dim") if self.fields.has("index_head_dim") else None,
         )
 
-    def _latent_sizes(self) -> tuple[int, int] | None:
-        if not self.fields.has("kv_lora_rank"):
-            return None
-        return self.fields.integer("kv_lora_rank").value, self.fields.integer("qk_rope_head_dim").value
+    def _integer(self, name: str) -> int:
+        return self.fields.integer(name).value
+
+
+def every_layer(add: Callable[[Decoder, int], object]) -> Callable[[Decoder], Model]:
+    """A reader of layers that are all added alike."""
+
+    def read(decoder: Decoder) -> Model:
+        count = decoder.fields.num_layers
+        for index in range(count):
+            add(decoder, index)
+        return decoder.model(count)
+
+    return read
 
 
 def layer_name(index: int, part: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hkv.errors import ConfigError
@@ -119,11 +119,9 @@ class Fields:
 
         `known` says what each name of a type is; beside `num_hidden_layers`, `lengths` are right numbers of entries.
         """
-        value = self.raw(name)
+        value = self._listed(name, lambda kind: isinstance(kind, str), "a list of names of layer types")
         if value is None:
             return None
-        if not isinstance(value, list | tuple) or not all(isinstance(kind, str) for kind in value):
-            raise ConfigError(self.place(name), value, "a list of names of layer types")
         if len(value) not in lengths:
             self._check_length(name, len(value))
         found = [(kind, f"{self.place(name)}[{i}]") for i, kind in enumerate(value)]
@@ -136,26 +134,26 @@ class Fields:
 
     def flags(self, name: str) -> list[tuple[bool, str]] | None:
         """`(flag, field)` of each layer from a list of 0 and 1, or None where it is null or missing."""
-        value = self.raw(name)
+        value = self._listed(name, lambda flag: type(flag) in (int, bool) and flag in (0, 1), "a list of 0 and 1")
         if value is None:
             return None
-        if not isinstance(value, list | tuple) or not all(
-            type(flag) in (int, bool) and flag in (0, 1) for flag in value
-        ):
-            raise ConfigError(self.place(name), value, "a list of 0 and 1")
         self._check_length(name, len(value))
         return [(bool(flag), f"{self.place(name)}[{i}]") for i, flag in enumerate(value)]
 
     def integers(self, name: str, least: int = 0) -> list[Field] | None:
         """A list of integers, or None where it is null or missing."""
-        value = self.raw(name)
+        value = self._listed(name, lambda _: True, "a list of integers")
         if value is None:
             return None
-        if not isinstance(value, list | tuple):
-            raise ConfigError(self.place(name), value, "a list of integers")
         for index, entry in enumerate(value):
             check_whole(f"{self.place(name)}[{index}]", entry, least, MAX_TOKENS)
         return [Field(entry, (f"{self.place(name)}[{i}]",)) for i, entry in enumerate(value)]
+
+    def _listed(self, name: str, right: Callable[[Any], bool], expected: str) -> Sequence[Any] | None:
+        value = self.raw(name)
+        if value is not None and not (isinstance(value, list | tuple) and all(map(right, value))):
+            raise ConfigError(self.place(name), value, expected)
+        return value
 
     def nested(self, name: str) -> Mapping[str, Any]:
         """An object inside the config, empty where it is null."""

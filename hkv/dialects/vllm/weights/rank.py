@@ -54,10 +54,6 @@ class Rank:
         values = {key: value for key, value in part.items() if value is not None}
         return dataclasses.replace(self, fields=dataclasses.replace(self.fields, values=values, path=f"{name}."))
 
-    def unknown(self, name: str, expected: str) -> ConfigError:
-        """The refusal of weights that depend on a field."""
-        return unknown(name, self.value(name), expected)
-
     @property
     def hidden(self) -> int:
         """Elements of a token between layers."""

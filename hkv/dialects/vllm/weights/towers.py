@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hkv.dialects.vllm.weights.rank import Rank
+from hkv.dialects.vllm.weights.rank import Rank, unknown
 
 Tower = Callable[[Rank], int]
 
@@ -74,7 +74,7 @@ def gemma3(rank: Rank) -> int:
 def gemma4(rank: Rank) -> int:
     """A tower that transformers has, whole on every rank, and a projection."""
     if rank.value("audio_config") is not None:
-        raise rank.unknown("audio_config", "none, or a model whose encoder of sound is known")
+        raise unknown("audio_config", rank.value("audio_config"), "none, or a model whose encoder of sound is known")
     vision = rank.inside("vision_config")
     size, inner = vision.hidden, vision.number("intermediate_size")
     heads, head = vision.number("num_attention_heads"), vision.number("head_dim")

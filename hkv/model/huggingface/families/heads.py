@@ -7,7 +7,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
-from hkv.model.huggingface.decoder import Decoder, layer_name
+from hkv.model.huggingface.decoder import Decoder, every_layer, layer_name
 from hkv.model.huggingface.families.attention import FULL, SLIDING
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.model import CacheLayer, Model
@@ -16,16 +16,7 @@ from hkv.spec import SlidingWindow
 
 def alike(heads: Callable[[Fields], Field], **layer: Any) -> Callable[[Decoder], Model]:
     """A reader of full attention in every layer."""
-
-    def read(decoder: Decoder) -> Model:
-        fields = decoder.fields
-        own = heads(fields)
-        count = fields.num_layers
-        for index in range(count):
-            decoder.attention(index, FULL, (), heads=own, **layer)
-        return decoder.model(count)
-
-    return read
+    return every_layer(lambda decoder, index: decoder.attention(index, FULL, (), heads=heads(decoder.fields), **layer))
 
 
 def _falcon(fields: Fields) -> Field:
@@ -55,12 +46,9 @@ def _dbrx(fields: Fields) -> Field:
 
 def _zaya(decoder: Decoder) -> Model:
     """Keys after convolutions (vLLM 0.33 `TransformersMoEForCausalLM`), of which the backend keeps nothing."""
-    count = decoder.fields.num_layers
-    for index in range(count):
-        decoder.attention(index, FULL, ())
     told = "vLLM 0.33 plans keys and values alone, without states of convolutions or delayed values"
     decoder.fields.notes["zaya"] = told
-    return decoder.model(count)
+    return every_layer(lambda decoder, index: decoder.attention(index, FULL, ()))(decoder)
 
 
 def _minicpm3(decoder: Decoder) -> Model:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface.decoder import Decoder, layer_name
+from hkv.model.huggingface.decoder import Decoder, every_layer, layer_name
 from hkv.model.huggingface.families.attention import FULL
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.model import CacheLayer, Model
@@ -22,13 +23,6 @@ SPARSE_BLOCK = 128
 
 SCALED = 128
 """Elements that share one float32 scale in an indexer's cache."""
-
-
-def _latent(decoder: Decoder) -> Model:
-    count = decoder.fields.num_layers
-    for index in range(count):
-        decoder.latent(index)
-    return decoder.model(count)
 
 
 def _longcat(decoder: Decoder) -> Model:
@@ -90,22 +84,26 @@ def _add_indexer(
 ) -> None:
     """Adds an indexer's cache, a key for so many tokens: float8, and a float32 scale for every 128 elements."""
     size = decoder.fields.integer("index_head_dim")
-    content = size.value + size.value // SCALED * 4
-    spec = MLAAttention(
-        block_size=decoder.block_size,
-        num_kv_heads=1,
-        head_size=content,
-        dtype="uint8",
-        quantization="fp8_indexer",
-        cache_role="indexer" if tokens == 1 else None,
-        tokens_per_state=tokens,
-        alignment=alignment,
-        max_tp_shards=1,
-        cp_sharded=True,
-        is_draft=decoder.options.draft,
-    )
-    origin = {"kind": (*kind_fields, *size.names), "size": size.names}
-    full = content if tokens == 1 else 0
+    geometry = {
+        "head_size": size.value + size.value // SCALED * 4,
+        "dtype": "uint8",
+        "quantization": "fp8_indexer",
+        "cache_role": "indexer" if tokens == 1 else None,
+        "tokens_per_state": tokens,
+        "alignment": alignment,
+        "max_tp_shards": 1,
+    }
+    _add_keys(decoder, index, (*kind_fields, *size.names), size, geometry)
+
+
+def _add_keys(
+    decoder: Decoder, index: int, kind_fields: tuple[str, ...], size: Field, geometry: Mapping[str, Any]
+) -> None:
+    """Adds an indexer's keys, one vector each."""
+    shared = {"num_kv_heads": 1, "cp_sharded": True, "is_draft": decoder.options.draft}
+    spec = MLAAttention(block_size=decoder.block_size, **shared, **geometry)
+    origin = {"kind": kind_fields, "size": size.names}
+    full = spec.content_bytes if spec.cache_role else 0
     decoder.layers.append(CacheLayer(layer_name(index, "indexer"), index, spec, origin, full_token_bytes=full))
 
 
@@ -115,13 +113,15 @@ SPARSE = "minimax_m3_sparse"
 
 
 def _minimax_m3(decoder: Decoder) -> Model:
-    layers = _sparse_layers(decoder.fields)
+    fields = decoder.fields
+    layers = _sparse_layers(fields)
     if any(sparse for sparse, _ in layers):
         decoder.default_block_size = SPARSE_BLOCK
     for index, (sparse, names) in enumerate(layers):
         decoder.attention(index, FULL, names)
         if sparse:
-            _add_sparse_indexer(decoder, index, names)
+            size = fields.inside("sparse_attention_config", "sparse_index_dim") or fields.integer("index_head_dim")
+            _add_keys(decoder, index, names, size, {"head_size": size.value, "cache_role": "indexer"})
     return decoder.model(len(layers))
 
 
@@ -140,24 +140,6 @@ def _sparse_layers(fields: Fields) -> Flags:
         if bool(flag) != (kind == SPARSE):
             raise ConfigError(name, kind, "the kind that sparse_attention_config says")
     return [(bool(flag), (f"{place}[{i}]",)) for i, flag in enumerate(flags)]
-
-
-def _add_sparse_indexer(decoder: Decoder, index: int, names: tuple[str, ...]) -> None:
-    """Adds the indexer's keys, in bfloat16."""
-    fields = decoder.fields
-    size = fields.inside("sparse_attention_config", "sparse_index_dim") or fields.integer("index_head_dim")
-    spec = MLAAttention(
-        block_size=decoder.block_size,
-        num_kv_heads=1,
-        head_size=size.value,
-        dtype="bfloat16",
-        cache_role="indexer",
-        cp_sharded=True,
-        is_draft=decoder.options.draft,
-    )
-    origin = {"kind": names, "size": size.names}
-    name = layer_name(index, "indexer")
-    decoder.layers.append(CacheLayer(name, index, spec, origin, full_token_bytes=2 * size.value))
 
 
 # DeepSeek-V4: every layer has a window; most have a compressed cache beside it, and the state of its compressor.
@@ -275,7 +257,7 @@ def _ratio(fields: Fields, kind: str, name: str) -> Field:
 
 
 READERS: Mapping[str, Callable[[Decoder], Model]] = {
-    "latent": _latent,
+    "latent": every_layer(Decoder.latent),
     "longcat": _longcat,
     "indexed": _indexed(_schedule),
     "hy_v4": _indexed(_hy_v4),

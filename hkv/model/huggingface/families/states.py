@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from hkv.errors import ConfigError
-from hkv.model.huggingface.decoder import Decoder
+from hkv.model.huggingface.decoder import Decoder, every_layer
 from hkv.model.huggingface.families.attention import FULL, Kinds, listed, window_of
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.model import Model
@@ -119,15 +119,12 @@ def _jamba(decoder: Decoder) -> Model:
     return decoder.model(count)
 
 
-def _mamba(decoder: Decoder) -> Model:
+def _mamba(decoder: Decoder, index: int) -> None:
     fields = decoder.fields
-    count = fields.num_layers
     expanded = fields.integer("expand").times(fields.integer("hidden_size"))
     sizes = {"intermediate": fields.optional("intermediate_size") or expanded}
     sizes |= {"state": fields.integer("state_size"), "kernel": fields.integer("conv_kernel")}
-    for index in range(count):
-        add_states(decoder, index, (), mamba1, sizes, decoder.state_dtype())
-    return decoder.model(count)
+    add_states(decoder, index, (), mamba1, sizes, decoder.state_dtype())
 
 
 # Mamba-2: alone, in between (Granite 4, Nemotron-H), beside attention (Falcon-H1), under it (Zamba2).
@@ -172,14 +169,10 @@ def _granite(decoder: Decoder) -> Model:
     return decoder.model(fields.num_layers)
 
 
-def _falcon_h1(decoder: Decoder) -> Model:
+def _falcon_h1(decoder: Decoder, index: int) -> None:
     """Attention and Mamba-2 side by side in every layer."""
-    fields = decoder.fields
-    count = fields.num_layers
-    for index in range(count):
-        decoder.attention(index, FULL, ())
-        _add_mamba2(decoder, index, (), _mamba2_sizes(fields), "mixer")
-    return decoder.model(count)
+    decoder.attention(index, FULL, ())
+    _add_mamba2(decoder, index, (), _mamba2_sizes(decoder.fields), "mixer")
 
 
 LETTERS = {"M": STATE, "*": FULL, "-": "mlp", "E": "moe"}
@@ -226,16 +219,13 @@ def _zamba2(decoder: Decoder) -> Model:
     return decoder.model(len(kinds))
 
 
-def _mamba2(decoder: Decoder) -> Model:
+def _mamba2(decoder: Decoder, index: int) -> None:
     fields = decoder.fields
-    count = fields.num_layers
-    for index in range(count):
-        expanded = fields.integer("expand").times(fields.integer("hidden_size"))
-        intermediate = fields.optional("intermediate_size") or expanded
-        heads, head_dim = fields.integer("num_heads"), fields.integer("head_dim")
-        sizes = _sizes(fields, intermediate, heads, head_dim, "n_groups state_size conv_kernel")
-        _add_mamba2(decoder, index, (), sizes)
-    return decoder.model(count)
+    expanded = fields.integer("expand").times(fields.integer("hidden_size"))
+    intermediate = fields.optional("intermediate_size") or expanded
+    heads, head_dim = fields.integer("num_heads"), fields.integer("head_dim")
+    sizes = _sizes(fields, intermediate, heads, head_dim, "n_groups state_size conv_kernel")
+    _add_mamba2(decoder, index, (), sizes)
 
 
 # LFM2: short convolutions with attention in between.
@@ -267,12 +257,12 @@ def _lfm2_kinds(fields: Fields) -> Kinds:
 
 READERS: Mapping[str, Callable[[Decoder], Model]] = {
     "jamba": _jamba,
-    "mamba": _mamba,
+    "mamba": every_layer(_mamba),
     "granite": _granite,
-    "falcon_h1": _falcon_h1,
+    "falcon_h1": every_layer(_falcon_h1),
     "nemotron_h": _nemotron_h,
     "zamba2": _zamba2,
-    "mamba2": _mamba2,
+    "mamba2": every_layer(_mamba2),
     "lfm2": functools.partial(_lfm2, width="conv_dim"),
     "lfm2_moe": functools.partial(_lfm2, width="hidden_size"),
 }
