@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hkv.dialects.vllm.planning.engine_plan import plan
     from hkv.errors import HKVError
     from hkv.layout.block_layout import Layout
-    from hkv.model.huggingface.verb import read_model
+    from hkv.model.huggingface.reading import read_model
     from hkv.model.topology import Topology
     from hkv.oracle.comparison import diff
     from hkv.oracle.verbs import check, explain, record
@@ -68,7 +68,7 @@ _MODULES = {
     "hkv.dialects.vllm.planning.engine_plan": "plan",
     "hkv.errors": "HKVError",
     "hkv.layout.block_layout": "Layout",
-    "hkv.model.huggingface.verb": "read_model",
+    "hkv.model.huggingface.reading": "read_model",
     "hkv.model.topology": "Topology",
     "hkv.oracle.comparison": "diff",
     "hkv.oracle.verbs": "check explain record",

@@ -202,8 +202,8 @@ def group_layers(
         engine_group = 0 if engine_groups is None else engine_groups[layer]
         if engine_group == EXCLUDED:
             continue
-        listed = TRAITS[found].structure is Structure.LAYER_LIST and not isinstance(tensors, TensorView)
-        geometry = page_geometry(found, tensors[layer] if listed else tensors, 1)
+        together = TRAITS[found].structure is not Structure.LAYER_LIST
+        geometry = page_geometry(found, tensors if together or isinstance(tensors, TensorView) else tensors[layer], 1)
         key: Any = (engine_group, geometry)
         if "lmcache-group-key" in bugs:
             key = (engine_group, dataclasses.replace(geometry, num_blocks=0, block_stride=0))

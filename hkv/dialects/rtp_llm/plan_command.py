@@ -210,7 +210,7 @@ def _cache(found: LayerCache) -> dict[str, Any]:
     }
 
 
-SHORT_KINDS = {"opaque_kv": "kv", "opaque_state": "state"}
+SHORT_KINDS: Mapping[str, str] = {"opaque_kv": "kv", "opaque_state": "state"}
 """RTP-LLM's kinds of blocks, where a table has no room for their names."""
 
 

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import importlib.resources
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hkv.errors import ConfigError
@@ -31,8 +32,8 @@ from hkv.model.huggingface.family import (
     words,
 )
 from hkv.model.huggingface.fields import Fields, show
-from hkv.model.huggingface.loading import ConfigFile, naming_file
-from hkv.model.huggingface.model import Model, ReadOptions
+from hkv.model.huggingface.loading import ConfigFile, load_config, naming_file
+from hkv.model.huggingface.model import GDN_PREFILLS, Model, ReadOptions
 
 SINCE = {
     "0.9.2": "phi3small",
@@ -52,9 +53,62 @@ BORROWING = words("gemma4_assistant gemma4_unified_assistant")
 """Draft modules that cache nothing: every layer reads the caches of the model that they draft for."""
 
 
+def read_model(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    block_size: int | None = None,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
+    dtype: str | None = None,
+    kv_dtype: str = "auto",
+    state_dtype: str | None = None,
+    speculative_tokens: int = 0,
+    gdn_prefill: str = GDN_PREFILLS[0],
+    draft: bool = False,
+    ignore_fields: Sequence[str] = (),
+    strict: bool = False,
+) -> Model:
+    """Reads from a model's config what each of its layers caches on one tensor-parallel rank.
+
+    Args:
+      config: the model's `config.json`, the folder it is in, a released model's name (`gpt-oss-20b`), or its content.
+      block_size: tokens per block; None for what the model's kernels want.
+      tensor_parallel: ranks that split the heads.
+      context_parallel: ranks that split the tokens of full-attention layers.
+      dtype: the model's element type; None for its config's.
+      kv_dtype: element type or packing of the cache; `auto` stores what the model computes with.
+      state_dtype: element type of recurrent states; None for the model's.
+      speculative_tokens: draft tokens verified in one step.
+      gdn_prefill: kernel for prompts of gated delta nets, one of `GDN_PREFILLS`; `triton` keeps no state inside chunks.
+      draft: whether the layers belong to a draft module.
+      ignore_fields: names of fields that HKV does not know, to be read over whatever they say.
+      strict: refuse every field that HKV does not know, also those on which no byte depends.
+
+    Raises:
+      FileError: the file cannot be read.
+      ConfigError: an unknown architecture, or an impossible value.
+      SpecError: an impossible size.
+    """
+    fields = config if isinstance(config, Mapping) else load_config(os.fspath(config))
+    options = ReadOptions(
+        block_size=block_size,
+        tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        state_dtype=state_dtype,
+        speculative_tokens=speculative_tokens,
+        gdn_prefill=gdn_prefill,
+        draft=draft,
+        ignore_fields=tuple(ignore_fields),
+        strict=strict,
+    )
+    return read_config(fields, options)
+
+
 @naming_file
-def read_model(config: Mapping[str, Any], options: ReadOptions | None = None) -> Model:
-    """Reads from a model's config what each of its layers caches."""
+def read_config(config: Mapping[str, Any], options: ReadOptions | None = None) -> Model:
+    """Reads from the content of a model's config what each of its layers caches."""
     options = options or ReadOptions()
     fields = decoder_fields(config)
     if QUANTIZATION in options.ignore_fields:
