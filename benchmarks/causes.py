@@ -22,10 +22,9 @@ from hkv.contract import registry
 from hkv.machine import native_loops
 from hkv.replay.attribution import CAUSES, NOT_COMPUTED
 from hkv.replay.command import StudiedCache
-from hkv.replay.reasons import EVICTED, NOT_RETAINED
-from hkv.replay.result import result_of
+from hkv.replay.observed import EVICTED, NOT_RETAINED
+from hkv.replay.result import advice, ceilings, result_of
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Timing, replay
-from hkv.replay.summary import advice, ceilings
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate

@@ -19,8 +19,8 @@ from hkv.contract.options import argument, check_plot_path, option
 from hkv.limits import MAX_COUNT, MAX_WORKERS
 from hkv.replay import plot
 from hkv.replay.attribution import CAUSES
-from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side, side_of
-from hkv.replay.points import at_once, replayed
+from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side
+from hkv.replay.swept import at_once, replayed
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
@@ -85,7 +85,7 @@ def _made(words: Words, jobs: int) -> list[Side]:
         for place, result in at_once(replayed, points, trace, jobs):
             labels = points[place].labels
             name = " ".join(f"{option} {labels[option]}" for option in varying if option in labels)
-            sides[place] = side_of(name, result)
+            sides[place] = name, result
             advance()
     return [sides[place] for place in range(len(points))]
 
@@ -136,9 +136,9 @@ def _shown(total: str, value: float) -> str:
 
 def _changes(result: CompareResult, sides: Sequence[Side], most: int) -> Iterator[str]:
     """A paragraph a replay: how its hits differ from the first one's."""
-    first = sides[0]
-    for change, side in zip(result.changes, sides[1:], strict=True):
-        yield f"{_short(change.name)} against {_short(first.name)}:"
+    name, first = sides[0]
+    for change, (_, other) in zip(result.changes, sides[1:], strict=True):
+        yield f"{_short(change.name)} against {_short(name)}:"
         if not change.longer and not change.shorter:
             yield "  every hit is the same"
         if change.longer:
@@ -148,11 +148,11 @@ def _changes(result: CompareResult, sides: Sequence[Side], most: int) -> Iterato
         if change.other:
             yield f"  {change.other:,} requests were admitted by one of the two only"
         for index in most_changed(result, change.name, most):
-            hits = " -> ".join(f"{int(each.requests['hit'][index]):,}" for each in (first, side))
+            hits = " -> ".join(f"{int(each.requests['hit'][index]):,}" for each in (first, other))
             moved = {
                 cause: tokens
                 for cause in CAUSES
-                if (tokens := int(side.requests[cause][index] - first.requests[cause][index]))
+                if (tokens := int(other.requests[cause][index] - first.requests[cause][index]))
             }
             yield f"  request {index}: {hits} of {int(result.requests['prompt'][index]):,}; {_causes(moved, sign='+')}"
 

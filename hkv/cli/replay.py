@@ -19,11 +19,10 @@ from hkv.files import shown
 from hkv.replay import plot, sweep
 from hkv.replay.agreement import Difference
 from hkv.replay.command import CacheOptions, ReplayCommand, ScheduleOptions, StudiedCache
-from hkv.replay.points import Point
-from hkv.replay.result import document
+from hkv.replay.result import Ceiling, ceilings, document
 from hkv.replay.run import Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.summary import Ceiling, ceilings
+from hkv.replay.swept import Point
 from hkv.replay.tables import tables
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace

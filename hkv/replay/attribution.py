@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hkv.columns import Columns
-from hkv.replay.reasons import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, Lacking
+from hkv.replay.observed import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, Lacking
 from hkv.replay.schedule import Recorder, RequestRecord
 
 FIRST_USE = "first use"
@@ -195,12 +195,3 @@ def _all_had(lacking: Sequence[Lacking]) -> bool:
 def _evicted(group: int, taker: int, found: list[tuple[int, int]]) -> Evicted:
     ages = sorted(age for age, _ in found)
     return Evicted(group, taker, sum(tokens for _, tokens in found), len(found), ages[len(ages) // 2])
-
-
-def as_plain(found: Missed) -> dict[str, Any]:
-    """Sums, as values that JSON has."""
-    return {
-        "tokens": dict(found.tokens),
-        "by_group": [{cause: counter[cause] for cause in CAUSES if counter[cause]} for counter in found.by_group],
-        "evicted": [dataclasses.asdict(each) for each in found.evicted],
-    }

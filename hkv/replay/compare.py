@@ -20,17 +20,8 @@ TOTALS = (*COLUMNS, "steps_with_work", "wait_steps_median")
 """Totals that are set side by side."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Side:
-    """One of the replays.
-
-    Attributes:
-      requests: columns of `hkv.replay.result.ReplayResult.requests`.
-    """
-
-    name: str
-    totals: Mapping[str, Any]
-    requests: Columns
+Side = tuple[str, ReplayResult]
+"""One of the replays, and its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +69,8 @@ class CompareResult:
     changes: Sequence[HitChange]
 
 
-def side_of(name: str, result: ReplayResult) -> Side:
-    """A replay that has just been made."""
-    return Side(name, result.totals, result.requests)
-
-
 def read_side(path: str | os.PathLike[str]) -> Side:
-    """A replay that `hkv replay --json` saved."""
+    """A replay that `hkv replay --json` saved: its totals and requests."""
     name, expected = os.fspath(path), "a replay, as hkv replay --json writes it"
     found = decode_json(read_whole(name), name, None, expected, dict[str, Any])
     try:
@@ -94,50 +80,49 @@ def read_side(path: str | os.PathLike[str]) -> Side:
         raise FileError(name, None, "", sorted(found)[:8], expected) from None
     if missing:
         raise FileError(name, None, min(missing), "nothing", expected)
-    return Side(name, found["totals"], columns)
+    return name, ReplayResult("", found["totals"], {}, columns, {}, {})
 
 
 def compared(sides: Sequence[Side]) -> CompareResult:
     """Holds replays of one trace against the first of them."""
-    names = [side.name for side in sides]
+    names, results = [name for name, _ in sides], [result for _, result in sides]
     if len(sides) < 2 or len(set(names)) != len(names):
         raise ConfigError("replays", ", ".join(names), "at least two, each with a name of its own")
-    first = sides[0]
-    for side in sides[1:]:
-        if not np.array_equal(first.requests["prompt"], side.requests["prompt"]):
-            raise ConfigError("replays", side.name, f"a replay of the same requests as {first.name}")
-    count = len(first.requests["prompt"])
+    prompts = results[0].requests["prompt"]
+    for name, result in sides[1:]:
+        if not np.array_equal(prompts, result.requests["prompt"]):
+            raise ConfigError("replays", name, f"a replay of the same requests as {names[0]}")
     return CompareResult(
         names,
-        {"replay": np.array(names, str), **{name: _total(sides, name) for name in TOTALS}},
+        {"replay": np.array(names, str), **{name: _total(results, name) for name in TOTALS}},
         {
             "replay": np.array(names, str),
-            **{name: np.array([side.requests[name].sum() for side in sides], np.int64) for name in ("hit", *CAUSES)},
+            **{name: np.array([each.requests[name].sum() for each in results], np.int64) for name in ("hit", *CAUSES)},
         },
         {
-            "request": np.arange(count),
-            "prompt": first.requests["prompt"],
-            **{side.name: np.where(side.requests["admitted"] >= 0, side.requests["hit"], -1) for side in sides},
+            "request": np.arange(len(prompts)),
+            "prompt": prompts,
+            **{name: np.where(each.requests["admitted"] >= 0, each.requests["hit"], -1) for name, each in sides},
         },
-        [_change(first, side) for side in sides[1:]],
+        [_change(name, results[0].requests, each.requests) for name, each in sides[1:]],
     )
 
 
-def _total(sides: Sequence[Side], name: str) -> np.ndarray:
-    return np.array([-1 if side.totals[name] is None else side.totals[name] for side in sides])
+def _total(results: Sequence[ReplayResult], name: str) -> np.ndarray:
+    return np.array([-1 if each.totals[name] is None else each.totals[name] for each in results])
 
 
-def _change(first: Side, side: Side) -> HitChange:
-    there, here = first.requests["admitted"] >= 0, side.requests["admitted"] >= 0
-    more = np.where(there & here, side.requests["hit"] - first.requests["hit"], 0)
+def _change(name: str, first: Columns, other: Columns) -> HitChange:
+    there, here = first["admitted"] >= 0, other["admitted"] >= 0
+    more = np.where(there & here, other["hit"] - first["hit"], 0)
     longer, shorter = more > 0, more < 0
 
     def by_cause(chosen: np.ndarray, sign: int) -> dict[str, int]:
-        rises = {each: int((side.requests[each] - first.requests[each])[chosen].sum()) for each in CAUSES}
+        rises = {each: int((other[each] - first[each])[chosen].sum()) for each in CAUSES}
         return {cause: sign * tokens for cause, tokens in rises.items() if tokens}
 
     return HitChange(
-        side.name,
+        name,
         int(longer.sum()),
         int(shorter.sum()),
         int(more[longer].sum()),

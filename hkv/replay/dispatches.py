@@ -12,7 +12,7 @@ import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
 from hkv.machine.kept_programs import KeptProgram
-from hkv.replay.reasons import Boundaries, Lacking
+from hkv.replay.observed import Boundaries, Lacking
 from hkv.replay.schedule import (
     FINISHED,
     NEVER_FITS,

@@ -15,8 +15,8 @@ from hkv.contract.log import PlainHeader
 from hkv.errors import ConfigError
 from hkv.model.topology import Group, Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
+from hkv.replay.observed import HitReasons
 from hkv.replay.optimal import Pool
-from hkv.replay.reasons import HitReasons
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, spec_to_log

@@ -11,11 +11,10 @@ import numpy as np
 
 from hkv.columns import Columns
 from hkv.contract.options import check_plot_path
-from hkv.replay import summary
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
 from hkv.replay.compare import CompareResult
-from hkv.replay.occupancy import Kind, Occupancy
-from hkv.replay.reasons import EVICTED, NOT_RETAINED
+from hkv.replay.observed import EVICTED, NOT_RETAINED, Kind, Occupancy
+from hkv.replay.result import totals
 from hkv.replay.run import Outcome
 from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, refused, size_of
 from hkv.spec import spec_to_text
@@ -63,7 +62,7 @@ def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float)
     hit = np.histogram(steps.step, edges, weights=np.asarray(steps.hit_tokens, float))[0]
     with np.errstate(invalid="ignore", divide="ignore"):
         here, so_far = 100 * hit / prompt, 100 * np.cumsum(hit) / np.cumsum(prompt)
-    rate = summary.totals(outcome)["hit_rate"]
+    rate = totals(outcome)["hit_rate"]
     label = f"in each 1/{len(here)} of the time"
     # One patch for all stretches of time: as bars they would take longer to draw than the replay.
     panel.stairs(here, edges * per_step, fill=True, color=HIT, alpha=0.4, label=label)

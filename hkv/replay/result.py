@@ -1,19 +1,24 @@
-"""A finished replay as columns and totals: what the tables show, `--json` holds, and a library call returns."""
+"""A finished replay as totals and columns, hit rates with one cause of misses removed, and advice.
+
+That is what the tables show, `--json` holds, and a library call returns.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hkv.columns import Columns
-from hkv.replay import summary
-from hkv.replay.attribution import as_plain
-from hkv.replay.run import Outcome
-from hkv.replay.schedule import RequestRecord
-from hkv.replay.summary import Ceiling, advice
+from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, TRACE, UNIT, Missed
+from hkv.replay.observed import EVICTED, NOT_RETAINED
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
+from hkv.replay.schedule import FINISHED, NEVER_FITS, TOO_LONG, RequestRecord, Schedule
+from hkv.replay.traces.interned import InternedTrace
+from hkv.spec import spec_to_text
 from hkv.version import __version__
 
 
@@ -48,17 +53,17 @@ def result_of(outcome: Outcome, engine: str) -> ReplayResult:
     """The result of a replay by the engine of that name."""
     requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
     fields = [field.name for field in dataclasses.fields(RequestRecord) if field.name != "lacking"]
-    groups = summary.groups(outcome)
-    counted = outcome.cache.reasons if groups and groups[0]["reasons"] is not None else ()
+    told = groups(outcome)
+    counted = outcome.cache.reasons if told and told[0]["reasons"] is not None else ()
     columns: Columns = {} if outcome.trace is None else outcome.missed.requests
     return ReplayResult(
         engine,
-        summary.totals(outcome),
+        totals(outcome),
         {
-            "group": np.array([group["group"] for group in groups], str),
-            "layers": np.array([len(group["layers"]) for group in groups], np.int64),
-            "eagle": np.array([group["eagle"] for group in groups], bool),
-            **{reason: np.array([group["reasons"][reason] for group in groups], np.int64) for reason in counted},
+            "group": np.array([group["group"] for group in told], str),
+            "layers": np.array([len(group["layers"]) for group in told], np.int64),
+            "eagle": np.array([group["eagle"] for group in told], bool),
+            **{reason: np.array([group["reasons"][reason] for group in told], np.int64) for reason in counted},
         },
         {
             **columns,
@@ -81,12 +86,198 @@ def document(
         "hkv": __version__,
         "options": dict(options),
         "totals": result.totals,
-        "groups": summary.groups(outcome),
+        "groups": groups(outcome),
         "monitored": outcome.monitored(),
-        "missed": None if outcome.trace is None else as_plain(outcome.missed),
+        "missed": None if outcome.trace is None else _plain(outcome.missed),
         "ceilings": [dataclasses.asdict(each) for each in ceilings],
         "advice": [] if outcome.trace is None else advice(outcome, ceilings),
         "requests": {name: column.tolist() for name, column in result.requests.items()},
         "steps": {name: column.tolist() for name, column in result.steps.items()},
         "occupancy": {name: column.tolist() for name, column in result.occupancy.items()},
     }
+
+
+def _plain(found: Missed) -> dict[str, Any]:
+    """Sums, as values that JSON has."""
+    return {
+        "tokens": dict(found.tokens),
+        "by_group": [{cause: counter[cause] for cause in CAUSES if counter[cause]} for counter in found.by_group],
+        "evicted": [dataclasses.asdict(each) for each in found.evicted],
+    }
+
+
+# Totals and groups as plain values.
+
+UNAVAILABLE = "not available from this engine"
+
+
+def totals(outcome: Outcome) -> dict[str, Any]:
+    """Numbers over the whole replay; lengths in tokens, sizes in blocks, times in steps or seconds."""
+    requests = list(outcome.recorder.requests.values())
+    steps = outcome.recorder.steps
+    outcomes = collections.Counter(request.outcome for request in requests)
+    admitted = [request for request in requests if request.admitted >= 0]
+    counted = [request for request in admitted if request.index >= outcome.warmup]
+    prompt = sum(request.prompt for request in counted)
+    hit = sum(request.hit for request in counted)
+    in_use = sorted(steps.in_use)
+    return {
+        "requests": len(requests),
+        "warmup": outcome.warmup,
+        "finished": outcomes[FINISHED],
+        "never_fit": outcomes[NEVER_FITS],
+        "too_long": outcomes[TOO_LONG],
+        "prompt_tokens": prompt,
+        "hit_tokens": hit,
+        "hit_rate": hit / prompt if prompt else 0.0,
+        "output_tokens": sum(request.output for request in requests if request.outcome == FINISHED),
+        "preemptions": sum(request.preemptions for request in requests),
+        "recomputed_tokens": sum(request.recomputed for request in requests),
+        "recovered_tokens": sum(request.recovered for request in requests),
+        "put_off": sum(steps.put_off),
+        "evictions": outcome.evictions,
+        "blocks": outcome.cache.blocks,
+        "blocks_in_use_median": in_use[len(in_use) // 2] if in_use else 0,
+        "blocks_in_use_peak": in_use[-1] if in_use else 0,
+        "running_peak": max(steps.running, default=0),
+        "waiting_peak": max(steps.waiting, default=0),
+        "wait_steps_median": _median([request.admitted - request.arrived for request in admitted]),
+        "steps": outcome.steps,
+        "steps_with_work": len(steps.step),
+        "seconds": outcome.seconds,
+        **outcome.extra,
+        **_trace(outcome),
+    }
+
+
+def _trace(outcome: Outcome) -> dict[str, Any]:
+    if outcome.trace is None:
+        return {}
+    found = outcome.trace
+    return {
+        "tokens_per_id": found.tokens_per_id,
+        "without_content": found.without_content,
+        "synthetic": list(found.synthetic),  # as JSON has it: a command and a call give the same
+    }
+
+
+def groups(outcome: Outcome) -> list[dict[str, Any]]:
+    """Per group: name, layers if known, whether it serves a draft module, and what it lacked, over first admissions."""
+    counters, known = None if outcome.trace is None else outcome.missed.lacking, outcome.cache.reasons
+    if counters is not None and not any(counters):
+        counters = None
+    return [
+        {
+            "group": outcome.cache.group_names[index],
+            "layers": list(group.layers),
+            "eagle": index in outcome.cache.eagle_groups,
+            "reasons": None if counters is None else {reason: counters[index][reason] for reason in known},
+        }
+        for index, group in enumerate(outcome.cache.groups)
+    ]
+
+
+def _median(values: list[int]) -> int:
+    return sorted(values)[len(values) // 2] if values else 0
+
+
+MAX_KEYS = 16_000_000
+"""Prefix keys of a replay for a ceiling; a trace that needs more, in blocks of one token, is not replayed so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceiling:
+    """A replay with something changed.
+
+    Attributes:
+      hit_rate: of the prompt tokens of first admissions.
+      evictions: cached blocks that were still handed out; None where the engine does not count.
+    """
+
+    change: str
+    hit_tokens: int
+    hit_rate: float
+    evictions: int | None
+
+
+def ceilings(
+    trace: InternedTrace, outcome: Outcome, schedule: Schedule, timing: Timing, engine: str = COMPILED
+) -> tuple[Ceiling, ...]:
+    """Replays a trace once more for each change that the cache's dialect offers, compiled where it can be."""
+    served = [each for each in trace.requests if each.input_length + each.output_length <= schedule.max_model_len]
+    tokens = sum(each.input_length + each.output_length for each in served)
+    found = []
+    for change, cache in outcome.cache.changed(tokens, len(served), schedule).items():
+        if tokens // cache.key_tokens > MAX_KEYS:
+            continue
+        name = default_engine(cache)[0] if engine == COMPILED else engine
+        changed = outcome.unevicted if change == EVICTS_NOTHING else None
+        changed = changed or replay(
+            trace, cache, schedule, timing, engine=name, causes=False, warmup=str(outcome.warmup)
+        )
+        numbers = totals(changed)
+        found.append(Ceiling(change, numbers["hit_tokens"], numbers["hit_rate"], changed.evictions))
+    return tuple(found)
+
+
+WORTH_SAYING = 0.01
+"""Share of the prompt tokens below which a cause is not spoken of."""
+
+
+def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
+    """Sentences on a replay, the greatest share first; none where nothing costs much."""
+    found, prompt = outcome.missed, totals(outcome)["prompt_tokens"]
+    if not prompt:
+        return []
+    names = [spec_to_text(group.spec) for group in outcome.cache.groups]
+    said = [each for each in _sentences(outcome, found, names) if each[0] >= WORTH_SAYING * prompt]
+    sentences = [f"{tokens / prompt:.1%} {text}" for tokens, text in sorted(said, reverse=True)]
+    return [*sentences, *_of_ceilings(ceilings, totals(outcome)["hit_rate"])]
+
+
+def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Tokens that a sentence is about, and what to say of them."""
+    tokens, unit = found.tokens, outcome.cache.hit_units.unit
+    size = outcome.trace.tokens_per_id if outcome.trace is not None else 0
+    yield tokens[FIRST_USE], "of the prompt tokens nobody asked for before: no cache can find them."
+    if size:
+        yield tokens[TRACE], f"may be shared within ids of {size:,} tokens, which the trace does not say."
+    else:
+        yield tokens[TRACE], "are of prompts that the trace does not name: it says nothing about hits."
+    if outcome.unevicted is not None:
+        yield tokens[EVICTED], f"was evicted{_pressure(found, names)}: {_without_evictions(outcome.unevicted)}."
+    sums = [counter[NOT_RETAINED] for counter in found.by_group]
+    most = f": most by {names[max(range(len(sums)), key=lambda place: sums[place])]}" if any(sums) else ""
+    yield tokens[NOT_RETAINED], f"was computed but not kept to resume from, evictions or not{most}."
+    yield (
+        tokens[UNIT],
+        f"lies after the last multiple of {unit:,} tokens, where hits end: smaller blocks would find it.",
+    )
+    yield tokens[BLOCK], f"lies in blocks of {outcome.cache.hit_units.block:,} tokens that are shared in part."
+    yield tokens[DRAFT], "is given up for the draft module's proof."
+
+
+def _pressure(found: Missed, names: Sequence[str]) -> str:
+    """By which group's pressure most was evicted, and how long before."""
+    if not found.evicted:
+        return ""
+    most = max(found.evicted, key=lambda each: (each.tokens, names[each.group], names[each.taker]))
+    share = most.tokens / max(found.tokens[EVICTED], 1)
+    took = f"{share:.0%} of that after {names[most.taker]} took blocks of {names[most.group]}"
+    return f", {took}, {most.steps:,} steps (median) before it was asked for again"
+
+
+def _without_evictions(unevicted: Outcome) -> str:
+    found = f"a pool that evicts nothing hits {totals(unevicted)['hit_rate']:.2%}"
+    return f"{found}, and the largest one still evicts" if unevicted.evictions else found
+
+
+def _of_ceilings(ceilings: Sequence[Ceiling], rate: float) -> Iterator[str]:
+    """Each replay with something changed, and the one that finds most."""
+    for ceiling in ceilings:
+        more = "more" if ceiling.hit_rate > rate else "less" if ceiling.hit_rate < rate else "the same"
+        bound = " (with evictions still)" if ceiling.evictions and ceiling.change == EVICTS_NOTHING else ""
+        yield f"{ceiling.change}: {ceiling.hit_rate:.2%}, {more}{bound}."
+    if len(ceilings) > 1:
+        best = max(ceilings, key=lambda each: each.hit_tokens)
+        yield f"Most is found by this: {best.change}." if best.hit_rate > rate else "None of these finds more."

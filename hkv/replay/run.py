@@ -19,9 +19,8 @@ from hkv.model.topology import Group
 from hkv.oracle.engines import engine_factory
 from hkv.replay.agreement import Compared, compare_outcomes
 from hkv.replay.attribution import Missed, attributed
-from hkv.replay.occupancy import MOST, Occupancy
+from hkv.replay.observed import MOST, Boundaries, HitUnits, Occupancy
 from hkv.replay.optimal import Pool
-from hkv.replay.reasons import Boundaries, HitUnits
 from hkv.replay.schedule import Arrival, Recorder, Schedule, SharedArrivals, StepLoop
 from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.reader import TraceRequest, read_trace

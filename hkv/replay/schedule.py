@@ -11,7 +11,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
-from hkv.replay.reasons import HitReasons, Lacking
+from hkv.replay.observed import HitReasons, Lacking
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
-from hkv.replay import summary
+from hkv.replay import result
 from hkv.replay.attribution import TRACE, Missed
-from hkv.replay.reasons import EVICTED
+from hkv.replay.observed import EVICTED
+from hkv.replay.result import Ceiling, advice
 from hkv.replay.run import Outcome
-from hkv.replay.summary import Ceiling, advice
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -31,7 +31,7 @@ def tables(outcome: Outcome, engine: str, ceilings: Sequence[Ceiling] = ()) -> I
 
 
 def _totals(outcome: Outcome, engine: str) -> Table:
-    totals = summary.totals(outcome)
+    totals = result.totals(outcome)
     table = Table(title="Replay", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
@@ -67,7 +67,7 @@ def _counted(outcome: Outcome) -> str:
 
 
 def _or_unavailable(value: int | None, engine: str) -> int | str:
-    return f"{summary.UNAVAILABLE}: {engine}" if value is None else value
+    return f"{result.UNAVAILABLE}: {engine}" if value is None else value
 
 
 def _recovery(recovered: int, recomputed: int) -> str:
@@ -77,15 +77,15 @@ def _recovery(recovered: int, recomputed: int) -> str:
 def _reasons(outcome: Outcome, engine: str) -> RenderableType:
     if not outcome.cache.reasons:
         return "What groups lacked: under these rules nothing tells\n"
-    groups = summary.groups(outcome)
+    groups = result.groups(outcome)
     if not groups or groups[0]["reasons"] is None:
-        return f"What groups lacked: {summary.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
+        return f"What groups lacked: {result.UNAVAILABLE}: {engine} (add --check, or use --engine numpy)\n"
     return _Reasons(groups, outcome.cache.reasons)
 
 
 def _missed(outcome: Outcome) -> Table:
     """Every prompt token: a hit, or the cause for which it was none."""
-    totals, found = summary.totals(outcome), outcome.missed
+    totals, found = result.totals(outcome), outcome.missed
     names = outcome.cache.group_names
     table = Table(title="Prompt tokens, and why they were no hits", title_justify="left")
     table.add_column("cause", no_wrap=True)

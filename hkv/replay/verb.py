@@ -17,11 +17,10 @@ from hkv.contract import registry
 from hkv.errors import ConfigError
 from hkv.replay import sweep as options_of_sweeps
 from hkv.replay.command import CacheOptions, ScheduleOptions, check_cache_options
-from hkv.replay.compare import CompareResult, Side, compared, read_side, side_of
-from hkv.replay.points import Point
+from hkv.replay.compare import CompareResult, compared, read_side
 from hkv.replay.result import ReplayResult, result_of
 from hkv.replay.run import Timing, default_engine, replay
-from hkv.replay.swept import answers, swept
+from hkv.replay.swept import Point, answers, swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 from hkv.spec import LayerSpec
@@ -253,13 +252,9 @@ def compare(replays: Mapping[str, ReplayResult | str | os.PathLike[str]]) -> Com
     Raises:
       HKVError: fewer than two, a file that is none, or replays of different requests.
     """
-    sides: list[Side] = []
-    for name, each in replays.items():
-        if isinstance(each, ReplayResult):
-            sides.append(side_of(name, each))
-        else:
-            sides.append(dataclasses.replace(read_side(each), name=name))
-    return compared(sides)
+    return compared(
+        [(name, each if isinstance(each, ReplayResult) else read_side(each)[1]) for name, each in replays.items()]
+    )
 
 
 def _combinations(vary: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:

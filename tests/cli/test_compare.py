@@ -43,18 +43,17 @@ def test_what_changes_adds_up(saved):
     sides = [read_side(path) for path in saved[1:]]
     result = compared(sides)
     assert result.changes[0].longer
-    for change, side in zip(result.changes, sides[1:], strict=True):
+    first_name, first = sides[0]
+    for change, (name, other) in zip(result.changes, sides[1:], strict=True):
         assert change.other == 0
-        assert change.gained - change.lost == side.totals["hit_tokens"] - sides[0].totals["hit_tokens"]
+        assert change.gained - change.lost == other.totals["hit_tokens"] - first.totals["hit_tokens"]
         assert sum(change.gained_from.values()) == change.gained
         assert sum(change.lost_to.values()) == change.lost
-        more = result.requests[side.name] - result.requests[sides[0].name]
+        more = result.requests[name] - result.requests[first_name]
         assert (change.longer, change.shorter) == ((more > 0).sum(), (more < 0).sum())
-        first, *_ = most_changed(result, side.name, 3)
-        assert abs(more[first]) == abs(more).max() > 0
-    assert (
-        sum(result.causes[cause][0] for cause in CAUSES) + result.causes["hit"][0] == sides[0].totals["prompt_tokens"]
-    )
+        most, *_ = most_changed(result, name, 3)
+        assert abs(more[most]) == abs(more).max() > 0
+    assert sum(result.causes[cause][0] for cause in CAUSES) + result.causes["hit"][0] == first.totals["prompt_tokens"]
     assert compared([sides[0], read_side(saved[2])]).changes[0] == result.changes[0]
 
 

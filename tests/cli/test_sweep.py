@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from hkv.cli import cli
 from hkv.errors import ConfigError, FileError
-from hkv.replay import points, sweep
+from hkv.replay import sweep
+from hkv.replay import swept as work
 from hkv.replay.sweep import first_reaching, knee, lines, values
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -74,8 +75,8 @@ def test_what_stands_in_the_results_is_not_replayed_again(trace, tmp_path, monke
     assert written.count(b"\n") == 12
     results.write_bytes(b"".join(written.splitlines(keepends=True)[:7]))
     replayed = []
-    measured = points.measured
-    monkeypatch.setattr(points, "measured", lambda point, trace: replayed.append(point) or measured(point, trace))
+    measured = work.measured
+    monkeypatch.setattr(work, "measured", lambda point, trace: replayed.append(point) or measured(point, trace))
     assert swept(trace, "--results", str(results)) == first
     assert len(replayed) == 5
     assert sorted(results.read_bytes().splitlines()) == sorted(written.splitlines())
@@ -117,8 +118,8 @@ def test_bounds(trace, tmp_path):
 
 
 def test_an_infinite_pool_is_replayed_only_where_something_was_evicted(trace, monkeypatch):
-    replayed, measured = [], points.measured
-    monkeypatch.setattr(points, "measured", lambda point, trace: replayed.append(point) or measured(point, trace))
+    replayed, measured = [], work.measured
+    monkeypatch.setattr(work, "measured", lambda point, trace: replayed.append(point) or measured(point, trace))
     few = ("--engine", "numpy", "--groups", "full:16", "--jobs", "1", "--bounds", "--json", "-")
     (small,) = json.loads(run("sweep", trace, *few, "--num-blocks", "120;329").stdout)["lines"]
     assert [point.infinite for point in replayed] == [False, False, True]
@@ -158,7 +159,7 @@ def test_what_says_nothing_to_a_sweep_is_refused(trace, more):
 
 
 def test_an_impossible_point_is_refused_before_any_is_replayed(trace, monkeypatch):
-    monkeypatch.setattr(points, "measured", lambda *_: pytest.fail("replayed"))
+    monkeypatch.setattr(work, "measured", lambda *_: pytest.fail("replayed"))
     with pytest.raises(ConfigError, match="retention"):
         run("sweep", trace, "--groups", "full:16", "--num-blocks", "20;30", "--retention", "dense,7")
 
@@ -236,7 +237,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     """However that ends: killed, it has no time to tell them."""
     code = """
         import sys
-        from hkv.replay.points import at_once
+        from hkv.replay.swept import at_once
         from hkv.replay.traces.interned import InternedTrace
         from tests.cli.test_sweep import Note, note_and_sleep
         if __name__ == "__main__":

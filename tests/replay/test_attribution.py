@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from benchmarks import causes as proofs
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.replay.attribution import CAUSES, NOT_COMPUTED
+from hkv.replay.observed import EVICTED, NOT_RETAINED
 from hkv.replay.plot import causes_over_time
-from hkv.replay.reasons import EVICTED, NOT_RETAINED
-from hkv.replay.result import result_of
+from hkv.replay.result import advice, ceilings, result_of
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.summary import advice, ceilings
 from hkv.replay.traces.interned import BLOCK, InternedTrace, shared_prefixes
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import OpaqueState, spec_from_text

@@ -11,7 +11,7 @@ from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.dialects.vllm.schedule.schedule import Diagnosis, MissDiagnosis
 from hkv.errors import EngineFailure
 from hkv.oracle.engines import engine_factory
-from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED, Boundaries
+from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED, Boundaries
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
 from tests.reference.build import allocation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.occupancy import MOST, Kind, Sampling
+from hkv.replay.observed import MOST, Kind, Sampling
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.traces.reader import TraceRequest

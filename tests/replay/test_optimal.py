@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.schedule.run import RtpReplayedCache, rtp_cache
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.occupancy import reuse
-from hkv.replay.optimal import Pool, optimal_hits
+from hkv.replay.optimal import Pool, optimal_hits, reuse
+from hkv.replay.result import totals
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
-from hkv.replay.summary import totals
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import spec_from_text

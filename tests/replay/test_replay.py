@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking
 from hkv.errors import ConfigError
-from hkv.replay.result import document
+from hkv.replay.result import document, groups, totals
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import FINISHED, Schedule
-from hkv.replay.summary import groups, totals
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate, trace_lines
 from hkv.spec import spec_from_text, spec_to_text
 

@@ -15,7 +15,7 @@ from hkv.dialects.rtp_llm.config import NAMES, RtpConfig
 from hkv.dialects.rtp_llm.schedule.agreement import RtpDiagnosis, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.run import RtpReplay, RtpReplayedCache, rtp_cache
 from hkv.oracle.engines import engine_factory
-from hkv.replay.reasons import COMPLETE
+from hkv.replay.observed import COMPLETE
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import spec_from_text
 from tests.cli.commands import run

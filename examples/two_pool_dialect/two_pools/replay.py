@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from hkv.contract.options import option
+from hkv.replay.observed import EVICTED, HAD, NEVER_SEEN, Lacking
 from hkv.replay.plain import PlainLoop, PlainMisses, PlainReplayCommand
-from hkv.replay.reasons import EVICTED, HAD, NEVER_SEEN, Lacking
 from hkv.replay.schedule import LiveRequest
 from two_pools.cache import FULL, WINDOW, RadixPools
 from two_pools.log import AdmitOp, AppendOp, FreeOp

@@ -16,7 +16,7 @@ from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.model.group_policy import GroupType
 from hkv.replay.agreement import Compared, Difference, Lockstep, Part
-from hkv.replay.reasons import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
+from hkv.replay.observed import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
 from hkv.replay.schedule import LiveRequest, Recorder
 
 # Record of a replay under RTP-LLM's rules: also verdicts, what the cache holds, and its reasons.

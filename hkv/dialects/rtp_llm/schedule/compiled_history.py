@@ -12,7 +12,7 @@ import numpy as np
 from hkv.dialects.rtp_llm.engines.numpy import EVICTED
 from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS
-from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
+from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule_state import (
     FATE,
     SCHEDULE_ARRAYS,

@@ -25,7 +25,7 @@ from hkv.machine import native_loops
 from hkv.machine.operations import Payload, bucket
 from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
-from hkv.replay.occupancy import Kind, Sampling
+from hkv.replay.observed import Kind, Sampling
 from hkv.replay.schedule import Recorder, Schedule
 from hkv.replay.schedule_loop import Seated
 from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace, flat, shaped

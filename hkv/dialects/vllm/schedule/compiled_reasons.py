@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules import admit
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.vllm.schedule.schedule import OF_ABSENCE, REASONS
-from hkv.replay.reasons import CACHING_OFF, HAD, NOT_SHARED, NOTHING
+from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING
 from hkv.replay.schedule_state import (
     FATE,
     SCHEDULE_ARRAYS,

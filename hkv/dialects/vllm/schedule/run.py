@@ -21,8 +21,7 @@ from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Group, Topology
 from hkv.replay.agreement import Compared, Lockstep, Part, compare
-from hkv.replay.occupancy import Sampling
-from hkv.replay.reasons import HitUnits
+from hkv.replay.observed import HitUnits, Sampling
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec, retained_sparsely

@@ -15,8 +15,7 @@ import numpy as np
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import KeyedEngine
 from hkv.dialects.vllm.log.structs import AllocateOp, CacheState, Hit
-from hkv.replay.occupancy import Kind, Sampling
-from hkv.replay.reasons import (
+from hkv.replay.observed import (
     CACHING_OFF,
     EVICTED,
     HAD,
@@ -26,7 +25,9 @@ from hkv.replay.reasons import (
     NOTHING,
     RETIRED,
     HitUnits,
+    Kind,
     Lacking,
+    Sampling,
 )
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
 

@@ -19,8 +19,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches, schedule_loop
 from hkv.replay.agreement import Difference, compare_outcomes, compare_records
 from hkv.replay.dispatches import Sizes
-from hkv.replay.occupancy import Kind, Sampling
-from hkv.replay.reasons import Boundaries
+from hkv.replay.observed import Boundaries, Kind, Sampling
 from hkv.replay.run import Timing, default_engine, replay
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
