@@ -10,11 +10,13 @@ from click.testing import CliRunner
 
 import hkv
 import hkv.model.released
+from benchmarks import released_tables
 from benchmarks.third_calculator import compared, outcome, recorded
 from hkv.cli import cli
 from hkv.errors import ConfigError, FileError, SpecError
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.released import Released, find, near, released_models
+from tests.scripts import load_script
 
 FOLDER = pathlib.Path(hkv.model.released.__file__).parent
 MODELS = released_models()
@@ -115,3 +117,20 @@ def test_a_difference_of_another_size_has_none() -> None:
     assert outcome(answer, read, model)
     for change in ({"token_bytes": answer["token_bytes"] - 4}, {"formula": "mla"}):
         assert outcome(answer | change, read, model) is None
+
+
+# The documents say what the code says.
+
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def test_the_document_of_released_models_is_current() -> None:
+    written = (ROOT / "docs" / "released-models.md").read_text(encoding="utf-8")
+    assert written == released_tables.document(), "run: python benchmarks/released_tables.py"
+
+
+def test_the_document_of_models_is_current() -> None:
+    module = load_script(ROOT / "benchmarks" / "model_tables.py")
+    written = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert written == module.document(), "run: python benchmarks/model_tables.py"
