@@ -37,12 +37,10 @@ STEPS = 4096
 TELLING = 1024
 """Steps of a dispatch of a replay that another one waits for."""
 
-OUTCOMES = {
-    Ending.NONE: "",
-    Ending.FINISHED: FINISHED,
-    Ending.NEVER_FITS: NEVER_FITS,
-    Ending.TOO_LONG: TOO_LONG,
-}
+OUTCOMES = {Ending.NONE: "", Ending.FINISHED: FINISHED, Ending.NEVER_FITS: NEVER_FITS, Ending.TOO_LONG: TOO_LONG}
+
+RECORDED = {each.name.lower(): each for each in Fate if each not in (Fate.OUTCOME, Fate.TOKENS)}
+"""Columns of a fate that are fields of a `RequestRecord`, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,19 +125,10 @@ def trace_arrays(
     schedule: Schedule, trace: Incoming, requests: int, keys: int, **more: int
 ) -> tuple[np.ndarray, jax.Array, np.ndarray]:
     """The fields of a `hkv.replay.schedule_state.Trace`, the keys on the device, the others as NumPy arrays."""
-    values = {
-        Number.STEP_TOKENS: schedule.step_tokens,
-        Number.DECODE_TOKENS: schedule.decode_tokens,
-        Number.MAX_RUNNING: schedule.max_running,
-        Number.LOOKAHEAD: schedule.lookahead,
-        Number.MAX_MODEL_LEN: schedule.max_model_len,
-        Number.CLOSED_LOOP: schedule.closed_loop,
-        Number.REQUESTS: trace.count,
-        **{Number[name.upper()]: value for name, value in more.items()},
-    }
+    values = {**dataclasses.asdict(schedule), "requests": trace.count, **more}
     numbers = np.zeros(len(Number), np.int32)
-    for number, value in values.items():
-        numbers[number] = min(int(value), LATEST)
+    for name, value in values.items():
+        numbers[Number[name.upper()]] = min(int(value), LATEST)
     table = np.zeros((requests + 1, ARRIVING), np.int32)
     table[: trace.count] = trace.requests[: trace.count]
     return table, trace.payload(keys), numbers
@@ -280,14 +269,9 @@ class Dispatches:
                 prompt=row[1],
                 output=row[2],
                 arrived=row[0],
-                hit=fate[Fate.HIT],
-                admitted=fate[Fate.ADMITTED],
-                ended=fate[Fate.ENDED],
                 outcome=OUTCOMES[Ending(fate[Fate.OUTCOME])],
-                preemptions=fate[Fate.PREEMPTIONS],
-                recomputed=fate[Fate.RECOMPUTED],
-                recovered=fate[Fate.RECOVERED],
                 seen=int(seen[index]),
+                **{name: fate[place] for name, place in RECORDED.items()},
             )
             if reasons and fate[Fate.ADMITTED] >= 0:
                 recorder.requests[index].computed, recorder.requests[index].lacking = lacking[index]

@@ -197,7 +197,7 @@ class StepLoop(abc.ABC):
         while (arrival := self._next) is not None and self._is_due(arrival, step):
             self._next = next(self._arrivals, None)
             if arrival.prompt + arrival.output > self._schedule.max_model_len:
-                self._observer.too_long(step, arrival)
+                self._observer.ended(step, arrival, TOO_LONG)
                 continue
             live = LiveRequest(arrival, str(arrival.index), arrival.keys(), arrival.prompt)
             self._request(live)
@@ -260,7 +260,7 @@ class StepLoop(abc.ABC):
 
     def _refuse_for_good(self, step: int, live: LiveRequest) -> None:
         self._drop(live)
-        self._observer.never_fits(step, live)
+        self._observer.ended(step, live.arrival, NEVER_FITS)
 
     def _compute(self, step: int, live: LiveRequest, tokens: int) -> None:
         """The step's computation of one request, after which it may generate, and finish."""
@@ -275,7 +275,7 @@ class StepLoop(abc.ABC):
         self._running.remove(live)
         self._free(live, finished=True)
         self._drop(live)
-        self._observer.finished(step, live)
+        self._observer.ended(step, live.arrival, FINISHED)
 
 
 FINISHED = "finished"
@@ -349,10 +349,6 @@ class Recorder:
         self._told: tuple[int, Sequence[Lacking]] = 0, ()
         self._sums = dict.fromkeys(SUMS, 0)
 
-    def too_long(self, step: int, arrival: Arrival) -> None:
-        """A request longer than `max_model_len` arrived and was refused for good."""
-        self._end(arrival, TOO_LONG, step)
-
     def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
         """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
         if self._diagnosis is not None and not live.preemptions:
@@ -379,10 +375,6 @@ class Recorder:
         self._record(live.arrival).preemptions += 1
         self._sums["preemptions"] += 1
 
-    def never_fits(self, step: int, live: LiveRequest) -> None:
-        """A request was refused blocks although no other holds any, and is refused for good."""
-        self._end(live.arrival, NEVER_FITS, step)
-
     def scheduled(self, step: int, running: int, waiting: int, free: int) -> None:
         """Every request that computes in this step has its blocks; none has been given back by a finished one."""
         values = {"step": step, "in_use": self._capacity - free, "running": running, "waiting": waiting, **self._sums}
@@ -390,11 +382,8 @@ class Recorder:
             getattr(self.steps, name).append(value)
         self._sums = dict.fromkeys(SUMS, 0)
 
-    def finished(self, step: int, live: LiveRequest) -> None:
-        """A request generated its last token and gave its blocks back."""
-        self._end(live.arrival, FINISHED, step)
-
-    def _end(self, arrival: Arrival, outcome: str, step: int) -> None:
+    def ended(self, step: int, arrival: Arrival, outcome: str) -> None:
+        """A request generated its last token and gave its blocks back, or was refused for good, on arrival or later."""
         record = self._record(arrival)
         record.outcome, record.ended = outcome, step
         self._progress()

@@ -186,37 +186,34 @@ def test_configurations_follow_the_dialect():
         cache_config([], 100, SCHEDULE)
 
 
-class Sized:
-    def __init__(self, prompt, tokens=None, junction=0):
-        self.prompt, self.tokens, self.junction = prompt, tokens or prompt, junction
-        self.arrival = self
+def chunk(chunking, prompt, start, budget, *, tokens=None, junction=0):
+    return chunking.tokens(prompt, tokens or prompt, junction, start, budget)
 
 
 @pytest.mark.parametrize(
-    ("request_", "start", "budget", "want"),
+    ("prompt", "start", "budget", "want", "more"),
     [
-        (Sized(100), 0, 64, 64),
-        (Sized(100), 0, 70, 64),  # not final: ends on a boundary
-        (Sized(100), 64, 64, 32),  # the last kept boundary, 96, before the end
-        (Sized(100), 96, 64, 4),
-        (Sized(96), 64, 64, 16),  # 96 tokens can be resumed at 80, not at 96
-        (Sized(100), 20, 64, 12),  # from within a block to its end
-        (Sized(100, junction=40), 0, 64, 32),
-        (Sized(100), 0, 10, 0),  # the budget does not reach a boundary
-        (Sized(90, tokens=101), 100, 64, 1),  # decoding
+        (100, 0, 64, 64, {}),
+        (100, 0, 70, 64, {}),  # not final: ends on a boundary
+        (100, 64, 64, 32, {}),  # the last kept boundary, 96, before the end
+        (100, 96, 64, 4, {}),
+        (96, 64, 64, 16, {}),  # 96 tokens can be resumed at 80, not at 96
+        (100, 20, 64, 12, {}),  # from within a block to its end
+        (100, 0, 64, 32, {"junction": 40}),
+        (100, 0, 10, 0, {}),  # the budget does not reach a boundary
+        (90, 100, 64, 1, {"tokens": 101}),  # decoding
     ],
 )
-def test_chunks_end_where_states_are_kept(request_, start, budget, want):
-    assert Chunking(step_tokens=64, block_size=16).tokens(request_, start, budget) == want
+def test_chunks_end_where_states_are_kept(prompt, start, budget, want, more):
+    assert chunk(Chunking(step_tokens=64, block_size=16), prompt, start, budget, **more) == want
 
 
 def test_blocks_larger_than_a_step_and_states_inside_blocks():
-    assert Chunking(step_tokens=10, block_size=16).tokens(Sized(100), 0, 10) == 10
-    assert Chunking(step_tokens=10, block_size=16).tokens(Sized(100), 10, 10) == 6
-    fine = Chunking(step_tokens=64, block_size=16, hash_block_size=4)
-    assert fine.tokens(Sized(30), 16, 64) == 12
-    assert Chunking(step_tokens=64, block_size=16, eagle=True).tokens(Sized(100), 64, 64) == 16
-    assert Chunking(step_tokens=64).tokens(Sized(100, junction=40), 0, 70) == 70
+    assert chunk(Chunking(step_tokens=10, block_size=16), 100, 0, 10) == 10
+    assert chunk(Chunking(step_tokens=10, block_size=16), 100, 10, 10) == 6
+    assert chunk(Chunking(step_tokens=64, block_size=16, hash_block_size=4), 30, 16, 64) == 12
+    assert chunk(Chunking(step_tokens=64, block_size=16, eagle=True), 100, 64, 64) == 16
+    assert chunk(Chunking(step_tokens=64), 100, 0, 70, junction=40) == 70
 
 
 @pytest.mark.vllm

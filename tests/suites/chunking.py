@@ -16,22 +16,6 @@ from tests.suites.suite import CaseSuite, case_check
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
-    """A prompt of so many tokens."""
-
-    prompt: int
-
-
-@dataclasses.dataclass
-class Progress:
-    """A request in its prefill."""
-
-    tokens: int
-    junction: int
-    arrival: Prompt
-
-
-@dataclasses.dataclass(frozen=True)
 class Prefill:
     """A prompt that is cut into chunks from `start` on, where a hit ended."""
 
@@ -43,9 +27,9 @@ class Prefill:
     def chunks(self) -> list[tuple[int, int]]:
         """The chunks, in order; stops where one is empty."""
         chunking = Chunking.of(self.config, self.step_tokens)
-        request, start, made = Progress(self.tokens, 0, Prompt(self.tokens)), self.start, []
+        start, made = self.start, []
         while start < self.tokens:
-            size = chunking.tokens(request, start, self.step_tokens)
+            size = chunking.tokens(self.tokens, self.tokens, 0, start, self.step_tokens)
             if size < 1:
                 break
             made.append((start, start + size))

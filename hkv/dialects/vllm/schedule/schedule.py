@@ -74,7 +74,7 @@ class Replay(StepLoop):
         self._engine.advance(live.id, tokens)
 
     def _tokens(self, live: LiveRequest, budget: int) -> int:
-        return self._chunking.tokens(live, live.computed, budget)
+        return self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, live.computed, budget)
 
     def _grow(self, live: LiveRequest, new: int) -> bool:
         return self._engine.allocate(self._operation(live, new)).blocks is not None
@@ -91,7 +91,7 @@ class Replay(StepLoop):
     def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
         hit = self._engine.lookup(live.id)
         live.junction = hit.shared_prefix
-        new = self._chunking.tokens(live, hit.hit, budget)
+        new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, hit.hit, budget)
         if not new:
             return Refusal.LATER
         self._observer.looked_up(step, live, hit.hit)
@@ -117,23 +117,6 @@ class Replay(StepLoop):
 # End of a request's tokens in one step: at its last token, at the step's budget, or where a state must be kept.
 
 
-class Progress(Protocol):
-    """Fields of a request that chunking reads: `hkv.replay.schedule.LiveRequest` has them."""
-
-    tokens: int
-    junction: int
-
-    @property
-    def arrival(self) -> HasPrompt: ...
-
-
-class HasPrompt(Protocol):
-    """Something with a prompt of so many tokens."""
-
-    @property
-    def prompt(self) -> int: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Chunking:
     """Cuts a request's tokens into chunks, one a step (vLLM 0.33 `Scheduler._mamba_block_aligned_split`).
@@ -157,29 +140,32 @@ class Chunking:
         fine = config.hash_block_size if config.partial_hits else 0
         return cls(step_tokens, keep, config.uses_eagle, fine)
 
-    def tokens(self, request: Progress, start: int, budget: int) -> int:
-        """Tokens to compute next, from `start` on, at most `budget`. 0 when the budget does not reach the next stop."""
-        end = min(request.tokens, start + budget)
-        if self.block_size and start < max(request.arrival.prompt, request.tokens - 1):
-            end = self._last_stop(request, start, end)
+    def tokens(self, prompt: int, tokens: int, junction: int, start: int, budget: int) -> int:
+        """Tokens to compute next, from `start` on, at most `budget`. 0 when the budget does not reach the next stop.
+
+        A request's prompt and all its tokens, and the shared prefix of its lookup, as `LiveRequest` has them.
+        """
+        end = min(tokens, start + budget)
+        if self.block_size and start < max(prompt, tokens - 1):
+            end = self._last_stop(prompt, tokens, junction, start, end)
         return max(end - start, 0)
 
-    def _last_stop(self, request: Progress, start: int, end: int) -> int:
+    def _last_stop(self, prompt: int, tokens: int, junction: int, start: int, end: int) -> int:
         """States are kept where chunks end: chunks end on block boundaries, and never run past one that is needed."""
         size = self.block_size
-        if end < max(request.arrival.prompt, request.tokens - 1):
+        if end < max(prompt, tokens - 1):
             aligned = end // size * size
             if aligned > start or size <= self.step_tokens:
                 end = aligned
-        last = self._last_kept(request.tokens, size)
+        last = self._last_kept(tokens, size)
         stops = [last]
         if start % size:
             stops.append((start // size + 1) * size)
-        if start < request.junction < end:
-            stops.append(start + (request.junction - start) // size * size)
+        if start < junction < end:
+            stops.append(start + (junction - start) // size * size)
         if self.hash_block_size:
-            tail = self._last_kept(request.arrival.prompt, self.hash_block_size)
-            if last < tail < request.arrival.prompt:
+            tail = self._last_kept(prompt, self.hash_block_size)
+            if last < tail < prompt:
                 stops.append(tail)
         return min((stop for stop in stops if start < stop < end), default=end)
 

@@ -330,25 +330,19 @@ def test_chunking_is_the_plain_schedules():
     source = random.Random(0)
     numbers = np.zeros(len(Number), np.int32)
 
-    @dataclasses.dataclass
-    class Request:
-        arrival: Arrival
-        tokens: int
-        junction: int
-
     chunk = jax.jit(schedule_loop.chunk)
     for _ in range(300):
         prompt = source.randint(1, 100)
         tokens = prompt + source.randint(0, 20)
         start, budget = source.randint(0, tokens - 1), source.randint(1, 80)
         chunking = Chunking(source.randint(8, 80), source.choice((0, 4, 12, 96)), source.random() < 0.5)
-        request = Request(Arrival(0, 0, prompt, 40, list), tokens, source.randint(0, tokens))
+        junction = source.randint(0, tokens)
         numbers[Number.STEP_TOKENS] = chunking.step_tokens
         numbers[Number.KEPT_BLOCK] = chunking.block_size
         numbers[Number.KEPT_EAGLE] = chunking.eagle
         trace = Trace(np.array([[0, prompt, 40, 0]] * 2, np.int32), np.zeros(1, np.int32), numbers)
-        scalars = (np.int32(x) for x in (0, tokens, request.junction, start, budget))
-        assert int(chunk(trace, *scalars)) == chunking.tokens(request, start, budget)
+        scalars = (np.int32(x) for x in (0, tokens, junction, start, budget))
+        assert int(chunk(trace, *scalars)) == chunking.tokens(prompt, tokens, junction, start, budget)
 
 
 def test_a_checked_replay_of_a_generated_trace_agrees(tmp_path):
