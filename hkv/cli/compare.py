@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import Reported, console, plot_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, console, plot_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import Words, parsed, points_of
 from hkv.contract.options import argument, check_plot_path, option
@@ -104,28 +104,26 @@ def _document(result: CompareResult) -> dict[str, Any]:
 
 def _print(result: CompareResult, sides: Sequence[Side], most: int) -> None:
     out = console()
-    for table in _tables(result):
-        out.print(table)
+    for each in _tables(result):
+        out.print(each)
     for line in _changes(result, sides, most):
         out.print(line, highlight=False)
 
 
 def _tables(result: CompareResult) -> Iterator[Table]:
     """Totals, and prompt tokens by cause; one column a replay."""
-    totals = Table(title="Totals", title_justify="left")
-    causes = Table(title="Prompt tokens", title_justify="left")
-    for table in (totals, causes):
-        table.add_column("")
+    totals = {
+        total.replace("_", " "): [_shown(total, each) for each in result.totals[total].tolist()] for total in TOTALS
+    }
+    tokens = {cause: result.causes[cause].tolist() for cause in ("hit", *CAUSES)}
+    causes = {cause: [f"{each:,}" for each in row] for cause, row in tokens.items() if any(row)}
+    for title, rows in (("Totals", totals), ("Prompt tokens", causes)):
+        made = table("", title=title)
         for name in result.names:
-            table.add_column(_short(name), justify="right")
-    for total in TOTALS:
-        values = result.totals[total].tolist()
-        totals.add_row(total.replace("_", " "), *(_shown(total, value) for value in values))
-    for cause in ("hit", *CAUSES):
-        tokens = result.causes[cause].tolist()
-        if any(tokens):
-            causes.add_row(cause, *(f"{each:,}" for each in tokens))
-    yield from (totals, causes)
+            made.add_column(_short(name), justify="right")
+        for name, row in rows.items():
+            made.add_row(name, *row)
+        yield made
 
 
 def _shown(total: str, value: float) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.options import command_of
-from hkv.cli.output_option import OutputPath, Reported, plot_field, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, plot_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
@@ -111,19 +111,18 @@ def _print(found: list[dict[str, Any]]) -> None:
 
 
 def _table(answer: Mapping[str, Any]) -> Table:
-    table = Table(title=answer["line"] or "Sweep", title_justify="left")
     bounded = any(sweep.OPTIMAL in row for row in answer["points"])
-    more = ("optimal", "gap") if bounded else ()
-    for name in ("pool", "hit rate", *more, "evictions", "preemptions", "refused"):
-        table.add_column(name, justify="right")
+    rows = []
     for row in answer["points"]:
         evictions = "" if row["evictions"] is None else f"{row['evictions']:,}"
         columns = [evictions, f"{row['preemptions']:,}", f"{sweep.refused(row):,}"]
         if bounded:
             best = sweep.optimal_rate(row)
             columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"]
-        table.add_row(_shown(row), f"{row['hit_rate']:.2%}", *columns)
-    return table
+        rows.append((_shown(row), f"{row['hit_rate']:.2%}", *columns))
+    more = ">optimal|>gap|" if bounded else ""
+    names = f">pool|>hit rate|{more}>evictions|>preemptions|>refused"
+    return table(names, rows, title=answer["line"] or "Sweep")
 
 
 def _sentences(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -10,10 +10,9 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
+from hkv.cli.output_option import Reported, output_field, table, talks, write_json, write_output
 from hkv.contract.options import COUNT, argument, group, option
 from hkv.errors import ConfigError
 from hkv.oracle.events import Subscription
@@ -106,18 +105,13 @@ def _totals(requests: Sequence[NewRequest], per_id: int | None) -> dict[str, Any
 
 
 def _print(output: str, totals: dict[str, Any], synthetic: str | None, remarks: Remarks) -> None:
-    table = Table(title=output, title_justify="left", show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    table.add_column("remark")
     unknown = totals["without_content"]
     note = "" if not unknown else f"{unknown:,} of them of lengths and times alone: they share nothing"
-    for name in ("requests", "prompt_tokens", "output_tokens", "longest_prompt"):
-        table.add_row(name.replace("_", " "), f"{totals[name]:,}", note if name == "requests" else "")
-    table.add_row("duration", f"{totals['milliseconds'] / 1000:,.1f} s", "")
+    names = ("requests", "prompt_tokens", "output_tokens", "longest_prompt")
+    rows = [(name.replace("_", " "), f"{totals[name]:,}", note if name == "requests" else "") for name in names]
+    rows.append(("duration", f"{totals['milliseconds'] / 1000:,.1f} s", ""))
     if (size := totals["tokens_per_id"]) is not None:
         finer = "" if size == 1 else "what prompts share within an id is lost"
-        table.add_row("tokens an id", f"{size:,}", f"prefixes made up: {synthetic}" if synthetic else finer)
-    for remark, count in remarks.counts.items():
-        table.add_row("", f"{count:,}", remark)
-    Console(width=None).print(table)
+        rows.append(("tokens an id", f"{size:,}", f"prefixes made up: {synthetic}" if synthetic else finer))
+    rows += [("", f"{count:,}", remark) for remark, count in remarks.counts.items()]
+    Console(width=None).print(table("what|>value|remark", rows, title=output, show_header=False))

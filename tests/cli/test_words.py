@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from hkv.cli import COMMANDS, cli
+from hkv.cli.replay import _Reasons
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.replay.command import model_name
-from hkv.replay.tables import _Reasons
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GEMMA = ROOT / "tests" / "data" / "models" / "gemma3_text.json"
