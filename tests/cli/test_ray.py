@@ -51,7 +51,7 @@ def test_a_cluster_has_its_own_processes(trace):  # noqa: F811
     assert "--ray" in done.stderr
 
 
-OPTIMIST = "tests.cli.test_record_and_diff:Optimist,numpy"
+OPTIMIST = "tests.oracle.test_shrink:Optimist,numpy"
 CAMPAIGN = ("--engines", OPTIMIST, "--feature", "core", "--feature", "eagle", "--seeds", "60", "--json", "-")
 
 

@@ -274,28 +274,6 @@ def test_a_field_taken_from_a_released_file_changes_what_it_governs_or_is_refuse
         assert any(meant in note or "derive" in note for note in after.notes) or fields.family.fields[meant] is None
 
 
-@given(data=st.data(), name=st.sampled_from(sorted(RELEASED)))
-def test_a_field_changed_in_a_released_file_changes_what_it_governs_or_is_refused(
-    data: st.DataObject, name: str
-) -> None:
-    config = RELEASED[name]
-    place = data.draw(st.sampled_from(places(config)))
-    inner: Any = config
-    for part in place:
-        inner = inner[part]
-    if isinstance(inner, bool):
-        value: object = not inner
-    elif isinstance(inner, int):
-        value = data.draw(st.sampled_from((inner * 2, inner + 1, max(inner // 2, 1))))
-    else:
-        value = data.draw(st.sampled_from((None, "strange", [], {}, 3)))
-    try:
-        after = read_model(put(config, place, value))
-    except HKVError:
-        return
-    check_change(read_model(config), after, place, config)
-
-
 def test_every_reader_reads_a_family() -> None:
     assert set(readers()) == {block["read"] for block in table_of("families.toml")["family"]}
     assert len(FAMILIES) > 140

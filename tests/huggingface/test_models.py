@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import json
 import math
+import operator
 import pathlib
 import re
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -16,7 +19,6 @@ from hypothesis import strategies as st
 from hkv.errors import ConfigError, FileError, HKVError
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.spec import FullAttention, Mamba, MLAAttention, SlidingWindow, SlidingWindowMLA
-from tests.arithmetic import evaluate
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 DERIVATIONS = json.loads((FOLDER.parent / "model_totals.json").read_text())
@@ -220,3 +222,18 @@ def test_strange_values_are_read_or_refused_never_a_crash(data: st.DataObject, n
     config[data.draw(st.sampled_from(sorted(config)))] = value
     with contextlib.suppress(HKVError):
         read_model(config)
+
+
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def evaluate(text: str) -> Fraction:
+    """The value of a sum."""
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return Fraction(node.value)
+        assert isinstance(node, ast.BinOp), ast.dump(node)
+        return OPERATORS[type(node.op)](value(node.left), value(node.right))
+
+    return value(ast.parse(text, mode="eval").body)

@@ -1,17 +1,31 @@
-"""Configurations under RTP-LLM's rules: which allocator they mean, and which are refused."""
+"""Configurations under RTP-LLM's rules: the allocator that they mean, refusals, capacities, figures for operators."""
 
 from __future__ import annotations
 
-import pytest
+import random
 
-from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE, RtpConfig, reserve_for_ratio
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hkv.contract.traffic import RandomChoices
+from hkv.dialects.rtp_llm import log as structs
+from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, NAMES, SINGLE, CpSlotMapper, RtpConfig, reserve_for_ratio
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+from hkv.dialects.rtp_llm.log import to_rtp_config
+from hkv.dialects.rtp_llm.monitoring import cache_info, pool_snapshots, recent_hits, token_capacity, tokens_of
+from hkv.dialects.rtp_llm.rules import parameters
+from hkv.dialects.rtp_llm.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import ConfigError
-from hkv.model.group_policy import EvictPolicy
+from hkv.model.group_policy import CpMapping, EvictPolicy
 from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.allocator import KINDS
 from reference.dialects.rtp_llm.manager import ALLOCATORS
 from reference.dialects.rtp_llm.single import SingleAllocator
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi
+from tests.rtp_llm.traffic import draw_config
 
 
 def test_the_topology_decides_the_allocator() -> None:
@@ -75,3 +89,117 @@ def test_groups_that_lose_blocks_alone() -> None:
 
 def test_a_reserve_is_rounded_down() -> None:
     assert (reserve_for_ratio(5, 99), reserve_for_ratio(5, 100)) == (4, 5)
+
+
+# Capacities, and ranks on arrays, beside the reference.
+
+
+N = -1
+
+
+def test_counts_that_are_not_one_a_pool_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one number for each of 2 pools"):
+        tokens_of(tiny_multi(6, 8).config, [5])
+
+
+@settings(max_examples=60)
+@given(rng=st.randoms(use_true_random=False))
+def test_capacities_are_the_references(rng: random.Random) -> None:
+    config = draw_config(rng)
+    allocator = ALLOCATORS[config.name](config)
+    for pool in allocator.pools:
+        pool.malloc(rng.randint(0, pool.total))
+    free = [pool.free for pool in allocator.pools]
+    assert tokens_of(config, free) == allocator.tokens_of("free_blocks")
+    assert tokens_of(config, [pool.total for pool in allocator.pools]) == allocator.tokens_of("total")
+    assert token_capacity(config) == allocator.token_capacity
+
+
+MAPPED = jax.jit(
+    lambda tokens, size, ranks, dealt: (
+        parameters.local_blocks(tokens, size, ranks),
+        parameters.effective_tokens(tokens, size, ranks, dealt),
+        parameters.owner(tokens, ranks),
+        parameters.canonical_place(tokens, ranks),
+    )
+)
+
+
+@settings(max_examples=50)
+@given(size=st.integers(1, 300), ranks=st.integers(1, 9), mapping=st.sampled_from(CpMapping), start=st.integers(0, 999))
+def test_arrays_are_mapped_as_numbers_are(size: int, ranks: int, mapping: CpMapping, start: int) -> None:
+    mapper = CpSlotMapper(0, ranks, size)
+    tokens = np.arange(start, start + 32, dtype=np.int32)
+    dealt = mapping is CpMapping.BLOCK_ROUND_ROBIN
+    local, effective, (rank, slot), place = MAPPED(tokens, np.int32(size), np.int32(ranks), np.bool_(dealt))
+    assert local.tolist() == [mapper.local_blocks(number) for number in tokens.tolist()]
+    if mapper.sharded:
+        assert effective.tolist() == [mapper.effective_tokens(number, mapping) for number in tokens.tolist()]
+    assert list(zip(rank.tolist(), slot.tolist(), strict=True)) == [mapper.owner(number) for number in tokens.tolist()]
+    keys = list(range(100))
+    whole = [keys[index] for index in place.tolist() if index < len(keys)]
+    assert whole == mapper.canonical_keys(keys)[start : start + 32]
+
+
+# Figures for operators: pools and keys against the allocator's own counters.
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("seed", range(4))
+def test_snapshots_are_the_pools_own_counters(dialect: str, seed: int) -> None:
+    choices = RandomChoices(seed)
+    header = draw_rtp_header(choices, rtp_features(dialect)[seed % len(rtp_features(dialect))], dialect)
+    engine, config = RtpNumpyEngine(header), to_rtp_config(header)
+    seen = 0
+
+    def perform(operation: structs.RtpOp) -> structs.RtpAnswer:
+        nonlocal seen
+        answer = engine.perform(operation)
+        if isinstance(answer, structs.RtpState):
+            pools = engine.manager.allocator.pools
+            for snapshot, pool in zip(pool_snapshots(config, answer), pools, strict=True):
+                assert snapshot.total == pool.total
+                assert (snapshot.free, snapshot.available, snapshot.not_in_use) == (
+                    pool.free,
+                    pool.available,
+                    pool.not_in_use,
+                )
+                assert 0 <= snapshot.used_percent <= 100
+                seen += snapshot.request
+            info = cache_info(config, answer, [1, 2, 1])
+            assert set(info.cached_keys) == {key for key, _ in answer.cached} | {1, 2}
+            assert 0 <= info.available_tokens <= info.total_tokens
+            assert info.version == answer.version
+        return answer
+
+    drive_rtp(header, choices, perform, 25)
+    assert seen
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 6), max_size=5)), max_size=20)
+
+
+@given(REQUESTS, st.integers(1, 60))
+def test_recent_keys_are_those_of_a_plain_window(requests: list[tuple[int, list[int]]], window: int) -> None:
+    timed = [(sum(wait for wait, _ in requests[: index + 1]), keys) for index, (_, keys) in enumerate(requests)]
+    known, hits = [], 0
+    for index, (now, keys) in enumerate(timed):
+        known = [key for time, old in timed[:index] if now - time < window for key in old]
+        hits += sum(key in known for key in keys)
+        known += keys
+    found = recent_hits(timed, window)
+    assert (found.keys, found.hits) == (sum(len(keys) for _, keys in timed), hits)
+    assert (found.retained, found.retained_unique) == (len(known), len(set(known)))
+
+
+def test_rtp_llms_own_example() -> None:
+    requests = [(0, [1, 2, 3]), (10, [2, 3, 4])]
+    assert recent_hits(requests[:1], 1000).hit_ratio == 0.0
+    second = recent_hits(requests, 1000)
+    assert (second.keys, second.hits, second.retained, second.retained_unique) == (6, 2, 6, 4)
+    assert recent_hits([*requests, (1010, [2, 3, 4])], 1000).hits == 2
+    assert recent_hits([], 1000).hit_ratio == 0.0
+    with pytest.raises(ConfigError, match="the time of the one before"):
+        recent_hits([*requests, (9, [1])])
+    with pytest.raises(ConfigError, match="positive number of milliseconds"):
+        recent_hits(requests, 0)

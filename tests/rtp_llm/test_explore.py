@@ -3,7 +3,6 @@ sense."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli import cli
-from hkv.contract.explore_command import Space
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-from hkv.errors import ConfigError, HKVError
+from hkv.errors import HKVError
 from hkv.oracle.exploration import answered
 from hkv.oracle.log_file import read_log
 from hkv.testing.planting import Patch, applied
@@ -167,9 +165,3 @@ def test_what_makes_no_sense_is_refused_by_name(more: list[str], named: str) -> 
     done = CliRunner().invoke(cli, [*EXPLORE, *more])
     assert isinstance(done.exception, HKVError) or done.exit_code == 2
     assert named in f"{done.output}{done.exception}"
-
-
-@pytest.mark.parametrize("field", ["requests", "prompt", "max_model_len"])
-def test_a_space_is_small(field: str) -> None:
-    with pytest.raises(ConfigError, match=field):
-        dataclasses.replace(Space(), **{field: 99})

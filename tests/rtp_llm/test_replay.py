@@ -222,13 +222,6 @@ def test_without_hits_a_wide_window_keeps_what_it_reads(monkeypatch, capsys, tra
             engine.extend("a", 1)
 
 
-def test_models_that_hits_would_leave_without_a_window_are_refused(monkeypatch, capsys, trace) -> None:
-    path, model = trace((0, [0], 4, 1)), str(MODELS / "gemma3_text.json")
-    code, _, err = run(monkeypatch, capsys, "replay", path, "--dialect", POOLS, "--model", model, "--memory", "8GiB")
-    assert code == 2
-    assert "a block and one: hits bring one block; --block-size 4095, or --no-caching" in err
-
-
 def test_models_that_hits_would_leave_without_a_chunk_are_refused(monkeypatch, capsys, trace) -> None:
     """Before the first request; blocks of a chunk each are replayed, and a chunk is kept whole without hits."""
     path = trace((0, [0], 8192, 1), (1, [0, 1], 8193, 1))
@@ -256,17 +249,6 @@ def test_what_operators_see_is_in_the_json(monkeypatch, capsys, trace) -> None:
     assert found["cache"]["cached_keys"] == 2
     assert (found["cache"]["total_tokens"], found["cache"]["available_tokens"]) == (16, 16)
     assert found["recent_keys"] == {"keys": 4, "hits": 2, "retained": 4, "retained_unique": 2, "hit_ratio": 0.5}
-
-
-def test_windows_of_several_blocks_are_replayed_without_hits(monkeypatch, capsys, trace) -> None:
-    """Without hits a window keeps all the blocks that its next query reads: the nearest that RTP-LLM can do."""
-    path, model = trace((0, list(range(400)), 1600, 9)), str(MODELS / "gemma3_text.json")
-    line = ("replay", path, "--dialect", POOLS, "--model", model, "--memory", "8GiB", "--tokens-per-id", "4")
-    code, out, err = run(monkeypatch, capsys, *line, "--no-caching", "--engine", "numpy", "--json", "-")
-    assert code == 0, err
-    answer = json.loads(out)
-    assert answer["totals"]["finished"] == 1
-    assert "windows" not in err
 
 
 @pytest.mark.parametrize(

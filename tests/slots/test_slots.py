@@ -6,7 +6,6 @@ Widths of block tables by kind, geometries of specs, and blocks dealt out to ran
 import dataclasses
 import math
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -224,22 +223,6 @@ def test_geometry_is_data_and_costs_no_compilation():
         for interleave in (1, 2, 8):
             use(slot_geometry(8, ranks=ranks, rank=ranks - 1, interleave=interleave, mapped=ranks != 2))
     assert [function._cache_size() for function in functions] == before
-
-
-@given(list_of(geometries, 3), list_of(tables, 3), list_of(some_positions, TOKENS))
-@settings(max_examples=50)
-def test_several_groups_in_one_call(geometries, tables, positions):
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of_twin, geometries))
-    mapping = jax.vmap(jitted.slot_mapping, in_axes=(0, 0, None, None, None, None))
-    rows = [i % ROWS for i in range(TOKENS)]
-    asked = i32(tables), i32([WIDTH] * ROWS), i32(31), i32(rows), i32(positions)
-    got, dropped = jax.device_get(mapping(stacked, *asked))
-    for group, (geometry, table) in enumerate(zip(geometries, tables, strict=True)):
-        want, want_dropped = plain.slot_mapping(geometry, table, [WIDTH] * ROWS, 31, rows, positions)
-        assert pairs(Slots(got.blocks[group], got.offsets[group])) == want
-        assert [int(getattr(dropped, f)[group]) for f in ("rows", "positions", "blocks")] == list(
-            dataclasses.astuple(want_dropped)
-        )
 
 
 def limits(length, **fields):

@@ -1,6 +1,11 @@
 """The two indices of block rows: RTP-LLM's vectors, the twin, and that nothing puts them out of step."""
 
+import pathlib
+import re
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,9 +13,13 @@ from hypothesis import strategies as st
 
 from hkv.block_tables import rows as jitted
 from hkv.block_tables.rows import BlockRows, init_rows
+from hkv.dialects.vllm.rules.operations import Batch, Code
 from hkv.errors import OperationError
+from hkv.state.state import State
 from hkv.state.status import Status
+from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Sizes, Workspace
 from reference.state import rows as plain
+from tests.cache import build
 
 ROWS, WIDTH, SPAN, BATCH = 3, 6, 4, 4
 INT32_MAX = 2**31 - 1
@@ -171,3 +180,28 @@ def test_an_operation_takes_its_rows_over():
     grown, _ = jitted.append(rows, np.int32(0), batch(1, 2), np.int32(2))
     assert all(leaf.is_deleted() for leaf in (rows.blocks, rows.kernel_blocks, rows.lengths))
     assert not grown.blocks.is_deleted()
+
+
+# The example of a loop in docs/state.md runs.
+
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+
+
+def test_the_example_of_a_loop_counts_registered_blocks() -> None:
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "state.md").read_text(), re.DOTALL)
+    assert len(code) == 1
+    scope: dict[str, Any] = {"__name__": "example"}
+    exec(code[0], scope)
+    parameters, state = build.start()
+    state, _ = build.run(parameters, state, build.prompt(Batch(), 0, range(7)).add(Code.STEP))
+    want = np.count_nonzero(np.asarray(state.keys)[np.asarray(state.rows)[0, 1, :7], 0])
+
+    @jax.jit
+    def counted(state: State) -> jax.Array:
+        arrays = {name: getattr(state, name).reshape(-1) for name in ARRAYS}
+        outside = {name: jnp.int32(0) for name in (*OUTPUTS, *COUNTERS, "lane", "num_ids", "num_events", "num_copies")}
+        work = Workspace(Sizes(build.BUCKETS, 1, 1, 1, 0, 0), **arrays, **outside)
+        return scope["count_cached"](work, work.row(0, 1), 7)[1]
+
+    assert int(counted(state)) == want > 0

@@ -134,16 +134,6 @@ def test_a_planted_defect_is_found() -> None:
     assert found
 
 
-def test_a_defect_at_the_start_is_a_difference() -> None:
-    def refuse(header: oplog.Header) -> NumpyEngine:
-        raise ConfigError("num_blocks", header.num_blocks, "none")
-
-    _, parted = differ(refuse, NumpyEngine, "core", 0, 1, 1)
-    assert parted is not None
-    assert parted.field == "header"
-    assert parted.want == "accepted"
-
-
 def test_drive_asks_only_its_callback() -> None:
     header = draw_header(RandomChoices(1), "core")
     engine = NumpyEngine(header)

@@ -118,18 +118,6 @@ def test_what_is_wrong_is_said(make, fields, words):
     assert words in str(error.value)
 
 
-def test_defaults_follow_the_spec():
-    assert group("a").policy == default_policy(GroupType.FULL)
-    assert group("a", spec=WINDOW).policy == default_policy(GroupType.SWA)
-    assert group("a", spec=STATE).policy == default_policy(GroupType.LINEAR)
-    assert group("a").kernel_block_size == 16
-
-
-def test_an_attention_layer_may_be_kept_as_linear_or_swa():
-    for kind in (GroupType.LINEAR, GroupType.SWA):
-        assert group("a", policy=default_policy(kind)).policy.group_type is kind
-
-
 def test_only_full_groups_have_kernel_blocks():
     assert group("a", kernel_block_size=4).kernel_blocks_per_block == 4
     assert group("a", kernel_block_size=4, policy=default_policy(GroupType.SWA)).kernel_blocks_per_block == 1
