@@ -210,7 +210,11 @@ def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow]
         points = sorted((fits.max_model_len, fits.concurrency or 0.0) for _, fits in unordered)
         marked = [index for index, (length, _) in enumerate(points) if length in asked]
         places = [values.index(choice[name]) for name, values in styles[:2]] + [0, 0]
-        style = _style(models.index(model), places[0], places[1])
+        style = {
+            "color": COLOURS[models.index(model) % len(COLOURS)],
+            "linestyle": DASHES[places[0] % len(DASHES)],
+            "marker": MARKERS[places[1] % len(MARKERS)],
+        }
         panel.plot(*zip(*points, strict=True), markevery=marked, markersize=5, linewidth=1.6, **style)
     lengths = sorted(asked)
     panel.set_xscale("log", base=2)
@@ -248,14 +252,6 @@ def _series(
             key = (row.model, *(str(row.options[name]) for name in names))
             found.setdefault(key, []).append((row, row.capacity))
     return [((key[0], {name: each[0][0].options[name] for name in names}), each) for key, each in found.items()]
-
-
-def _style(model: int, dash: int, marker: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[model % len(COLOURS)],
-        "linestyle": DASHES[dash % len(DASHES)],
-        "marker": MARKERS[marker % len(MARKERS)],
-    }
 
 
 def _legend(models: Sequence[str], styles: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:

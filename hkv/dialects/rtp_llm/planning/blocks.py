@@ -8,7 +8,6 @@ from fractions import Fraction
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.sizes import (
     BlockBytes,
-    OpaqueRegion,
     element_of,
     indexer_scale_bytes,
     linear,
@@ -32,7 +31,11 @@ def block_of(
 ) -> BlockBytes:
     """One block, on one rank, of a layer that has the heads of all; latents come with their rotary key's elements."""
     if (region := region_of(spec)) is not None:
-        return _opaque(region, options)
+        kernel = options.kernel_block_size or region.block_size
+        if region.count == "compressed" and kernel % KERNEL_MULTIPLE:
+            expected = f"a multiple of {KERNEL_MULTIPLE} tokens for compressed caches"
+            raise PlanError("kernel_block_size", kernel, expected)
+        return opaque(region, options)
     if spec.snapshot:
         return _linear(spec, options)
     if (attention := attention_of(spec)) is None:
@@ -65,14 +68,6 @@ def _mla(spec: AttentionSpec, latent_sizes: tuple[int, int] | None, indexer_size
     if indexer_size is None:
         return block
     return dataclasses.replace(block, scale=indexer_scale_bytes(indexer_size, spec.block_size))
-
-
-def _opaque(spec: OpaqueRegion, options: RtpOptions) -> BlockBytes:
-    kernel = options.kernel_block_size or spec.block_size
-    if spec.count == "compressed" and kernel % KERNEL_MULTIPLE:
-        expected = f"a multiple of {KERNEL_MULTIPLE} tokens for compressed caches"
-        raise PlanError("kernel_block_size", kernel, expected)
-    return opaque(spec, options)
 
 
 def _linear(spec: LayerSpec, options: RtpOptions) -> BlockBytes:

@@ -16,7 +16,6 @@ from hkv.dialects.rtp_llm.planning.pools import (
     independent_pools,
     shared_pool,
 )
-from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, check_whole
 from hkv.model.group_policy import (
@@ -122,7 +121,9 @@ def _groups(model: DescribedModel, options: RtpOptions) -> tuple[PoolGroup, ...]
     if unknown := [tag for tag, _ in options.explicit_blocks if tag not in caches]:
         raise PlanError("explicit_blocks", unknown, f"tags of groups: {', '.join(caches)}")
     full = next((blocks[tag].dtype for tag in caches if policies[tag].group_type is GroupType.FULL), None)
-    blocks = {tag: _in_cache_dtype(block, full) for tag, block in blocks.items()}
+    if full is not None:  # a recurrent state's block counts in elements of the cache, which are full attention's
+        states = {tag: block for tag, block in blocks.items() if block.kind == "linear"}
+        blocks |= {tag: dataclasses.replace(block, dtype=full) for tag, block in states.items()}
     tags = [tuple(cache.tag for cache in layer.caches) for layer in model.layers]
     kernel = options.kernel_block_size
     if options.pools == "independent":
@@ -165,8 +166,3 @@ def _policy(cache: CacheDescription, options: RtpOptions) -> GroupPolicy:
         return cache.policy
     on_device = cache.policy.memory_placement is MemoryPlacement.DEVICE
     return dataclasses.replace(cache.policy, explicit_block_num=wanted, charge_to_paged_budget=on_device)
-
-
-def _in_cache_dtype(block: BlockBytes, full: str | None) -> BlockBytes:
-    """A recurrent state's block in elements of the cache, which are full attention's where there is any."""
-    return block if block.kind != "linear" or full is None else dataclasses.replace(block, dtype=full)

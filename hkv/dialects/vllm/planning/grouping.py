@@ -155,7 +155,8 @@ def add_hidden_states(
     block = math.gcd(*(group.spec.block_size for group in groups))
     own = []
     for name, spec in hidden.items():
-        tokens = largest_divisor(block, max(page // kinds.layer(spec).bytes_per_token, 1))
+        most = min(block, max(page // kinds.layer(spec).bytes_per_token, 1))
+        tokens = next(count for count in range(most, 0, -1) if block % count == 0)
         own.append(PlannedGroup.merged([name], dataclasses.replace(spec, block_size=tokens, page_size_padded=page)))
     return [*groups, *own]
 
@@ -169,11 +170,6 @@ def _scaled(group: PlannedGroup, scale: int, page: int, bugs: frozenset[str]) ->
     elif spec.snapshot and "stale-page-padding" not in bugs:
         changes["page_size_padded"] = page
     return PlannedGroup.merged(list(group.names), dataclasses.replace(spec, **changes))
-
-
-def largest_divisor(value: int, limit: int) -> int:
-    """The largest divisor of `value` that is at most `limit`; 1 if none is."""
-    return next((candidate for candidate in range(min(value, limit), 0, -1) if value % candidate == 0), 1)
 
 
 # Local layers that are cached like full attention: blocks for every token, none given back.

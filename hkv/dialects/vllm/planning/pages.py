@@ -95,7 +95,11 @@ def align_states(
     unit = math.lcm(max(kernel_block_size, *(spec.block_size for spec in tokens)), grid)
     largest = max(spec.unpadded_page_size_bytes for spec in states)
     multiples = range(1, 1 + -(-largest // unit))
-    block = unit * (1 + bisect.bisect_left(multiples, largest, key=lambda count: _smallest_page(tokens, unit * count)))
+
+    def smallest_page(count: int) -> int:
+        return min(spec.with_block_size(unit * count).page_size_bytes for spec in tokens)
+
+    block = unit * (1 + bisect.bisect_left(multiples, largest, key=smallest_page))
     resized = {name: spec.with_block_size(block) if attention_of(spec) else spec for name, spec in layers.items()}
     page = max(spec.with_block_size(block).page_size_bytes for spec in tokens)
     span = block if mamba_mode == "align" else max_model_len
@@ -103,10 +107,6 @@ def align_states(
         name: kinds.layer(spec).spanning(span, page if page > spec.unpadded_page_size_bytes else None)
         for name, spec in resized.items()
     }
-
-
-def _smallest_page(specs: Sequence[LayerSpec], block_size: int) -> int:
-    return min(spec.with_block_size(block_size).page_size_bytes for spec in specs)
 
 
 # The two block sizes of the scheduler: to what lengths hits are aligned, and at what lengths prefixes are hashed.

@@ -8,7 +8,7 @@ from typing import Any
 
 from hkv.dialects.vllm.weights.decoders import DECODERS
 from hkv.dialects.vllm.weights.hybrids import HYBRIDS
-from hkv.dialects.vllm.weights.quantization import Plain, quantization_of
+from hkv.dialects.vllm.weights.quantization import Quantization, quantization_of
 from hkv.dialects.vllm.weights.rank import Rank, unknown
 from hkv.dialects.vllm.weights.towers import TOWERS, Tower
 from hkv.model.huggingface.common_fields import scalings_of, served_dtype
@@ -70,7 +70,7 @@ def rotary_tables(config: Mapping[str, Any], *, dtype: str | None = None) -> int
     fields = decoder_fields(config)
     if fields.model_type not in ROTATED:
         return None
-    rank = Rank(fields, 1, False, int(item_bytes(dtype or served_dtype(fields)[0])), Plain())
+    rank = Rank(fields, 1, False, int(item_bytes(dtype or served_dtype(fields)[0])), Quantization())
     rows, sizes = rank.number("max_position_embeddings"), [fields.head_dim.value]
     factor = 1.0
     for kind, scaling, _ in scalings_of(fields):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -38,31 +37,21 @@ class Linear:
     split: str
 
 
-class Quantization(abc.ABC):
-    """Packing of a checkpoint's weights."""
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+    """Packing of a checkpoint's weights: none, but for subclasses, so that they are in the model's own element type."""
 
-    @abc.abstractmethod
     def linear(self, layer: Linear, width: int) -> int:
         """Bytes of a layer without its bias; `width` is that of the model's own elements."""
+        return sum(layer.outputs) * layer.inputs * width
 
-    @abc.abstractmethod
     def experts(self, name: str, sizes: Sequence[tuple[int, int]], count: int, width: int) -> int:
         """Bytes of experts: `count` of each of some matrices of (outputs, inputs), the first gate and up as one."""
+        return count * sum(rows * columns for rows, columns in sizes) * width
 
     def padded(self, size: int, inner: int) -> tuple[int, int]:
         """Elements of a token and inside an expert, with what a kernel wants added."""
         return size, inner
-
-
-@dataclasses.dataclass(frozen=True)
-class Plain(Quantization):
-    """Weights in the model's own element type."""
-
-    def linear(self, layer: Linear, width: int) -> int:
-        return sum(layer.outputs) * layer.inputs * width
-
-    def experts(self, name: str, sizes: Sequence[tuple[int, int]], count: int, width: int) -> int:
-        return count * sum(rows * columns for rows, columns in sizes) * width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +71,7 @@ class Fp8(Quantization):
 
     def linear(self, layer: Linear, width: int) -> int:
         if is_skipped(layer.name, self.skipped):
-            return Plain().linear(layer, width)
+            return super().linear(layer, width)
         rows = sum(layer.outputs)
         if self.block is None:
             return rows * layer.inputs + 4 * len(layer.outputs) * (1 + self.static)
@@ -99,7 +88,7 @@ class Fp8(Quantization):
         if self.packed is not None:
             return self.packed.experts(name, sizes, count, width)
         if is_skipped(name, self.skipped):
-            return Plain().experts(name, sizes, count, width)
+            return super().experts(name, sizes, count, width)
         total = count * sum(rows * columns for rows, columns in sizes)
         if self.block is None:
             return total + 4 * count * (3 + 2 * self.static)
@@ -133,12 +122,12 @@ class Grouped(Quantization):
 
     def linear(self, layer: Linear, width: int) -> int:
         if any(part in layer.name for part in self.skipped):
-            return Plain().linear(layer, width)
+            return super().linear(layer, width)
         return self._matrix(sum(layer.outputs), layer.inputs, width)
 
     def experts(self, name: str, sizes: Sequence[tuple[int, int]], count: int, width: int) -> int:
         if any(part in name for part in self.skipped):
-            return Plain().experts(name, sizes, count, width)
+            return super().experts(name, sizes, count, width)
         bias = self.biased * sum(rows for rows, _ in sizes) * width
         return count * (sum(self._matrix(rows, columns, width) for rows, columns in sizes) + bias)
 
@@ -156,9 +145,6 @@ class Mxfp4(Quantization):
 
     multiple: int
     hidden: int
-
-    def linear(self, layer: Linear, width: int) -> int:
-        return Plain().linear(layer, width)
 
     def experts(self, name: str, sizes: Sequence[tuple[int, int]], count: int, width: int) -> int:
         elements = count * sum(rows * columns for rows, columns in sizes)
@@ -182,7 +168,7 @@ def quantization_of(fields: Fields, ranks: int, capability: tuple[int, int]) -> 
     """Packing of the weights, as a config says it."""
     found = fields.outer.get("quantization_config") or fields.values.get("quantization_config")
     if not found:
-        return Plain()
+        return Quantization()
     if not isinstance(found, Mapping):
         raise ConfigError("quantization_config", found, "an object")
     method = found.get("quant_method")
