@@ -141,20 +141,6 @@ def test_gemma3n_shares_the_last_cache_of_its_kind() -> None:
         assert (layer.spec, layer.shares) == (None, expected)
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "bytes_"),
-    [("fp8", 2 * 128), ("int8_per_token_head", 2 * 128 + 8), ("int4_per_token_head", 128 + 8), ("float32", 8 * 128)],
-)
-def test_element_types_of_the_cache(kv_dtype: str, bytes_: int) -> None:
-    model = read_model(CONFIGS["llama"], ReadOptions(kv_dtype=kv_dtype))
-    assert model.token_bytes == 32 * 32 * bytes_
-
-
-def test_packed_latents() -> None:
-    assert read_model(CONFIGS["deepseek_v3"], ReadOptions(kv_dtype="fp8_ds_mla")).token_bytes == 61 * 656
-    assert read_model(CONFIGS["deepseek_v3"], ReadOptions(kv_dtype="fp8")).token_bytes == 61 * 576
-
-
 def test_unknown_type_is_refused_with_the_nearest_family() -> None:
     config = CONFIGS["jamba"] | {"model_type": "brand_new"}
     with pytest.raises(ConfigError, match=r"model_type = 'brand_new'.*Jamba \(jamba\) is nearest"):

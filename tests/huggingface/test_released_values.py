@@ -10,39 +10,6 @@ from hkv.errors import ConfigError
 from hkv.model.huggingface import ReadOptions, read_model
 from hkv.spec import FullAttention, SlidingWindow
 
-GEMMA3: dict[str, Any] = {
-    "model_type": "gemma3",
-    "mm_tokens_per_image": 256,
-    "text_config": {
-        "model_type": "gemma3_text",
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-}
-
-SIZES = {
-    "4b": {"hidden_size": 2560, "num_hidden_layers": 34},
-    "12b": {"hidden_size": 3840, "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8},
-    "27b": {
-        "hidden_size": 5376,
-        "num_hidden_layers": 62,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "head_dim": 128,
-    },
-}
-
-
-def gemma3(size: str, **more: Any) -> dict[str, Any]:
-    return GEMMA3 | {"text_config": GEMMA3["text_config"] | SIZES[size] | more}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_gemma3_without_a_longest_request(size: str) -> None:
-    model = read_model(gemma3(size))
-    assert model.max_model_len == 131072
-    assert "max_position_embeddings = 131072, Gemma 3's default: not in the file" in model.notes
-
 
 @pytest.mark.parametrize("model_type", ["glm_moe_dsa", "deepseek_v32"])
 def test_layers_that_share_an_indexer_have_none(model_type: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.errors import LayoutError
-from hkv.layout.block_layout import Layout, Order, Place, StridedView, copy_width
+from hkv.layout.block_layout import Layout, Order, Place, StridedView
 from hkv.layout.content import QUANTIZATIONS, Part, quantize
 from hkv.layout.views import numpy as numpy_views
 from hkv.spec import FullAttention, MLAAttention
@@ -87,26 +87,6 @@ def test_every_element_of_every_part_lies_where_a_writer_puts_it(case):
         assert (found.index, found.byte) == (index, byte)
 
 
-@given(cases())
-@settings(max_examples=60)
-def test_shapes_strides_and_descriptors_agree(case):
-    layout = case.layout()
-    buffer = np.zeros(layout.end, np.uint8)
-    item = item_bytes(layout.dtype)
-    if any(number % item for number in (*layout.strides[:4], layout.shape[4], layout.offset)):
-        with pytest.raises(LayoutError, match=r"multiples? of"):
-            layout.layer_view(0)
-        return
-    for layer in range(case.num_layers):
-        view = layout.layer_view(layer)
-        array = numpy_views.view(buffer, view)
-        assert array.shape == view.shape
-        assert array.strides == view.strides
-        base = array.__array_interface__["data"][0] - buffer.__array_interface__["data"][0]
-        assert base == view.offset == layout.address(layer, 0, 0, 0)
-        assert view.end <= layout.end
-
-
 @given(cases(), st.integers(1, 40))
 @settings(max_examples=40)
 def test_scaled_geometries_have_scaled_addresses(case, power):
@@ -149,14 +129,6 @@ def test_tokens_and_states():
     assert [layout.states_of(token) for token in (0, 3, 4, 15)] == [range(0, 1), range(0, 1), range(1, 2), range(3, 4)]
     with pytest.raises(LayoutError, match="from 0 to 15"):
         layout.states_of(16)
-
-
-@pytest.mark.parametrize(
-    ("quantities", "width"), [((132,), 4), ((4096, 528), 16), ((8, 24), 8), ((6,), 2), ((7, 16), 1), ((0, 64), 16)]
-)
-def test_a_copy_is_as_wide_as_everything_allows(quantities, width):
-    assert copy_width(*quantities) == width
-    assert all(q % width == 0 for q in quantities)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -43,11 +42,6 @@ def test_k2_k3_latent_blocks() -> None:
     assert (block.k_elems, block.v_elems, block.elems, block.bytes) == (8192, 1024, 9216, 18432)
     float8 = mla(lora=512, rope=64, block_size=1, dtype="float8_e4m3fn")
     assert (float8.elems, float8.bytes, float8.k_elems + float8.v_elems) == (656, 656, 576)
-
-
-def test_heads_that_ranks_do_not_divide() -> None:
-    assert mha(heads=12, head_dim=64, block_size=1, dtype="bfloat16", tensor_parallel=8).local_heads == 3
-    assert mha(heads=8, head_dim=64, block_size=1, dtype="bfloat16", tensor_parallel=2).local_heads == 4
 
 
 def test_scales_of_one_byte_elements() -> None:
@@ -160,11 +154,6 @@ def test_i15_explicit_pools() -> None:
     pinned = {tag: desc.policy for tag, desc in in_host_memory.items()}
     assert pinned["hca_state"].memory_placement is MemoryPlacement.HOST_PINNED
     assert budget_shares(independent_pools(layers, blocks, pinned, kernel=128), shared=False)[0] == 0
-
-
-@pytest.mark.parametrize(("total", "blocks"), [(17, 0), (18, 1), (27, 4), (34, 4), (35, 5), (44, 8), (51, 8), (52, 9)])
-def test_k16_blocks_of_a_budget(total: int, blocks: int) -> None:
-    assert blocks_for_budget(total, reserve=10, paged=3, swa=5, step=4) == blocks
 
 
 @given(
@@ -308,23 +297,6 @@ def test_packings_that_rtp_llm_does_not_have_are_refused(name: str, kv_dtype: st
     model = read_model(load_config(MODELS / f"{name}.json"), ReadOptions(kv_dtype=kv_dtype, block_size=1024))
     with pytest.raises(PlanError, match="one of RTP-LLM's: auto, "):
         plan_rtp_llm(model, 80 << 30, RtpOptions(block_size=1024))
-
-
-@pytest.mark.parametrize(
-    ("name", "kv_dtype", "pools", "token"),
-    [
-        ("deepseek_v3", "fp8", "shared", 40016),
-        ("llama", "fp8", "shared", 270336),
-        ("llama", "auto", "shared", 524288),
-        ("deepseek_v4", "auto", "independent", 3740.25),
-    ],
-)
-def test_a_token_costs_what_the_full_groups_say(name: str, kv_dtype: str, pools: str, token: float) -> None:
-    model = read_model(load_config(MODELS / f"{name}.json"), ReadOptions(kv_dtype=kv_dtype, block_size=64))
-    plan = plan_rtp_llm(model, 80 << 30, RtpOptions(pools=pools))
-    assert plan.token_bytes == token
-    dealt = plan_rtp_llm(model, 80 << 30, RtpOptions(pools=pools, ranks=4))
-    assert dealt.token_bytes == Fraction(token) / 4, "each rank holds a fourth of the blocks"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])

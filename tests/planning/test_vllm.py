@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
-from hkv.dialects.vllm.planning.cache_plan import tensor_layout
 from hkv.dialects.vllm.planning.pages import align_states, approximate_gcd, unify_pages
 from hkv.dialects.vllm.planning.plan import options_of, options_record, plan_record
 from hkv.dialects.vllm.planning.residency import request_blocks
@@ -74,51 +73,6 @@ def test_plans_equal_those_of_an_installed_vllm() -> None:
         case = draw_layer_set(seed)
         theirs = planner.plan(case.workers, case.memory, case.options)
         assert outcome(case) == ({"refused": True} if "refused" in theirs else theirs), seed
-
-
-@given(seed=st.integers(0, 1 << 32))
-def test_a_plan_is_a_partition_within_its_memory(seed: int) -> None:
-    case = draw_layer_set(seed)
-    try:
-        made = plan_vllm(case.workers, case.memory, case.options)
-    except HKVError:
-        return
-    names = {name for worker in case.workers for name in worker}
-    assert sorted(name for group in made.groups for name in group.names) == sorted(names)
-    for worker, owned, memory in zip(made.workers, case.workers, case.memory, strict=True):
-        assert worker.num_blocks == made.num_blocks <= worker.fitting_blocks
-        assert [len(group.names) for group in worker.groups] == [
-            sum(name in owned for name in group.names) for group in made.groups
-        ]
-        if case.options.num_blocks is None:
-            assert worker.size <= memory
-        assert sorted(name for tensor in worker.tensors for name in tensor.layers) == sorted(owned)
-        for tensor in worker.tensors:
-            layout = tensor_layout(tensor, made)
-            assert layout.end <= worker.size == tensor.size
-    assert request_blocks(made.groups, case.options.limits.with_max_model_len(made.max_model_len)) < made.num_blocks
-
-
-@given(seed=st.integers(0, 1 << 32))
-def test_layers_of_a_group_never_share_a_byte(seed: int) -> None:
-    case = draw_layer_set(seed)
-    try:
-        made = plan_vllm(case.workers, case.memory, dataclasses.replace(case.options, num_blocks=None))
-    except HKVError:
-        return
-    for worker in made.workers:
-        count = min(worker.num_blocks, 3)
-        for group in worker.groups:
-            tensors = [tensor for tensor in worker.tensors if set(tensor.layers) <= set(group.names)]
-            seen: set[int] = set()
-            for tensor in tensors:
-                layout = tensor_layout(tensor, made)
-                for layer in range(len(tensor.layers)):
-                    for block in range(count):
-                        for first, size in layout.block_runs(layer, block):
-                            points = {first, first + size - 1}
-                            assert seen.isdisjoint(points)
-                            seen |= points
 
 
 @given(seed=st.integers(0, 1 << 32))
