@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from hkv.chunks.formats import INDEXER_ROW_BYTES, TRAITS, EngineKVFormat, Structure
 from hkv.errors import LayoutError
+from hkv.layout.strided import dense_strides
 from hkv.spec.dtypes import item_bytes
 
 Nested: TypeAlias = "TensorView | Sequence[Nested]"
@@ -275,7 +276,7 @@ class TensorView:
     def __post_init__(self) -> None:
         item_bytes(self.dtype)
         if self.strides is None:
-            object.__setattr__(self, "strides", contiguous_strides(self.shape))
+            object.__setattr__(self, "strides", dense_strides(self.shape))
         assert self.strides is not None
         if len(self.strides) != len(self.shape) or any(size < 1 for size in self.shape):
             raise LayoutError("strides", self.strides, f"one for each axis of {self.shape}, every extent positive")
@@ -293,17 +294,9 @@ class TensorView:
 
     def reshaped(self, *shape: int) -> TensorView:
         """The same contiguous elements under another shape."""
-        if self.strides != contiguous_strides(self.shape) or math.prod(shape) != math.prod(self.shape):
+        if self.strides != dense_strides(self.shape) or math.prod(shape) != math.prod(self.shape):
             raise LayoutError("shape", shape, f"{math.prod(self.shape)} elements of a contiguous view {self.shape}")
         return TensorView(shape, self.dtype, offset=self.offset)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a contiguous array of that shape."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return tuple(strides)
 
 
 def recover_contiguous_view(view: TensorView) -> TensorView:
@@ -316,7 +309,7 @@ def recover_contiguous_view(view: TensorView) -> TensorView:
     shape = tuple(view.shape[axis] for axis in order)
     strides = tuple(view.element_strides[axis] for axis in order)
     # Extents of 1 carry no stride information: a view is contiguous when the others are.
-    dense = contiguous_strides(shape)
+    dense = dense_strides(shape)
     if all(size == 1 or stride == tight for size, stride, tight in zip(shape, strides, dense, strict=True)):
         return _view_by_strides(view, shape, strides)
     _check_only_blocks_padded(view, shape, strides)

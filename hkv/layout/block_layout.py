@@ -15,7 +15,7 @@ from fractions import Fraction
 from hkv.errors import LayoutError
 from hkv.layout.content import Part, content_parts
 from hkv.layout.orders import Axes, B, C, H, L, N, Order, aligned_block_stride, check_split, order_strides
-from hkv.layout.strided import StridedView, copy_width
+from hkv.layout.strided import StridedView, check_index, copy_width
 from hkv.spec import LayerSpec
 from hkv.spec.dtypes import item_bytes
 
@@ -216,7 +216,7 @@ class Layout:
         item = item_bytes(self.dtype)
         if self.shape[C] % item:
             raise LayoutError("content_bytes", self.shape[C], f"a multiple of {item}, the bytes of one {self.dtype}")
-        _check("layer", layer, self.shape[L])
+        check_index("layer", layer, self.shape[L])
         shape = (*self.shape[B:C], self.shape[C] // item)
         return StridedView(shape, (*self.strides[B:C], item), self.offset + layer * self.strides[L], self.dtype)
 
@@ -233,7 +233,7 @@ class Layout:
         LayoutError where elements are not aligned, or a part that lies in planes (such as scales after all keys of a
         page) is in an order that interleaves the heads of a page.
         """
-        _check("layer", layer, self.shape[L])
+        check_index("layer", layer, self.shape[L])
         cells = self.part_cells(name)
         shape = (self.shape[B], *cells.shape[3:])
         return StridedView(shape, cells.strides[2:], cells.offset + layer * self.strides[L], cells.dtype)
@@ -269,8 +269,8 @@ class Layout:
 
     def address(self, layer: int, block: int, head: int, state: int, byte: int = 0) -> int:
         """The byte at those coordinates, as `Place` has them; block 0 is addressable, nothing wraps: LayoutError."""
-        _check("head", head, self.shape[H])
-        _check("byte", byte, self.shape[C])
+        check_index("head", head, self.shape[H])
+        check_index("byte", byte, self.shape[C])
         return self.cells().address(*self._grouped(layer, block, head, state), byte)
 
     def locate(self, offset: int) -> Place | None:
@@ -294,15 +294,15 @@ class Layout:
         return None
 
     def _grouped(self, layer: int, block: int, head: int, state: int) -> tuple[int, int, int, int, int]:
-        _check("layer", layer, self.shape[L])
-        _check("block", block, self.num_blocks)
-        _check("state", state, self.states_per_block)
+        check_index("layer", layer, self.shape[L])
+        check_index("block", block, self.num_blocks)
+        check_index("state", state, self.states_per_block)
         piece, inside = divmod(state, self.shape[N])
         return layer, block, piece, head, inside
 
     def kernel_rows(self, block: int) -> range:
         """Kernel-block rows of a manager block."""
-        _check("block", block, self.num_blocks)
+        check_index("block", block, self.num_blocks)
         return range(block * self.kernel_step, block * self.kernel_step + self.split)
 
     def states_of(self, token: int) -> range:
@@ -310,7 +310,7 @@ class Layout:
         if self.tokens_per_state is None:
             raise LayoutError("token", token, "a state: a snapshot block holds one state, not tokens")
         tokens = Fraction(self.tokens_per_state)
-        _check("token", token, math.ceil(self.states_per_block * tokens))
+        check_index("token", token, math.ceil(self.states_per_block * tokens))
         first = math.floor(token / tokens)
         return range(first, first + max(1, math.floor(1 / tokens)))
 
@@ -321,8 +321,3 @@ class Layout:
         """
         start = self.address(layer, block, 0, 0)
         return tuple(StridedView((self.split, *self.shape[H:]), self.strides[B:], start, "uint8").runs())
-
-
-def _check(name: str, value: int, limit: int) -> None:
-    if type(value) is not int or not 0 <= value < limit:
-        raise LayoutError(name, value, f"a number from 0 to {limit - 1}")

@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 from hkv.errors import LayoutError
+from hkv.layout.strided import dense_strides
 from hkv.spec import AttentionSpec, LayerSpec, attention_of
 from hkv.spec.dtypes import item_bytes
 
@@ -44,8 +45,7 @@ class Part:
     @property
     def element_strides(self) -> tuple[int, ...]:
         """Bytes between neighbours along each axis of `shape`."""
-        item = item_bytes(self.dtype)
-        return tuple(item * math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        return dense_strides(self.shape, item_bytes(self.dtype))
 
 
 QUANTIZATIONS = {

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hkv.errors import LayoutError
-from hkv.layout.strided import StridedView
+from hkv.layout.strided import StridedView, check_index, dense_strides
 from hkv.limits import MAX_BLOCKS, MAX_TOKENS, check_whole
 from hkv.spec.dtypes import item_bytes
 
@@ -53,9 +53,8 @@ class Region:
         return self.scale_offset + index * self.scale_stride if self.scale_stride else None
 
     def _index(self, layer: int, block: int) -> int:
-        for name, value, limit in (("layer", layer, self.num_layers), ("block", block, self.num_blocks)):
-            if type(value) is not int or not 0 <= value < limit:
-                raise LayoutError(name, value, f"a number from 0 to {limit - 1}")
+        check_index("layer", layer, self.num_layers)
+        check_index("block", block, self.num_blocks)
         return layer * self.num_blocks + block
 
 
@@ -193,8 +192,7 @@ def _scales(region: Region, layer: int, dtype: str, inner: tuple[int, ...]) -> S
 
 
 def _dense(shape: tuple[int, ...], offset: int, dtype: str) -> StridedView:
-    item = item_bytes(dtype)
-    return StridedView(shape, tuple(item * math.prod(shape[a + 1 :]) for a in range(len(shape))), offset, dtype)
+    return StridedView(shape, dense_strides(shape, item_bytes(dtype)), offset, dtype)
 
 
 # Pages of vLLM's ROCm paged attention: keys cut into vectors of 16 bytes, values with tokens innermost.

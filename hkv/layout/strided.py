@@ -138,6 +138,17 @@ class StridedView:
             raise LayoutError("buffer", size, f"at least {self.end} bytes for shape {self.shape} at {self.offset}")
 
 
+def dense_strides(shape: Sequence[int], item: int = 1) -> tuple[int, ...]:
+    """Distances between neighbours along each axis of a dense array: in bytes of an item's, else in elements."""
+    return tuple(item * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def check_index(name: str, value: int, limit: int) -> None:
+    """Raises LayoutError unless a number is one of `limit`, from 0 on."""
+    if type(value) is not int or not 0 <= value < limit:
+        raise LayoutError(name, value, f"a number from 0 to {limit - 1}")
+
+
 def copy_width(*quantities: int) -> int:
     """Bytes of the widest vector access that divides every address, stride and length given: 16, 8, 4, 2 or 1.
 

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.chunks import plans
-from hkv.chunks.detection import VLLM_HINTS, Hints, TensorView, contiguous_strides, discover_per_layer_formats
+from hkv.chunks.detection import VLLM_HINTS, Hints, TensorView, discover_per_layer_formats
 from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, group_layers, slice_block_ids
 from hkv.chunks.objects import hidden_dim_sizes, object_groups, object_layout, status_report
 from hkv.chunks.plans import Row, longest_prefix
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
+from hkv.layout.strided import dense_strides
 from tests.chunks import installed_lmcache as lmcache
 
 INSTALLED = importlib.util.find_spec("lmcache") is not None
@@ -119,10 +120,10 @@ def layer_views(draw):
 def permuted(draw, view, kind):
     """The view with two axes swapped in memory, or with blocks further apart; now and then both tight."""
     change = draw(st.sampled_from(["none", "none", "swap", "pad"]))
-    strides = list(contiguous_strides(view.shape))
+    strides = list(dense_strides(view.shape))
     if change == "swap" and view.rank >= 4:
         physical = [*view.shape[:-3], view.shape[-2], view.shape[-3], view.shape[-1]]
-        strides = list(contiguous_strides(tuple(physical)))
+        strides = list(dense_strides(tuple(physical)))
         strides[-3], strides[-2] = strides[-2], strides[-3]
     if change == "pad" and kind != "kv":
         strides[0] += 64

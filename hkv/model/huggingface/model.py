@@ -41,13 +41,6 @@ class CacheLayer:
             return Fraction(0)
         return Fraction(spec.unpadded_page_size_bytes, spec.block_size)
 
-    def resident_bytes(self) -> int:
-        """Bytes that a long sequence holds in all, for windows, chunks and states; 0 for what grows.
-
-        A window counts its tokens, without rounding to blocks; a chunk its longest.
-        """
-        return 0 if self.spec is None else bounded_bytes(self.spec, MAX_TOKENS)
-
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -99,8 +92,11 @@ class Model:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of windows, chunks and states that one long sequence holds."""
-        return sum(layer.resident_bytes() for layer in self.layers)
+        """Bytes of windows, chunks and states that one long sequence holds.
+
+        A window counts its tokens, without rounding to blocks; a chunk its longest.
+        """
+        return sum(bounded_bytes(spec, MAX_TOKENS) for spec in self.specs.values())
 
     def stage_specs(self, stages: int) -> list[dict[str, LayerSpec]]:
         """Each pipeline stage's layers; those left over go to the middle stages."""
