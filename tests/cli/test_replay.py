@@ -117,7 +117,7 @@ def test_generated_traces_replay(shell, tmp_path, workload, format):
         "10",
     ]
     ids = ("--tokens-per-id", "32", "--json", "-")
-    code, out, _ = shell("trace", workload, "-o", str(path), *small, "--format", format, *ids)
+    code, out, _ = shell("trace", workload, "-o", str(path), *small, "--output-tokens", "10", "--format", format, *ids)
     assert code == 0
     told = json.loads(out)
     assert told["totals"]["requests"] == 25
@@ -128,17 +128,6 @@ def test_generated_traces_replay(shell, tmp_path, workload, format):
     assert replayed["totals"]["prompt_tokens"] == told["totals"]["prompt_tokens"]
     assert replayed["totals"]["output_tokens"] == told["totals"]["output_tokens"]
     assert replayed["totals"]["hit_tokens"] > 0
-
-
-def test_the_same_seed_makes_the_same_file(shell, tmp_path):
-    made = []
-    for seed in ("1", "1", "2"):
-        path = tmp_path / "made.jsonl"
-        code, out, _ = shell("trace", "chat", "-o", str(path), "--requests", "20", "--seed", seed)
-        assert code == 0
-        assert "prompt tokens" in out
-        made.append(path.read_bytes())
-    assert made[0] == made[1] != made[2]
 
 
 RESOLVED = {

@@ -40,7 +40,7 @@ def run(*arguments):
     return done
 
 
-SWEPT = (
+SWEPT = [
     "--engine",
     "numpy",
     "--groups",
@@ -49,7 +49,7 @@ SWEPT = (
     "120..900:3",
     "--retention",
     "dense,0",
-)
+]
 
 
 def swept(trace, *more):

@@ -4,6 +4,7 @@ import collections
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,36 +55,46 @@ def causes(groups, requests, *, num_blocks=60, schedule=None, **options):
     return told
 
 
+def tight(requests):
+    """A replay in nine blocks of four tokens."""
+    schedule = Schedule(step_tokens=64, max_model_len=40)
+    return replay(
+        requests, VllmReplayedCache(cache_config([spec_from_text("full:4")], 10, schedule)), schedule, Timing()
+    )
+
+
 ABC = range(1, 13)
 
 
-def test_first_use():
-    assert causes("full:4", of_tokens(ABC)) == [{"first use": 12}]
-
-
-def test_the_last_token_is_always_computed():
-    assert causes("full:1", of_tokens(ABC, ABC))[1] == {"hit": 11, "last token": 1}
-
-
-def test_block_granularity():
-    assert causes("full:4", of_tokens(ABC, [*ABC[:6], 99]))[1] == {"hit": 4, "block granularity": 2, "first use": 1}
-
-
-def test_the_unit_of_hits():
-    told = causes("full:8,swa:4:20", of_tokens(range(1, 20), [*range(1, 15), 99]))
-    assert told[1] == {"hit": 8, "hit unit": 4, "block granularity": 2, "first use": 1}
+@pytest.mark.parametrize(
+    ("groups", "prompts", "told"),
+    [
+        ("full:4", [ABC], {"first use": 12}),
+        ("full:1", [ABC, ABC], {"hit": 11, "last token": 1}),
+        ("full:4", [ABC, [*ABC[:6], 99]], {"hit": 4, "block granularity": 2, "first use": 1}),
+        (
+            "full:8,swa:4:20",
+            [range(1, 20), [*range(1, 15), 99]],
+            {"hit": 8, "hit unit": 4, "block granularity": 2, "first use": 1},
+        ),
+        (
+            "full:4,mamba:4",
+            [range(1, 26), [*range(1, 18), 99]],
+            {"not retained": 16, "block granularity": 1, "first use": 1},
+        ),
+    ],
+    ids=["nobody asked before", "last token", "blocks", "units of hits", "states passed over"],
+)
+def test_causes_of_the_last_prompt(groups, prompts, told):
+    assert causes(groups, of_tokens(*prompts))[-1] == told
 
 
 def test_the_granularity_of_the_trace():
     """Both prompts begin with id 0 and differ in the next 8 tokens, of which at most 7 are equal."""
     told = causes("full:4", of_ids((24, [0, 1, 2]), (24, [0, 3, 4])))
-    assert told[0] == {"first use": 24}
-    assert told[1] == {"hit": 8, "trace granularity": 7, "first use": 9}
-
-
-def test_nothing_is_known_of_a_prompt_that_the_trace_does_not_name():
+    assert told == [{"first use": 24}, {"hit": 8, "trace granularity": 7, "first use": 9}]
     bare = TraceRequest(line=1, timestamp=0, input_length=30, output_length=0)
-    assert causes("full:4", [bare, bare]) == [{"trace granularity": 30}] * 2
+    assert causes("full:4", [bare, bare]) == [{"trace granularity": 30}] * 2, "a prompt that the trace does not name"
 
 
 def test_the_drop_of_a_draft():
@@ -109,9 +120,7 @@ def test_what_an_answer_leaves_uncomputed():
 def test_evictions_and_by_whose_pressure():
     requests = of_tokens(ABC, range(20, 48), [*ABC, 99])
     assert causes("full:4", requests, num_blocks=10)[2] == {"hit": 8, "evicted": 4, "first use": 1}
-    schedule = Schedule(step_tokens=64, max_model_len=40)
-    cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], 10, schedule))
-    outcome = replay(requests, cache, schedule, Timing())
+    outcome = tight(requests)
     (evicted,) = outcome.missed.evicted
     assert (evicted.group, evicted.taker, evicted.tokens, evicted.requests) == (0, 0, 4, 1)
     assert evicted.steps == 20, "the second request came one second, 20 steps, before the third"
@@ -125,11 +134,6 @@ def test_windows_that_were_not_retained():
     told = causes("full:4,swa:4:5", requests, retention_interval=0)
     assert told[1] == {"not retained": 16, "block granularity": 1, "first use": 1}
     assert causes("full:4,swa:4:5", requests)[1] == {"hit": 16, "block granularity": 1, "first use": 1}
-
-
-def test_states_that_were_passed_over():
-    told = causes("full:4,mamba:4", of_tokens(range(1, 26), [*range(1, 18), 99]))
-    assert told[1] == {"not retained": 16, "block granularity": 1, "first use": 1}
 
 
 def test_caching_off_and_groups_that_are_never_shared():
@@ -217,9 +221,7 @@ def test_advice_on_traces_that_say_little():
 
 def test_causes_over_time_are_all_of_the_prompts():
     requests = of_tokens(ABC, range(20, 48), [*ABC, 99], ABC)
-    schedule = Schedule(step_tokens=64, max_model_len=40)
-    cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], 10, schedule))
-    outcome = replay(requests, cache, schedule, Timing())
+    outcome = tight(requests)
     parts = causes_over_time(outcome, np.array([0, 30, outcome.steps]))
     assert parts["evicted"].tolist() == [0, 4]
     assert parts["first use"].tolist() == [12 + 28, 1]

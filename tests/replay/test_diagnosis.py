@@ -7,14 +7,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.dialects.vllm.schedule.schedule import Diagnosis, MissDiagnosis
+from hkv.dialects.vllm.schedule.run import cache_config
+from hkv.dialects.vllm.schedule.schedule import Diagnosis
 from hkv.errors import EngineFailure
-from hkv.oracle.engines import engine_factory
-from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED, Boundaries
+from hkv.replay.observed import HAD, NOTHING, RETIRED, Boundaries
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
-from tests.reference.build import allocation
 
 
 class ToldCache:
@@ -58,43 +56,6 @@ def test_states_inside_blocks():
     told = lacking("full:4,mamba:16", [keys((0, 8)), set()], [{}, {3: "evicted"}], 0, 4)
     assert told == (4, [HAD, "not retained"])
     assert lacking("full:4,mamba:16", [keys((0, 8)), {5}], None, 24, 32) == (28, [HAD, "never seen"])
-
-
-def test_a_chunk_boundary_needs_nothing_of_the_chunk_before():
-    told = lacking(
-        "full:4,chunked:4:16", [keys((0, 3)), set()], [{3: "evicted"}, dict.fromkeys(range(4), "evicted")], 0, 16
-    )
-    assert told == (16, ["evicted", HAD])
-
-
-def test_groups_that_share_nothing_and_caches_that_are_off():
-    told = lacking("full:4,opaque:4", [keys((0, 2)), set()], [{2: "evicted"}, {}], 8, 12)
-    assert told == (12, ["evicted", NOT_SHARED])
-    assert lacking("full:4,swa:4:8", [set(), set()], None, 0, 16, caching=False) == (0, [CACHING_OFF] * 2)
-
-
-def test_the_reference_engine_tells():
-    cache = config("full:4,swa:4:8")
-    engine = VllmReplayedCache(cache).engine("numpy", engine_factory("numpy"))
-    assert isinstance(engine, MissDiagnosis)
-    diagnosis = Diagnosis(cache, engine)
-
-    def serve(id, length, prefix, asked):
-        prompt_keys = prefix + [100 * int(id) + i for i in range(16 - len(prefix))]
-        engine.request_keyed(id, length, prompt_keys)
-        hit = engine.lookup(id)
-        told = diagnosis.lacking(prompt_keys, hit.hit, asked)[1]
-        operation = allocation(id, length - hit.hit, hit.hit, must_fit=True, shared_prefix=hit.shared_prefix)
-        assert engine.allocate(operation).blocks is not None
-        engine.advance(id, length)
-        engine.free(id)
-        return hit.hit, [each.reason for each in told]
-
-    prefix = list(range(7, 11))
-    assert serve("1", 17, prefix, 0) == (0, [NOTHING, NOTHING])
-    assert serve("2", 17, prefix, 16) == (16, [NOTHING, NOTHING])
-    engine.evict([block for block in range(1, 100) if engine.manager.pool.primary[block] == (1, 8)])
-    assert serve("4", 13, [*prefix[:2], 55, 56], 8)[1] == [HAD, "evicted"]
 
 
 NAMES = {

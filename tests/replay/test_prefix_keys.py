@@ -20,26 +20,6 @@ def token_list(tokens, output_tokens=None, output_length=0):
     )
 
 
-def test_ids_are_divided_into_blocks_and_output_gets_keys_of_its_own():
-    keys = PrefixKeys(4, tokens_per_id=8)
-    assert keys.of(mooncake(14, 6, 70, 71)).tolist() == [
-        0,
-        1,
-        2,
-        4,
-        5,
-    ]  # key 3 ends where id 71 ends, beyond the prompt
-    assert keys.of(mooncake(16, 0, 70, 71)).tolist() == [0, 1, 2, 3]
-    assert keys.of(mooncake(9, 3, 70, 90)).tolist() == [0, 1, 8]
-    assert keys.count == 9
-
-
-def test_blocks_larger_than_an_id():
-    keys = PrefixKeys(16, tokens_per_id=8)
-    assert keys.of(mooncake(32, 0, 1, 2, 3, 4)).tolist() == [0, 1]
-    assert keys.of(mooncake(32, 0, 1, 2, 3, 5)).tolist() == [0, 2]
-
-
 def test_tokens_beyond_the_last_id_have_no_name():
     keys = PrefixKeys(4, tokens_per_id=8)
     assert keys.of(mooncake(12, 0, 1)).tolist() == [0, 1, 2]

@@ -34,26 +34,28 @@ def test_one_request_is_computed_in_chunks_and_never_computes_its_last_token():
     assert (record.outcome, record.admitted, record.ended) == (FINISHED, 0, 3)
 
 
-def test_a_request_that_generates_nothing_ends_with_its_prompt():
-    engine = CountingEngine(10)
-    run(engine, [(0, 8, 0)])
-    assert engine.operations() == "| +0:8 .0"
-
-
 @pytest.mark.parametrize(
-    ("output", "operations"),
-    [(4, "| +0:4 .0"), (5, "| +0:4 | +0:4 .0"), (8, "| +0:4 | +0:4 .0"), (9, "| +0:4 | +0:4 | +0:4 .0")],
+    ("blocks", "rows", "schedule", "operations"),
+    [
+        (10, [(0, 8, 0)], {}, "| +0:8 .0"),
+        (10, [(0, 4, 4)], {"decode_tokens": 4}, "| +0:4 .0"),
+        (10, [(0, 4, 5)], {"decode_tokens": 4}, "| +0:4 | +0:4 .0"),
+        (10, [(0, 4, 8)], {"decode_tokens": 4}, "| +0:4 | +0:4 .0"),
+        (10, [(0, 4, 9)], {"decode_tokens": 4}, "| +0:4 | +0:4 | +0:4 .0"),
+        (20, [(0, 6, 3), (0, 10, 1)], {}, "| +0:6 +1:2 | +0:1 +1:7 | +0:1 +1:1 .0 .1"),
+        (3, [(0, 8, 2), (0, 8, 1), (0, 1, 1)], {}, "| +0:8 | +0:1 -1:7 .0 | +1:8 .1 | +2:1 .2"),
+    ],
+    ids=[
+        "a request that generates nothing ends with its prompt",
+        *(f"{output} tokens, 4 a step, each computed in the next" for output in (4, 5, 8, 9)),
+        "running requests come before waiting ones and share the budget",
+        "a refused request holds up those behind it",
+    ],
 )
-def test_several_tokens_a_step_are_computed_in_the_next(output, operations):
-    engine = CountingEngine(10)
-    run(engine, [(0, 4, output)], decode_tokens=4)
+def test_small_schedules(blocks, rows, schedule, operations):
+    engine = CountingEngine(blocks)
+    run(engine, rows, **schedule)
     assert engine.operations() == operations
-
-
-def test_running_requests_come_before_waiting_ones_and_share_the_budget():
-    engine = CountingEngine(20)
-    run(engine, [(0, 6, 3), (0, 10, 1)])
-    assert engine.operations() == "| +0:6 +1:2 | +0:1 +1:7 | +0:1 +1:1 .0 .1"
 
 
 def test_steps_without_work_are_skipped():
@@ -93,12 +95,6 @@ def test_a_request_preempts_itself_when_it_was_admitted_last():
     _, recorder = run(engine, [(0, 4, 2), (0, 4, 2), (0, 1, 1)], max_running=3, step_tokens=9)
     assert engine.operations() == "| +0:4 +1:4 +2:1 .2 | +0:1 -1:1 .1 .0 | +1:5 .1"
     assert recorder.requests[1].preemptions == 1
-
-
-def test_a_refused_request_holds_up_those_behind_it():
-    engine = CountingEngine(3)
-    run(engine, [(0, 8, 2), (0, 8, 1), (0, 1, 1)])
-    assert engine.operations() == "| +0:8 | +0:1 -1:7 .0 | +1:8 .1 | +2:1 .2"
 
 
 def test_a_request_that_can_never_fit_is_refused_for_good():

@@ -115,27 +115,27 @@ def sizes_for(config):
     ]
 
 
+def compiled_replay(config, schedule, arrivals, **more):
+    """A compiled replay that has not run, with room for ids and steps that most examples share."""
+    prepared, sizes = dispatches.incoming(arrivals, schedule.max_model_len), sizes_for(config)
+    return compiled.CompiledReplay(config, schedule, prepared, **{"sizes": sizes, "ids": ROOM, "steps": STEPS, **more})
+
+
 def both(config, schedule, arrivals):
     """Replays on both, compares everything as it goes, every group's blocks among it, and returns the compiled one."""
-    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
     sampling, studied = Sampling(1), run.VllmReplayedCache(config)
     studied.sampling = sampling.every
-    mine = compiled.CompiledReplay(
-        config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, sampling=sampling
-    )
+    mine = compiled_replay(config, schedule, arrivals, sampling=sampling)
     steps = mine.run()
     outcome = studied.ran(mine, schedule, steps, 0.0)
     studied.verify(mine, outcome, schedule, arrivals)
-    silent = compiled.CompiledReplay(
-        config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS, diagnose=False
-    )
+    silent = compiled_replay(config, schedule, arrivals, diagnose=False)
     assert silent.run() == steps
     assert np.array_equal(np.concatenate(silent.ids), np.concatenate(mine.ids)), "notes for reasons change blocks"
     assert silent.free_queue() == mine.free_queue()
     if not schedule.closed_loop:
         unaware = [dataclasses.replace(arrival, asked=0) for arrival in arrivals]
-        prepared = dispatches.incoming(unaware, schedule.max_model_len)
-        waiting = compiled.CompiledReplay(config, schedule, prepared, sizes=sizes_for(config), ids=ROOM, steps=STEPS)
+        waiting = compiled_replay(config, schedule, unaware)
         assert waiting.run(asks=told_in_pieces([arrival.asked for arrival in arrivals])) == steps
         assert np.array_equal(waiting.resident.fates, mine.resident.fates), "boundaries came too late"
     return outcome
@@ -222,8 +222,7 @@ def test_a_wrong_block_is_named():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=200)
     config = cache("full:4", 60, schedule)
     arrivals = random_arrivals(3, config, schedule)
-    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
+    mine = compiled_replay(config, schedule, arrivals)
     mine.run()
     ids = np.concatenate(mine.ids)
     ids[len(ids) // 2] += 1
@@ -239,9 +238,7 @@ def test_a_wrong_number_is_noticed(field):
     schedule = Schedule(step_tokens=64, decode_tokens=2, max_running=3, max_model_len=200)
     config = cache("full:4,swa:4:32,swa:4:8", 130, schedule)
     arrivals = random_arrivals(5, config, schedule)
-    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    other = dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1})
-    mine = compiled.CompiledReplay(config, other, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
+    mine = compiled_replay(config, dataclasses.replace(schedule, **{field: getattr(schedule, field) - 1}), arrivals)
     mine.run()
     engine = run.VllmReplayedCache(config).engine("numpy", engine_factory("numpy"))
     plain = run.VllmReplayedCache(config).plain(schedule, arrivals, engine, engine, lambda: None)
@@ -253,8 +250,7 @@ def test_progress_is_told_between_dispatches():
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4", 60, schedule)
     arrivals = random_arrivals(1, config, schedule)
-    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=SIZES[0], ids=ROOM, steps=STEPS)
+    mine = compiled_replay(config, schedule, arrivals)
     told = []
     mine.run(lambda: told.append(None))
     assert len(told) == len(arrivals)
@@ -265,8 +261,9 @@ def test_nothing_of_a_pools_size_is_copied_in_a_step():
     buckets = Buckets(blocks=4096, requests=9, groups=4, row=64, chain=64, keys=8192)
     schedule = Schedule(step_tokens=64, max_running=8, max_model_len=240)
     config = cache("full:4,swa:4:32", 4000, schedule)
-    prepared = dispatches.incoming(random_arrivals(1, config, schedule), schedule.max_model_len)
-    mine = compiled.CompiledReplay(config, schedule, prepared, sizes=Sizes(buckets, 64, 4096), steps=STEPS)
+    mine = compiled_replay(
+        config, schedule, random_arrivals(1, config, schedule), sizes=Sizes(buckets, 64, 4096), ids=0
+    )
     lowered = compiled.program(0).lower(mine._parameters, mine._inputs, mine.resident)
     assert large_copies(lowered.compile().as_text(), 1024) == []
 
