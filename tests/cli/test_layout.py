@@ -36,31 +36,6 @@ def test_addresses_and_their_inverse(shell):
     assert [part["strides"] for part in answer["layout"]["parts"]] == [[2_097_152, 8_192, 512, 2]] * 2
 
 
-def test_parts_by_name(shell):
-    packed = ["layout", "--spec", "full:16", "--kv-heads", "2", "--quantization", "int8_per_token_head"]
-    status, out, _ = shell(*packed, "--address", "0,3,1,13,value_scale:0", "--address", "0,3,1,13,257", "--json", "-")
-    assert status == 0
-    scale, last = json.loads(out)["addresses"]
-    assert scale["byte"] == 3 * 8_448 + 13 * 528 + 264 + 260
-    assert scale == last
-
-
-def test_states_and_splits(shell):
-    _, out, _ = shell("layout", "--spec", "mamba:16", "--state", "4x8:float32", "--state", "6:bfloat16", "--page-size",
-                    "256", "--address", "1,2,0,0,state1:5", "--json", "-")  # fmt: skip
-    state = json.loads(out)["addresses"][0]
-    assert (state["byte"], state["index"], state["token"]) == (4 * 256 + 2 * 256 + 128 + 10, [5], None)
-    _, out, _ = shell(
-        "layout", "--spec", "full:16", "--kernel-block-size", "4", "--address", "0,2,0,13,0", "--json", "-"
-    )
-    piece = json.loads(out)["addresses"][0]
-    assert (piece["block"], piece["kernel_block"], piece["state"]) == (2, 11, 13)
-    _, out, _ = shell("layout", "--spec", "mla:16", "--tokens-per-state", "4", "--address", "0,0,0,7,0", "--json", "-")
-    assert (json.loads(out)["addresses"][0]["state"], json.loads(out)["layout"]["shape"][3]) == (1, 4)
-    _, out, _ = shell("layout", "--spec", "opaque:8", "--entry-bytes", "12", "--byte", "25", "--json", "-")
-    assert json.loads(out)["bytes"][0]["token"] == 2
-
-
 def test_the_environment_decides_unless_the_option_does(shell, monkeypatch):
     monkeypatch.setenv("VLLM_KV_CACHE_LAYOUT", "HND")
     _, out, _ = shell("layout", "--spec", "full:16", "--json", "-")

@@ -51,19 +51,6 @@ def test_json_and_plots(shell, trace, tmp_path):
     assert document["totals"]["hit_rate"] == document["totals"]["hit_tokens"] / 7200
 
 
-@pytest.mark.parametrize(
-    "line", [b"{", b"[]", b'{"timestamp": 0}', b"\xff", json.dumps({**GOOD, "hash_ids": [1, 1]}).encode()]
-)
-def test_unusable_traces_take_one_line(shell, tmp_path, line):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
-    code, out, err = shell("replay", str(path), *GROUPS)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"hkv: {path}:2")
-    assert "expected" in err
-    assert err.count("\n") == 1
-
-
 def test_a_difference_ends_with_1(shell, monkeypatch, trace):
     def disagree(*arguments, **options):
         raise replay_command.Difference(7, "lookup", "3", "hit", {"jax": 16, "numpy": 32})

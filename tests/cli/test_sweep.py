@@ -147,17 +147,6 @@ def test_ranges_that_are_none(text):
         values("--num-blocks", text)
 
 
-def test_too_many_combinations_are_refused():
-    with pytest.raises(ConfigError, match="combinations"):
-        sweep.points({"a": ["1"] * 200, "b": ["1"] * 200})
-
-
-@pytest.mark.parametrize("more", [("--ceilings",), ("--plot-all",), ("second.jsonl",)])
-def test_what_says_nothing_to_a_sweep_is_refused(trace, more):
-    done = run("sweep", trace, *SWEPT, *more)
-    assert done.exit_code == 2
-
-
 def test_an_impossible_point_is_refused_before_any_is_replayed(trace, monkeypatch):
     monkeypatch.setattr(work, "measured", lambda *_: pytest.fail("replayed"))
     with pytest.raises(ConfigError, match="retention"):

@@ -199,9 +199,3 @@ def test_the_index_is_that_of_the_engine(feature: str) -> None:
 def keys_of(engine: NumpyEngine) -> list:
     pool = engine.manager.pool
     return [key for block in range(pool.num_blocks) for key in pool.keys_of(block)]
-
-
-def test_version_1_names_no_keys() -> None:
-    header = draw("core", 0, 1)[0]
-    with pytest.raises(ConfigError, match="version 2"):
-        wire_events([CacheEvent(type="removed", group=0, num_blocks=1)], header)

@@ -10,7 +10,6 @@ import pytest
 from hkv.testing.planting import Patch
 from tests.mutants import provenance
 from tests.mutants.catalogue import MUTANTS, OWN, PUBLISHED, SECTIONS
-from tests.mutants.provenance import target_of
 from tests.mutants.row import Planted
 from tests.mutants.suite_judge import judge
 from tests.suites import SUITES
@@ -77,16 +76,6 @@ def test_a_change_that_breaks_nothing_survives():
 def edited(function: str, old: str = "a", new: str = "b") -> Planted:
     """A row of one edit, judged by the suite of slots."""
     return Planted("x", "none", (Patch(function, old, new),), "slots")
-
-
-def test_a_target_is_where_the_code_lies():
-    assert target_of(edited("hkv.dialects.vllm.rules.admit:fits")) == "compiled"
-    assert target_of(edited("hkv.dialects.vllm.config:VllmConfig")) == "host"
-    assert target_of(edited("hkv.state.free_queue:take")) == "state"
-    assert target_of(edited("hkv.cache.arrivals:arrive")) == "step"
-    assert target_of(edited("hkv.paged.operations:write")) == "paged"
-    assert target_of(edited("pallas_kernels.move.mosaic:ring")) == "kernels"
-    assert target_of(edited("reference.step:Rows.step")) == "reference"
 
 
 def test_the_page_says_the_count():

@@ -72,12 +72,6 @@ def test_an_interrupt_leaves_what_was_judged(monkeypatch):
     assert "1 of 1 mutants killed" in result.output
 
 
-def test_a_sample_is_the_same_for_the_same_seed():
-    first = command_module._chosen((), 5, 3)
-    assert first == command_module._chosen((), 5, 3) != command_module._chosen((), 5, 4)
-    assert len(first) == 5
-
-
 @pytest.mark.parametrize("option", [("--only", "eviction"), ("--only", "host", "--only", "released-twice"), ()])
 def test_the_list_has_what_would_be_judged(option):
     rows = invoke("--list", *option).output.splitlines()

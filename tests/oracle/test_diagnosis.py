@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from hkv.oracle.broken_invariant import on_its_own
 from hkv.oracle.comparison import diff
 from hkv.oracle.engines import trusted_first
 from hkv.oracle.record import draw
-from reference.dialects.vllm.kinds.mamba import MambaKind, MambaRow
 
 
 class FreesUnderAStep(NumpyEngine):
@@ -50,20 +48,6 @@ class NamesWrongly(NumpyEngine):
         self, id: str, tokens: Sequence[int], extra: ExtraKeys | None, keys: Sequence[str] | None = None
     ) -> None:
         super().request(id, [0, *tokens[1:]], extra, keys)
-
-
-class ReusesUncomputedStates(NumpyEngine):
-    """Resumes from a state of the very step."""
-
-    def step(self) -> None:
-        super().step()
-        for kind in self.manager.cache.kinds:
-            kind.waits = lambda hit, demand: False  # type: ignore[method-assign]
-
-    def __init__(self, header: Header) -> None:
-        super().__init__(header)
-        for kind in self.manager.cache.kinds:
-            kind.waits = lambda hit, demand: False  # type: ignore[method-assign]
 
 
 class KeepsAfterPreemption(NumpyEngine):
@@ -100,30 +84,11 @@ class RetiresOnce(NumpyEngine):
         self._freed.add(id)
 
 
-class HitsPendingCopies(NumpyEngine):
-    """Resumes from a state whose copy is still to be made."""
-
-    def __init__(self, header: Header) -> None:
-        super().__init__(header)
-        for kind in self.manager.cache.kinds:
-            if isinstance(kind, MambaKind):
-                leave = functools.partial(self._leave, kind, kind._leave_copy_to_cache)
-                kind._leave_copy_to_cache = leave  # type: ignore[method-assign]
-
-    @staticmethod
-    def _leave(kind: MambaKind, leave: Callable[[MambaRow, int], None], row: MambaRow, copy: int) -> None:
-        known = set(kind.new_keys)
-        leave(row, copy)
-        kind.new_keys &= known
-
-
 DEFECTS: list[tuple[type[NumpyEngine], str, set[str]]] = [
     (FreesUnderAStep, "core", {"retirement", "shadow tags", "admission", "hit admission"}),
     (SharesAdapters, "core", {"identity", "soundness", "shadow tags"}),
     (DropsNothing, "eagle", {"draft margin", "registration", "consistency"}),
     (NamesWrongly, "core", {"identity", "soundness", "event index", "shadow tags"}),
-    (ReusesUncomputedStates, "speculative_state", {"shadow tags", "hit admission"}),
-    (HitsPendingCopies, "sharing", {"shadow tags", "hit admission"}),
     (KeepsAfterPreemption, "core", {"release", "references", "ownership", "form"}),
 ]
 """Engines that are wrong, the traffic that shows it, and the invariants of which one is to be named."""

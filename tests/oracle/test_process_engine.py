@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hkv.cli.check import command as check
 from hkv.cli.diff import command as diff
 from hkv.cli.replay import command as replay
-from hkv.dialects.vllm.engines.engine import KeyedEngine, ProcessEngine, attempt
+from hkv.dialects.vllm.engines.engine import ProcessEngine, attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.structs import LookupOp
 from hkv.errors import ConfigError, EngineProcessError, OperationError, UnsupportedConfigError
@@ -83,16 +83,6 @@ def test_it_agrees_with_itself(program) -> None:
         recording, parted = differ(engine_factory(f"cmd:{command}"), NumpyEngine, feature, 3, version, 8)
         assert parted is None
         assert len(recording.operations) > 50
-
-
-def test_keyed_requests(program) -> None:
-    engine = ProcessEngine(EngineProcess(HEADER, program(SERVE)))
-    assert isinstance(engine, KeyedEngine)
-    free = engine.num_free()
-    assert free == HEADER.num_blocks - 1
-    engine.request_keyed("a", 5, list(range(5)))
-    engine.extend("a", 1)
-    assert engine.lookup("a").hit == 0
 
 
 def test_an_error_of_the_engine_is_an_error(program) -> None:

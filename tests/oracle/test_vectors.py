@@ -52,10 +52,6 @@ def test_files_are_as_the_schema_says(folder: pathlib.Path, family: str) -> None
     assert not validator.is_valid(document)
 
 
-def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(json.loads(schema()))
-
-
 def test_they_are_the_same_in_another_process(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     arguments = [sys.executable, "-m", "hkv", "vectors", str(tmp_path / "again"), "--json", "-"]
@@ -129,24 +125,6 @@ def test_addresses_are_those_of_the_strides(folder: pathlib.Path) -> None:
             place = layout.locate(address)
             assert place is not None
             assert (place.layer, place.block, place.state) == (element["layer"], element["block"], element["state"])
-
-
-def test_slots_as_numbers(folder: pathlib.Path) -> None:
-    for case in cases(folder, "slots"):
-        size = case["input"]["geometry"]["block_size"]
-        for (block, offset), number in zip(case["expected"]["slots"], case["expected"]["linear_slots"], strict=True):
-            assert number == (-1 if block == -1 else block * size + offset)
-
-
-def test_plans_are_made_and_refused(folder: pathlib.Path) -> None:
-    refused = [case["expected"]["refused"] for case in cases(folder, "plans")]
-    assert 3 < sum(refused) < len(refused) - 20
-
-
-def test_chunk_objects_are_full(folder: pathlib.Path) -> None:
-    for case in cases(folder, "chunk_objects"):
-        for found in case["expected"]["objects"]:
-            assert sum(region["nbytes"] for region in found["regions"]) == found["bytes"]
 
 
 def test_the_document_names_every_file() -> None:

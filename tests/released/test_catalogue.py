@@ -72,10 +72,6 @@ def test_an_unknown_name_is_refused_with_names_like_it() -> None:
         load_config("/nowhere/of/any/config.json")
 
 
-def test_names_that_are_like_nothing() -> None:
-    assert near("????") == []
-
-
 def test_the_beginning_of_names_gives_them_all() -> None:
     assert near("Gemma-3") == ["gemma-3-12b", "gemma-3-1b", "gemma-3-27b", "gemma-3-4b"]
     assert near("google/gemma-3") == near("gemma-3")

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 import hkv
-from hkv.errors import ConfigError, FileError
+from hkv.errors import FileError
 from hkv.model.huggingface import load_config, read_model
 from hkv.model.released import COPIES, MARKS, find, near, released_models, resolve, variants
 
@@ -147,10 +147,3 @@ def test_files_with_a_mark_or_a_field_named_twice(tmp_path: pathlib.Path) -> Non
         load_config(file)
     file.write_text('{"model_type": "llama", "head_dim": 64, "head_dim": 64}')
     assert load_config(file)["head_dim"] == 64
-
-
-def test_a_plan_by_name_is_that_of_the_model_read_by_hand() -> None:
-    by_name, by_hand = hkv.plan("gpt-oss-20b", "80GiB"), hkv.plan(hkv.read_model("gpt-oss-20b"), "80GiB")
-    assert (by_name.num_blocks, by_name.tokens) == (by_hand.num_blocks, by_hand.tokens)
-    with pytest.raises(ConfigError, match="draft"):
-        hkv.plan("gpt-oss-20b", "80GiB", draft=hkv.read_model("gpt-oss-20b"))

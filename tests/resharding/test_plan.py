@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -78,20 +77,6 @@ def test_a_plan_with_a_defect_is_found_out() -> None:
     assert any("before it is there" in fault for fault in faults(early, *shared.states))
 
 
-def test_replicated_heads_cross_once() -> None:
-    """A latent on four ranks goes to eight: each of four blocks once, dealt over the senders, then passed on."""
-    case = simple(ParallelShape(heads=1, tensor=4), ParallelShape(heads=1, tensor=8), LATENT)
-    plan = plan_of(case)
-    request = 16 * 4 * 2 * 2
-    assert plan.sent_bytes == request
-    assert plan.forwarded_bytes == 7 * request
-    assert Counter(move.source.tensor for move in plan.sends) == {0: 1, 1: 1, 2: 1, 3: 1}
-    assert {move.target.tensor for move in plan.sends} == {0, 1, 2, 3}
-    direct = plan_of(case, replicas="direct")
-    assert (direct.sent_bytes, direct.forwards) == (8 * request, ())
-    assert Counter(move.source.tensor for move in direct.sends) == {0: 8, 1: 8, 2: 8, 3: 8}
-
-
 def pairs(prefill: int, decode: int, heads: int) -> set[tuple[int, int, range]]:
     spec = dataclasses.replace(SPEC, num_kv_heads=heads)
     plan = plan_of(simple(ParallelShape(heads=heads, tensor=prefill), ParallelShape(heads=heads, tensor=decode), spec))
@@ -121,17 +106,6 @@ def test_divisible_degrees_pair_as_rtp_llm_pairs_them(prefill: int, decode: int)
 def test_degrees_that_do_not_divide_are_planned_where_rtp_llm_has_no_peers() -> None:
     assert tensor_parallel_peers(3, 2, 0) == []
     assert pairs(3, 2, 6) == {(0, 0, range(0, 2)), (1, 0, range(2, 3)), (1, 1, range(3, 4)), (2, 1, range(4, 6))}
-
-
-def test_blocks_dealt_round_robin_go_to_whole_blocks() -> None:
-    """RTP-LLM's context ranks hold whole blocks: block b of the sequence is on rank b % 2, in slot b // 2."""
-    spec = dataclasses.replace(SPEC, num_kv_heads=1)
-    source = side(spec, ParallelShape(heads=1, context=2, interleave=4), "LBNHC", [3, 1], 4)
-    target = side(spec, ParallelShape(heads=1), "LBNHC", [5, 2, 4], 4)
-    plan = plan_resharding(source, target, range(12))
-    found = [(move.source.context, move.source_block, move.target_block) for move in plan.sends]
-    assert found == [(0, 3, 5), (1, 3, 2), (0, 1, 4)]
-    assert [len(plan.byte_runs(move, 1)) for move in plan.sends] == [1, 1, 1]
 
 
 def test_a_hit_on_the_target_and_a_window_are_left_out() -> None:

@@ -20,7 +20,7 @@ from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.errors import LayoutError
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.model.group_policy import LayerDescription
-from hkv.spec import LayerSpec, MLAAttention
+from hkv.spec import MLAAttention
 from reference.dialects.rtp_llm import data_plane as reference
 from reference.dialects.rtp_llm.pool_walk import walk_pools
 from reference.paged.ragged_attention import attention as definition
@@ -169,27 +169,6 @@ def test_a_kernel_block_is_a_part_of_its_block() -> None:
         device(pools), cache, 1, None, np.int32([7, 4]), np.int32([1, 2]), values, in_kernel_blocks=True
     )
     assert same(one_way, [np.asarray(pool) for pool in other])
-
-
-@pytest.mark.parametrize(
-    ("implementation", "spec"),
-    [
-        ("pallas_triton:interpret", attention(2, 32, "float8_e4m3fn")),
-        ("mosaic:interpret", attention(1, 64, "bfloat16")),  # its bulk copies take no run as short as scales are
-    ],
-)
-def test_every_implementation_moves_the_same(implementation: str, spec: LayerSpec) -> None:
-    cache = planned([one("default", spec)], kernel_block_size=4)
-    pools = filled(cache, 7)
-    table = np.int32([4, 1])
-    want, _ = data_plane.gather(device(pools), cache, 0, None, table)
-    got, _ = data_plane.gather(device(pools), cache, 0, None, table, implementation=implementation)
-    assert same(list(got.values()), [np.asarray(array) for array in want.values()])
-    if implementation.startswith("mosaic"):
-        return  # JAX 0.10 cannot interpret a Mosaic GPU kernel that writes through a reference
-    moved, _ = data_plane.scatter(device(pools), cache, 0, None, table[::-1], want, implementation=implementation)
-    plain, _ = data_plane.scatter(device(pools), cache, 0, None, table[::-1], want)
-    assert same(moved, [np.asarray(pool) for pool in plain])
 
 
 def test_what_does_not_exist_is_refused() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hkv.dialects.rtp_llm.planning.pools import kernel_blocks
 from hkv.errors import OperationError, TopologyError
 from hkv.model.group_policy import GroupType
 from hkv.model.topology import Group, Topology
-from hkv.spec import MLAAttention
 from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.pool import BlockPool
 from reference.dialects.rtp_llm.resource import Resource
@@ -19,10 +17,6 @@ N = -1
 
 def test_full_need() -> None:
     assert kind(FULL).first_need(8, 12, 3, 0, False) == (2, 2)
-
-
-def test_an_unseen_prefix_hits_nothing() -> None:
-    assert kind(FULL).match_prefix([103, 104]) == []
 
 
 def test_a_prefix_is_matched_to_its_first_miss() -> None:
@@ -111,13 +105,6 @@ def test_a_cached_block_makes_room() -> None:
     assert linear.pool.free == 0
     assert malloc(linear, 4).blocks == blocks[:1]
     assert len(linear.cache.items) == 0
-
-
-def test_freeing_holes_is_nothing() -> None:
-    linear = kind(LINEAR)
-    linear.free([N, N])
-    linear.free([])
-    assert linear.pool.free == 9
 
 
 def test_a_referenced_block_needs_both_releases() -> None:
@@ -246,34 +233,11 @@ def test_a_layer_of_two_groups_has_no_one_list() -> None:
         Resource(Topology(groups, pools="independent")).layer_blocks()
 
 
-def test_keys_of_this_rank() -> None:
-    from hkv.dialects.rtp_llm.config import CpSlotMapper
-
-    keys = [100, 101, 200, 201, 300, 301, 400, 401]
-    assert CpSlotMapper(1, 2, 4).local_keys(keys) == [101, 201, 301, 401]
-
-
-def test_kernel_blocks_in_a_block() -> None:
-    assert (kernel_blocks(8, 2), kernel_blocks(1, 0)) == (4, 1)
-
-
-def test_kernel_blocks_of_a_latent_group() -> None:
-    spec = MLAAttention(block_size=512, num_kv_heads=1, head_size=576, dtype="bfloat16")
-    latent = Group(tag="default", spec=spec, kernel_block_size=64)
-    assert (latent.kernel_block_size, latent.kernel_blocks_per_block) == (64, 8)
-
-
 def test_allocation_is_all_or_nothing() -> None:
     pool = BlockPool(10)
     assert pool.malloc(5) == [1, 2, 3, 4, 5]
     assert pool.malloc(10) == []
     assert pool.free == 4
-
-
-def test_released_blocks_are_free() -> None:
-    pool = BlockPool(10)
-    pool.release(pool.malloc(5)[:3])
-    assert pool.free == 7
 
 
 def test_a_block_is_free_when_its_last_reference_goes() -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
-from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView
-from hkv.layout.views import jax as jax_views
 from hkv.layout.views import numpy as numpy_views
 from reference.dialects.rtp_llm.pool_walk import walk_pools
 from tests.rtp_llm.described import Case, attention, cases, one
@@ -76,18 +73,6 @@ def test_a_layers_view_is_all_of_its_blocks_in_order(case: Case) -> None:
                     assert raw == pools[found.pool][start : start + stride].tobytes()
 
 
-def test_jax_and_numpy_see_the_same() -> None:
-    """One cache; what JAX moves in all kinds of them is `test_data_plane`'s."""
-    described = DescribedModel((one("default", attention(2, 4, "float8_e4m3fn")),) * 2)
-    cache = PlannedCache.of_layers(described, RtpOptions(block_size=8, kernel_block_size=4), num_blocks=3)
-    pool = np.random.default_rng(1).integers(0, 256, cache.pool_sizes[0], np.uint8)
-    found = cache.layer_cache(1)
-    assert found.scale is not None
-    for view in (found.kv, found.scale, found.parts["value"]):
-        seen = np.asarray(jax_views.read(jnp.asarray(pool), view))
-        assert seen.tobytes() == numpy_views.view(pool, view).tobytes()
-
-
 @pytest.mark.torch
 @given(cases)
 @settings(max_examples=25)
@@ -121,13 +106,3 @@ def test_scales_of_float8_begin_as_one() -> None:
             assert found.scale is not None
             assert (numpy_views.view(pool, found.scale) == want).all()
             assert not numpy_views.view(pool, found.kv).view(np.uint8).any()
-
-
-def test_a_layer_of_several_groups_wants_a_tag() -> None:
-    described = DescribedModel((one("default", attention(2, 4, "bfloat16")),))
-    cache = PlannedCache.of_layers(described, RtpOptions(block_size=8), num_blocks=3)
-    assert cache.layer_cache(0) == cache.layer_cache(0, "default")
-    with pytest.raises(LayoutError, match="one of layer 0's: default"):
-        cache.layer_cache(0, "full")
-    with pytest.raises(LayoutError, match="the index of a layer"):
-        cache.layer_cache(1)

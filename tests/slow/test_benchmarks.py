@@ -43,22 +43,6 @@ def test_prompts_are_decided_as_the_numpy_engine_decides():
         replay.compare(mine, theirs)
 
 
-def test_stress_has_hits_and_many_equal_keys():
-    made = replay.stress_arrivals(300)
-    keys = [key for mine in [arrival.keys() for arrival in made] for key in mine]
-    assert 0.3 < len(set(keys)) / len(keys) < 0.7
-    again = [tuple(arrival.keys()) for arrival in made]
-    assert len(set(again)) < len(again), "no prompt comes twice"
-    assert all(arrival.prompt % 16 == 0 for arrival in made)
-
-
-def test_block_operations_are_counted_by_group():
-    made = [replay.Arrival(0, 0, 33, 16, lambda: [0, 1, 2])]
-    prompts = replay.Case("prompts", replay.GROUPS, 100, Schedule(), made)
-    assert prompts.block_operations == 9
-    assert replay.dataclasses.replace(prompts, mode="schedule").block_operations == 12
-
-
 def test_without_vllm_only_hkv_is_measured_and_that_is_said(tmp_path, monkeypatch):
     trace, made = tmp_path / "trace.jsonl", tmp_path / "made.json"
     lines = [{"timestamp": 100 * i, "input_length": 600, "output_length": 5, "hash_ids": [0, i + 1]} for i in range(6)]
@@ -74,12 +58,6 @@ def test_without_vllm_only_hkv_is_measured_and_that_is_said(tmp_path, monkeypatc
     assert result["hkv_ns"]["least"] > 0
     assert result["hit_tokens"] == 5 * 512
     assert result["block_operations"] == 6 * 3 * int(np.ceil(605 / 16))
-
-
-def test_a_trace_is_asked_for():
-    done = CliRunner().invoke(replay.main, ["--mode", "prompts"])
-    assert done.exit_code == 2
-    assert "--trace" in done.output
 
 
 @pytest.mark.parametrize("tree", [True, False])

@@ -6,19 +6,14 @@ import collections
 
 import pytest
 
-from hkv.contract.registry import dialect_of
-from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config, to_header
-from hkv.dialects.vllm.log.renaming import compare
-from hkv.dialects.vllm.log.structs import Answer, Hit, Operation
+from hkv.dialects.vllm.log.structs import Hit
 from hkv.dialects.vllm.traffic.headers import MANAGER_BUGS
-from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import FEATURES, RandomChoices, draw_header
 from hkv.errors import ConfigError
-from hkv.oracle.check import answers
 from hkv.oracle.record import Recording, differ, record
 
 SEEDS = range(24)
@@ -104,14 +99,6 @@ def test_same_seed_same_traffic() -> None:
     assert record(NumpyEngine, "eagle", 3, 2, 8) != record(NumpyEngine, "eagle", 4, 2, 8)
 
 
-def test_a_recording_replays() -> None:
-    recording = record(NumpyEngine, "partial", 7, 2, 10)
-    rules, header = dialect_of(recording.header.dialect), recording.header
-    replayed = answers(rules, NumpyEngine(header), recording.operations, lambda: NumpyEngine(header))
-    for want, got in zip(recording.answers, replayed, strict=True):
-        assert compare(want, got) is None
-
-
 class Forgetful(NumpyEngine):
     """Gives up the wrong block once the third request is freed."""
 
@@ -132,20 +119,6 @@ def test_a_planted_defect_is_found() -> None:
             found.append(parted)
             assert len(recording.operations) == len(recording.answers)
     assert found
-
-
-def test_drive_asks_only_its_callback() -> None:
-    header = draw_header(RandomChoices(1), "core")
-    engine = NumpyEngine(header)
-    seen: list[str] = []
-
-    def perform(operation: Operation) -> Answer:
-        seen.append(type(operation).__name__)
-        return apply(engine, operation)
-
-    drive(header, RandomChoices(2), perform, 5)
-    assert seen.count("StepOp") == 5
-    assert seen[-1] == "StateOp"
 
 
 def test_unknown_feature_and_version() -> None:

@@ -1,7 +1,6 @@
 """The compiled schedule against the plain one over NumPy: every block, record, reason, and the queue left."""
 
 import dataclasses
-import json
 import random
 import re
 import time
@@ -17,13 +16,12 @@ from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, hit_units
 from hkv.errors import ConfigError, EngineFailure
 from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches, schedule_loop
-from hkv.replay.agreement import Difference, compare_outcomes, compare_records
+from hkv.replay.agreement import Difference, compare_records
 from hkv.replay.dispatches import Sizes
 from hkv.replay.observed import Boundaries, Kind, Sampling
-from hkv.replay.run import Timing, default_engine, replay
+from hkv.replay.run import default_engine
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.replay.schedule_state import Number, Trace
-from hkv.replay.traces.workloads import Workload, generate, trace_lines
 from hkv.spec import Mamba, spec_from_text
 from hkv.state.state import Buckets
 
@@ -185,7 +183,7 @@ def compiled_before():
 
 
 @given(example=replays())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_decides_as_the_plain_schedule_does(compiled_before, example):
     both(*example)
     assert compiled.program(ROOM).compilations() - compiled_before <= len(SIZES), "an example was compiled for itself"
@@ -340,16 +338,3 @@ def test_chunking_is_the_plain_schedules():
         trace = Trace(np.array([[0, prompt, 40, 0]] * 2, np.int32), np.zeros(1, np.int32), numbers)
         scalars = (np.int32(x) for x in (0, tokens, junction, start, budget))
         assert int(chunk(trace, *scalars)) == chunking.tokens(prompt, tokens, junction, start, budget)
-
-
-def test_a_checked_replay_of_a_generated_trace_agrees(tmp_path):
-    workload = Workload(requests=20, rate=20.0, prompt_tokens=20, output_tokens=12, turns=3.0, max_tokens=220)
-    path = tmp_path / "trace.jsonl"
-    lines = trace_lines(generate("agentic", workload, 1), "tokens", 16)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    schedule = Schedule(step_tokens=64, decode_tokens=1, max_running=8, max_model_len=240)
-    config = cache("full:4,swa:4:32", 70, schedule)
-    studied = run.VllmReplayedCache(config)
-    outcome = replay(str(path), studied, schedule, Timing(), engine="jax", check=True)
-    plain = replay(str(path), studied, schedule, Timing(), engine="numpy")
-    compare_outcomes(outcome, plain, NAMES)
