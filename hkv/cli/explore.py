@@ -18,7 +18,7 @@ from hkv.contract.options import COUNT, SECONDS, Number, option
 from hkv.errors import ConfigError
 from hkv.oracle.exploration import answered, explore_command_of, search_of
 from hkv.oracle.log_file import log_bytes
-from hkv.replay.command import Groups
+from hkv.replay.command import GROUPS
 from hkv.spec import LayerSpec
 
 BROKEN = 1
@@ -29,7 +29,7 @@ COMMANDS = commands(explore_command_of)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options(Reported):
-    groups: Sequence[LayerSpec] = option("full:1,swa:1:2", type=Groups(), help="As for `hkv replay`.")
+    groups: Sequence[LayerSpec] = option("full:1,swa:1:2", type=GROUPS, help="As for `hkv replay`.")
     watermark: float = option(0.0, type=Number(0, 1), help="Share that stays free.")
     own: dict[str, Any] = own_options(COMMANDS)
     dialect: str = dialect_option()

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -105,7 +106,7 @@ def prepared(options: dict[str, Any]) -> StudiedCache:
 
 def timing_of(options: dict[str, Any]) -> Timing:
     """The timing that they ask for."""
-    return Timing(step_ms=options["step_ms"], speed=options["speed"])
+    return Timing(step_ms=options["step_ms"], speed=Fraction(options["speed"]))
 
 
 class _Counted:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -124,6 +124,20 @@ class Number(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return number
+
+
+class Written(click.ParamType):
+    """Values that one function reads from a text, and another writes as it would be typed."""
+
+    def __init__(self, name: str, read: Callable[[str], Any], write: Callable[[Any], Any] = str) -> None:
+        self.name, self._read, self._write = name, read, write
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._read(value) if isinstance(value, str) else value
+
+    def written(self, value: Any) -> Any:
+        """The text that means a value; None where that says so."""
+        return self._write(value)
 
 
 SECONDS = Number(min=0, max=MAX_SECONDS, min_open=True)

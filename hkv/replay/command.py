@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hkv.contract import registry
-from hkv.contract.options import COUNT, RANKS, TOKENS, OwnCommand, option
+from hkv.contract.options import COUNT, RANKS, TOKENS, OwnCommand, Written, option
 from hkv.errors import ConfigError
 from hkv.limits import (
     MAX_BLOCKS,
@@ -35,55 +35,43 @@ from hkv.replay.traces.reader import TOKENS_PER_ID
 from hkv.spec import LayerSpec, spec_from_text, spec_to_text, text_forms
 
 
-class Groups(click.ParamType):
-    """Layers as `hkv.spec.text_forms` says them, several of them between commas."""
-
-    name = "groups"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[LayerSpec]:
-        return [spec_from_text(part.strip()) for part in value.split(",")]
-
-    def written(self, value: Sequence[LayerSpec] | None) -> str | None:
-        """The text that means them; None where none was given."""
-        return None if value is None else ",".join(spec_to_text(spec) for spec in value)
+def _blocks(text: str) -> tuple[int, ...]:
+    numbers = [whole_number(part.strip()) for part in text.split(",")]
+    counts = [number for number in numbers if number is not None and 2 <= number <= MAX_BLOCKS]
+    if len(counts) != len(numbers):
+        raise ConfigError("num-blocks", text, f"an integer from 2 to {MAX_BLOCKS}, or several between commas")
+    return tuple(counts)
 
 
-class Blocks(click.ParamType):
-    """A number of blocks, or several between commas."""
-
-    name = "blocks"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        numbers = [whole_number(part.strip()) for part in value.split(",")]
-        counts = [number for number in numbers if number is not None and 2 <= number <= MAX_BLOCKS]
-        if len(counts) != len(numbers):
-            raise ConfigError("num-blocks", value, f"an integer from 2 to {MAX_BLOCKS}, or several between commas")
-        return tuple(counts)
-
-    def written(self, value: Sequence[int] | None) -> str | None:
-        """The text that means them; None where none was given."""
-        return None if value is None else ",".join(map(str, value))
+def _positive(text: str) -> Fraction:
+    expected = f"a positive number, from 1/{MAX_SPEED} to {MAX_SPEED}"
+    try:
+        # Fraction would write 1e999999999 out digit by digit.
+        number = Fraction(text) if re.fullmatch(r"[0-9./]{1,40}", text) else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError("speed", text, expected) from None
+    if not 1 / MAX_SPEED <= number <= MAX_SPEED:
+        raise ConfigError("speed", text, expected)
+    return number
 
 
-class Positive(click.ParamType):
-    """A positive number, exactly as written: 2, 0.5, 3/2."""
+def groups_text(specs: Sequence[LayerSpec]) -> str:
+    """The groups as the command line takes them."""
+    return ",".join(map(spec_to_text, specs))
 
-    name = "number"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
-        expected = f"a positive number, from 1/{MAX_SPEED} to {MAX_SPEED}"
-        try:
-            # Fraction would write 1e999999999 out digit by digit.
-            number = Fraction(value) if re.fullmatch(r"[0-9./]{1,40}", str(value)) else Fraction(0)
-        except (ValueError, ZeroDivisionError):
-            raise ConfigError("speed", value, expected) from None
-        if not 1 / MAX_SPEED <= number <= MAX_SPEED:
-            raise ConfigError("speed", value, expected)
-        return number
+def _groups(text: str) -> list[LayerSpec]:
+    return [spec_from_text(part.strip()) for part in text.split(",")]
 
-    def written(self, value: Fraction) -> str:
-        """The text that means it."""
-        return str(value)
+
+GROUPS = Written("groups", _groups, lambda specs: None if specs is None else groups_text(specs))
+"""Layers as `hkv.spec.text_forms` says them, several of them between commas."""
+
+BLOCKS = Written("blocks", _blocks, lambda counts: None if counts is None else ",".join(map(str, counts)))
+"""A number of blocks, or several between commas."""
+
+POSITIVE = Written("number", _positive)
+"""A positive number, exactly as written: 2, 0.5, 3/2."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +79,9 @@ class CacheOptions:
     """The cache that a replay studies, and whose rules it follows."""
 
     groups: Sequence[LayerSpec] | None = option(
-        type=Groups(), help=f"The groups, between commas, each one of: {', '.join(text_forms())}."
+        type=GROUPS, help=f"The groups, between commas, each one of: {', '.join(text_forms())}."
     )
-    num_blocks: Sequence[int] | None = option(type=Blocks(), help="Blocks in the pool, the null block included.")
+    num_blocks: Sequence[int] | None = option(type=BLOCKS, help="Blocks in the pool, the null block included.")
     model: str | None = option(
         metavar="CONFIG", help="Instead of --groups: a model, named and planned as by `hkv plan`."
     )
@@ -117,7 +105,7 @@ class ScheduleOptions:
     )
     limit: int | None = option(type=COUNT, help="Replay the first LIMIT requests only.")
     step_ms: int = option(50, type=click.IntRange(1, MAX_STEP_MS), help="Milliseconds of a step.")
-    speed: int | Fraction = option(1, type=Positive(), help="Arrivals come this many times faster than recorded.")
+    speed: int | Fraction = option(1, type=POSITIVE, help="Arrivals come this many times faster than recorded.")
     step_tokens: int | None = option(
         type=TOKENS, help=f"Most tokens computed in a step.  [default: {Schedule.step_tokens}, or the device's]"
     )
@@ -219,8 +207,3 @@ def model_name(config: str, model: Model) -> str:
     path = pathlib.Path(config).resolve()
     name = path.parent.name if path.name == "config.json" else path.name.removesuffix(".json")
     return name if name == model.model_type else f"{name} ({model.model_type})"
-
-
-def groups_text(options: dict[str, Any]) -> str:
-    """The groups as the command line takes them."""
-    return Groups().written(options["groups"]) or ""

@@ -156,4 +156,4 @@ class PlainReplayCommand(ReplayCommand):
         dialect = registry.dialect_of(options["dialect"])
         header = dialect.header_of(options["dialect"], groups, self.num_blocks(options))
         cache = PlainCache(header, options["groups"], self._loop, self._misses)
-        return StudiedCache(cache, schedule_for_groups(options), groups_text(options))
+        return StudiedCache(cache, schedule_for_groups(options), groups_text(options["groups"]))

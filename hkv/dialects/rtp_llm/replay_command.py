@@ -48,7 +48,7 @@ class RtpReplayCommand(ReplayCommand):
         return StudiedCache(
             RtpReplayedCache(config, caching=options["caching"]),
             schedule,
-            f"{options['dialect']}, {groups_text(options)}",
+            f"{options['dialect']}, {groups_text(options['groups'])}",
             resolved=_resolved(config, schedule, options),
         )
 

@@ -18,7 +18,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Space, explore
 from hkv.dialects.vllm.explorer.search import CHUNK
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
-from hkv.dialects.vllm.replay_command import EagleGroups, Retention
+from hkv.dialects.vllm.replay_command import EAGLE, RETENTION
 from hkv.errors import ConfigError
 from hkv.limits import MAX_LANES, MAX_WORKERS
 from hkv.model.topology import Topology
@@ -64,9 +64,9 @@ DEFECTS = MappingProxyType(
 class VllmOptions(SizeOptions):
     """The size of a space, what is left out of it, and how it is searched."""
 
-    eagle: Sequence[int] | None = option(type=EagleGroups(), help="EAGLE drop rule, for these groups.")
+    eagle: Sequence[int] | None = option(type=EAGLE, help="EAGLE drop rule, for these groups.")
     retention: int | None = option(
-        "dense", type=Retention(), show_default=False, help="Tokens between retained boundaries; 0: none."
+        "dense", type=RETENTION, show_default=False, help="Tokens between retained boundaries; 0: none."
     )
     without: Sequence[str] = option((), type=click.Choice(tuple(MOVES)), help="Leave these operations out; repeatable.")
     plant: str | None = option(type=click.Choice(tuple(DEFECTS)), help="Plant this defect in the compiled cache first.")

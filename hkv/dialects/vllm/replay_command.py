@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hkv.contract.options import option
+from hkv.contract.options import Written, option
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
 from hkv.dialects.vllm.planning.cache_plan import serve
@@ -31,43 +31,29 @@ def _batch(device: str) -> tuple[int, int]:
     return UNPLANNED.get(device) or batch_defaults(EngineOptions(device=device))
 
 
-class EagleGroups(click.ParamType):
-    """`all`, or indices between commas."""
-
-    name = "all|groups"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in value.split(",")]
-        if parts == ["all"]:
-            return ()
-        numbers = [whole_number(part) for part in parts]
-        if None in numbers:
-            raise ConfigError("eagle", value, "all, or indices of groups between commas")
-        return tuple(sorted({number for number in numbers if number is not None}))
-
-    def written(self, value: tuple[int, ...] | None) -> str | None:
-        """The text that means them; None where none was given."""
-        return None if value is None else ",".join(map(str, value)) or "all"
+def _eagle(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if parts == ["all"]:
+        return ()
+    numbers = [whole_number(part) for part in parts]
+    if None in numbers:
+        raise ConfigError("eagle", text, "all, or indices of groups between commas")
+    return tuple(sorted({number for number in numbers if number is not None}))
 
 
-class Retention(click.ParamType):
-    """`dense`, or a number of tokens."""
+EAGLE = Written("all|groups", _eagle, lambda groups: None if groups is None else ",".join(map(str, groups)) or "all")
+"""`all`, or indices between commas."""
 
-    name = "dense|tokens"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value == "dense":
-            return None
-        tokens = whole_number(value)
-        if tokens is None or tokens > MAX_TOKENS:
-            raise ConfigError("retention", value, f"dense, or a number of tokens, at most {MAX_TOKENS}")
-        return tokens
+def _retention(text: str) -> int | None:
+    tokens = None if text == "dense" else whole_number(text)
+    if text != "dense" and (tokens is None or tokens > MAX_TOKENS):
+        raise ConfigError("retention", text, f"dense, or a number of tokens, at most {MAX_TOKENS}")
+    return tokens
 
-    def written(self, value: int | None) -> int | str:
-        """The value as it was typed."""
-        return "dense" if value is None else value
+
+RETENTION = Written("dense|tokens", _retention, lambda tokens: "dense" if tokens is None else tokens)
+"""`dense`, or a number of tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +61,10 @@ class VllmReplayOptions:
     """Options of a replay that vLLM's rules add."""
 
     draft: str | None = option(metavar="CONFIG", help="With --model: config of a draft (EAGLE or MTP) module.")
-    eagle: Sequence[int] | None = option(type=EagleGroups(), help="EAGLE drop rule, for these groups.")
+    eagle: Sequence[int] | None = option(type=EAGLE, help="EAGLE drop rule, for these groups.")
     retention: int | None = option(
         "0",
-        type=Retention(),
+        type=RETENTION,
         help="Tokens between retained replay boundaries of windows and states; 0: the last one only.",
     )
     device: str | None = option(
@@ -117,7 +103,7 @@ class VllmReplayCommand(ReplayCommand):
             retention_interval=options["retention"],
         )
         resolved = _served(config, schedule, options)
-        return StudiedCache(VllmReplayedCache(config), schedule, groups_text(options), resolved=resolved)
+        return StudiedCache(VllmReplayedCache(config), schedule, groups_text(options["groups"]), resolved=resolved)
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
         reading = {"tensor_parallel": options["tp"] or 1, "kv_dtype": options["kv_dtype"] or "auto"}
