@@ -169,7 +169,7 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
     monkeypatch.setattr("hkv.cli.workload.REQUESTS", 20)
-    for module in ("points", "run", "summary"):  # by default the reference, which compiles nothing
+    for module in ("swept", "run", "result"):  # by default the reference, which compiles nothing
         monkeypatch.setattr(f"hkv.replay.{module}.default_engine", lambda cache: ("numpy", ""))
     return heard
 

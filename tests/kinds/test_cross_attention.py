@@ -170,13 +170,6 @@ def test_it_is_refused_by_name_where_it_cannot_be() -> None:
             refuses(config)
 
 
-def test_a_plan_can_be_managed() -> None:
-    config = plan_config("whisper-large-v3", EngineOptions(kv_cache_memory_bytes=80 << 30)).config()
-    assert not config.caching
-    assert config.encoder_tokens == 1500
-    assert [spec.kind for spec in config.topology.specs] == ["full_attention", "cross_attention"]
-
-
 def test_it_is_drawn_without_caching_alone() -> None:
     drawn = [draw("core", seed, 3)[0] for seed in range(200)]
     having = [header for header in drawn if any(group["kind"] == "cross_attention" for group in header.groups)]

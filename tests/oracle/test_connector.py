@@ -7,11 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.engine import apply, missing_methods
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.invariants import Watch
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ConnectorHit, Header
@@ -67,24 +65,6 @@ def test_the_hit_of_full_attention_counts_where_the_state_is_gone(factory: type)
 
 
 @pytest.mark.parametrize("factory", [NumpyEngine, JaxEngine])
-def test_where_another_group_finds_more_their_common_hit_counts(factory: type) -> None:
-    engine = factory(header(FULL, STATE))
-    filled(engine, lost=0)
-    found, common = engine.connector_lookup("b", None), engine.lookup("b")
-    assert found.hits == [12, 16]
-    assert (found.hit, found.blocks, found.diverged) == (common.hit, common.blocks, False)
-
-
-@pytest.mark.parametrize("factory", [NumpyEngine, JaxEngine])
-def test_without_states_it_is_a_lookup_that_says_what_each_group_finds(factory: type) -> None:
-    engine = factory(header(FULL, {"kind": "sliding_window", "block_size": 4, "window": 4}))
-    filled(engine, lost=1)
-    found, common = engine.connector_lookup("b", None), engine.lookup("b")
-    assert (found.hit, found.blocks, found.diverged) == (common.hit, common.blocks, False)
-    assert found.hits[0] == 16
-
-
-@pytest.mark.parametrize("factory", [NumpyEngine, JaxEngine])
 def test_a_hit_that_is_cut_keeps_its_beginning(factory: type) -> None:
     engine = factory(header(FULL, STATE))
     assert engine.truncate([[1, 2, 3], [0, 4]], 8) == [[1, 2], [0, 4]]
@@ -116,29 +96,6 @@ def test_its_hit_is_adopted_by_rows_alone() -> None:
     with pytest.raises(OperationError, match="hit = 4"):
         lifecycle.follow(allocate("a", 1, hit=4))
     lifecycle.follow(allocate("a", 1, hit=4, external=4, rows=[[1], []]))
-
-
-class OverReporting(NumpyEngine):
-    """Tells a connector a block that holds something else, and leaves one too many when it cuts."""
-
-    def connector_lookup(self, id: str, limit: int | None = None) -> ConnectorHit:
-        found = super().connector_lookup(id, limit)
-        return msgspec.structs.replace(found, blocks=[[block + 1 for block in row] for row in found.blocks])
-
-    def truncate(self, rows: list[list[int]], tokens: int) -> list[list[int]]:
-        return [row[: tokens // 4 + 1] for row in rows]
-
-
-def test_a_wrong_block_and_one_too_many_break_an_invariant() -> None:
-    watch = Watch(OverReporting(header(FULL, STATE)), header(FULL, STATE))
-    for operation in (oplog.StepOp(), oplog.RequestOp(id="a", tokens=list(range(16))), allocate("a", 16)):
-        watch.perform(operation)
-    for operation in (oplog.FreeOp(id="a"), oplog.RequestOp(id="b", tokens=list(range(20)))):
-        watch.perform(operation)
-    with pytest.raises(InvariantError, match="connector hits: after"):
-        watch.perform(oplog.ConnectorLookupOp(id="b"))
-    with pytest.raises(InvariantError, match="truncation"):
-        watch.perform(oplog.TruncateOp(rows=[[1, 2], [3]], tokens=4))
 
 
 def test_earlier_versions_do_not_know_it() -> None:

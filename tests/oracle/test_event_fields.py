@@ -15,7 +15,7 @@ from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.renaming import compare
 from hkv.dialects.vllm.log.structs import EVENT_FIELDS, FULL, CacheEvent, ExtraKeys
-from hkv.errors import EngineFailure, OperationError
+from hkv.errors import EngineFailure
 from tests.oracle.test_live_logs import BOTH, allocate, header, perform
 
 VLLM = dialect_of("vllm-0.33")
@@ -30,17 +30,6 @@ def stored(make: Any, arrival: oplog.RequestOp, **changes: Any) -> list[CacheEve
 
 
 @BOTH
-def test_an_event_names_its_group_and_where_the_blocks_lie(make: Any) -> None:
-    groups = [{"kind": "full_attention", "block_size": 2}, WINDOW]
-    found = stored(make, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4]), groups=groups)
-    assert [(e.medium, e.spec_kind, e.window) for e in found] == [
-        ("GPU", "full_attention", 0),
-        ("GPU", "sliding_window", 3),
-    ]
-    assert [(e.lora_name, e.session, e.extra_keys, e.lookahead) for e in found] == [("", "", [None, None], [])] * 2
-
-
-@BOTH
 def test_extra_keys_are_those_of_each_block(make: Any) -> None:
     extra = ExtraKeys(lora=["a", "/a"], multimodal=[("image", 1, 2)], salt="s")
     (event,) = stored(make, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5, 6], extra=extra, session="x"))
@@ -48,18 +37,6 @@ def test_extra_keys_are_those_of_each_block(make: Any) -> None:
     assert msgspec.to_builtins(event.extra_keys) == [["a", ("image", 1), "s"], ["a", ("image", -1)], ["a"]]
     (event,) = stored(make, oplog.RequestOp(id="a", tokens=[1, 2], extra=ExtraKeys(embeds=["00", "ff"])))
     assert event.extra_keys == [[hashlib.sha256(b"\x00\xff").hexdigest()]]
-
-
-@BOTH
-def test_tokens_after_a_block_that_its_key_covers(make: Any) -> None:
-    (event,) = stored(make, oplog.RequestOp(id="a", tokens=[1, 2, 3, 4, 5]), hash_lookahead=1)
-    assert event.lookahead == [[3], [5]]
-
-
-def test_a_removed_event_names_the_medium() -> None:
-    engine = NumpyEngine(header())
-    perform(engine, oplog.RequestOp(id="a", tokens=[1, 2]), allocate("a", 2), oplog.EvictOp(blocks=[1]))
-    assert [event.medium for event in engine.events()] == ["GPU", "GPU"]
 
 
 @pytest.mark.parametrize("name", EVENT_FIELDS)
@@ -148,13 +125,6 @@ def test_vllm_says_blocks_of_one_rank(make: Any) -> None:
         (1, 2, [1, 2]),
         (2, 2, [1, 2, 3, 4]),
     ]
-
-
-def test_there_is_one_mode() -> None:
-    from hkv.dialects.vllm.lifecycle import Lifecycle
-
-    with pytest.raises(OperationError, match="report = 'some': expected full"):
-        Lifecycle(header()).follow(oplog.RequestOp(id="a", tokens=[1], report="some"))
 
 
 class Silent(NumpyEngine):

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from hkv.contract.invariant import InvariantError
 from hkv.contract.log import Log, later_fields
 from hkv.contract.registry import dialect_of
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
@@ -221,22 +219,6 @@ def test_groups_that_a_load_writes_exist() -> None:
 def test_an_earlier_version_zeroes_nothing() -> None:
     with pytest.raises(ConfigError, match="zeroing = True: expected version 3"):
         NumpyEngine(header(oplog=2, zeroing=True))
-
-
-class Forgetful(NumpyEngine):
-    """An engine whose worker is told of one block too few."""
-
-    def zeros(self) -> list[int]:
-        return super().zeros()[1:]
-
-
-def test_a_block_that_is_left_out_breaks_an_invariant() -> None:
-    config = header(zeroing=True)
-    watch = Watch(Forgetful(config), config, [INVARIANTS["zeroing"]])
-    for operation in (oplog.RequestOp(id="a", tokens=[1, 2]), allocate("a", 2)):
-        watch.perform(operation)
-    with pytest.raises(InvariantError, match=r"blocks \[1\] were handed out, and are not zeroed"):
-        watch.perform(oplog.ZerosOp())
 
 
 # Streaming sessions, whose last sampled token is taken away when they go on, in both engines.

@@ -35,29 +35,6 @@ def header(**changes: Any) -> oplog.Header:
 
 
 @BOTH
-def test_states_at_block_ends_are_offered_once(name: str) -> None:
-    engine = engine_factory(name)(header())
-    perform(engine, oplog.RequestOp(id="a", tokens=TOKENS), allocate("a", 4))
-    (block,) = engine.state().rows["a"][0]
-    assert engine.offloads() == {"a": [(0, block, 4)]}
-    assert engine.offloads() == {}
-    perform(engine, oplog.ComputedOp(id="a", tokens=4), allocate("a", 4))
-    assert engine.offloads() == {"a": [(0, engine.state().rows["a"][0][1], 8)]}
-
-
-@BOTH
-def test_the_end_of_a_prompt_is_offered_when_it_is_copied(name: str) -> None:
-    engine = engine_factory(name)(header())
-    perform(engine, oplog.RequestOp(id="a", tokens=TOKENS[:7]), allocate("a", 6))
-    assert engine.offloads() == {}
-    perform(engine, oplog.ComputedOp(id="a", tokens=6), allocate("a", 1))
-    offers = engine.offloads()
-    ((_, target),) = engine.copies(hold=True)
-    assert offers == {"a": [(0, target, 6)]}
-    assert engine.finalize("a", 0) == []
-
-
-@BOTH
 @pytest.mark.parametrize(("computed", "in_flight"), [(6, 0), (6, 1), (5, 0)])
 def test_the_end_of_a_prompt_is_offered_where_its_request_ends(name: str, computed: int, in_flight: int) -> None:
     engine = engine_factory(name)(header())

@@ -129,7 +129,7 @@ def test_write():
 
 
 @given(st.data(), layouts, seeds)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_write_of_one_part_leaves_the_others(data, layout, seed):
     name = data.draw(st.sampled_from([part.name for part in layout.content]))
     values = values_of(layout, 1, seed, {name})
