@@ -261,6 +261,13 @@ def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
     return w, Seated(slot, request, *fields, *fates, asking=asking)
 
 
+def fail(m: Machine, ok: Scalar, status: Scalar, refused: Scalar) -> Machine:
+    """The schedule stands still where the cache did not do what was asked; allocations may be `refused` blocks."""
+    asks = m.at(Mode.ASK) | m.at(Mode.TAKE)
+    others = m.at(Mode.SEAT) | m.at(Mode.FIND) | m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
+    return m.when(~ok & ((asks & ~refused) | others), mode=int(Mode.FAILED), status=status)
+
+
 def after_running(
     w: Any, m: Machine, seat: Seated, granted: Scalar, refused: Scalar
 ) -> tuple[Any, Machine, Scalar, Scalar]:

@@ -296,15 +296,3 @@ def test_check_stops_at_the_first_difference(monkeypatch, capsys, trace) -> None
     code, out, err = run(monkeypatch, capsys, "replay", path, *arguments, "--engine", f"{engine}Forgetful")
     assert (code, err) == (0, ""), "with one group it does nothing wrong"
     assert "1 granted" in out
-
-
-def test_tables(monkeypatch, capsys, trace, tmp_path) -> None:
-    path = trace((0, [0], 4, 1))
-    arguments = ("--dialect", POOLS, "--groups", "full:4,swa:4:4", "--num-blocks", "9,5", "--tokens-per-id", "4")
-    code, out, err = run(
-        monkeypatch, capsys, "replay", path, *arguments, "--engine", "numpy", "--plot", str(tmp_path / "a.svg")
-    )
-    assert (code, err) == (0, "")
-    for text in ("of 12", "1 granted", "blocks cached, peak", "nothing to find", "swa:4:4", "engine numpy"):
-        assert text in out
-    assert b"<svg" in (tmp_path / "a.svg").read_bytes()

@@ -312,12 +312,9 @@ def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Wo
 
 def _follow(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Machine]:
     """Transition of the schedule by the cache's answer."""
-    asking, seating, taking = m.at(Mode.ASK), m.at(Mode.SEAT), m.at(Mode.TAKE)
     refused = schedule_loop.among(answer.status, VERDICTS[1:])
-    failed = ~answer.ok & ~((asking | taking) & refused)
-    failed = failed & (asking | taking | seating | m.at(Mode.PREEMPT) | m.at(Mode.FINISH))
-    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
-    granted, denied = taking & answer.ok, taking & refused
+    m = schedule_loop.fail(m, answer.ok, answer.status, refused)
+    granted, denied = m.at(Mode.TAKE) & answer.ok, m.at(Mode.TAKE) & refused
     never = denied & ((m.active == 0) | (answer.status == int(Status.NO_ROOM_FOR_SEQUENCE)))
     new = jnp.minimum(seat.tokens - answer.value, m.budget)
     m = m.when(granted, hit=answer.value, new=new)

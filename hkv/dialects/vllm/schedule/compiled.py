@@ -221,9 +221,8 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w, m = schedule_loop.compute(w, trace, m)
     w, seat, op = _operation(w, view, trace, m)
     w, answer = _perform(w, view, trace, m, seat, op)
-    w, m, grown = _after_running(w, m, seat, answer)
-    w, m, admitted = _after_waiting(w, trace, m, seat, answer)
-    return note(w, view, trace, op.slot, grown | admitted), m
+    w, m, given = _follow(w, trace, m, seat, answer)
+    return note(w, view, trace, op.slot, given), m
 
 
 def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
@@ -333,39 +332,22 @@ REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 """Statuses with which an allocation may end in a replay, besides success."""
 
 
-def _after_running(w: ScheduleWorkspace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
-    """Transition of running requests: also True if one got its blocks."""
-    asking = m.at(Mode.ASK)
+def _follow(w: Any, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
+    """Transition of the schedule by the cache's answer: also True if a request got its blocks."""
     refused = ~answer.ok & schedule_loop.among(answer.status, REFUSALS)
-    failed = ~answer.ok & (m.at(Mode.PREEMPT) | m.at(Mode.FINISH) | (asking & ~refused))
-    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
-    w, m, granted, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
-    return w.set(jnp.where(left, seat.slot, w.spare_slot), Request.LIVE, EMPTY), m, granted
-
-
-def _after_waiting(
-    w: ScheduleWorkspace, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer
-) -> tuple[Any, Machine, Scalar]:
-    """Transition of the head of the waiting queue: also True if it was admitted."""
-    seating, finding, taking = m.at(Mode.SEAT), m.at(Mode.FIND), m.at(Mode.TAKE)
-    failed = ~answer.ok & (seating | finding | (taking & ~schedule_loop.among(answer.status, REFUSALS)))
-    m = m.when(failed, mode=int(Mode.FAILED), status=answer.status)
+    m = schedule_loop.fail(m, answer.ok, answer.status, refused)
+    found, granted, denied = m.at(Mode.FIND) & answer.ok, m.at(Mode.TAKE) & answer.ok, m.at(Mode.TAKE) & ~answer.ok
+    never = denied & (m.active == 0)
+    w, m, grown, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
     w, m, seated = schedule_loop.after_seating(w, m, seat, answer.ok)
     w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
-    w, m = _after_lookup(w, trace, m, seat, answer)
-    granted, denied = taking & answer.ok, taking & ~answer.ok & ~failed
-    never = denied & (m.active == 0)
-    w = w.set(jnp.where(never, m.candidate, w.spare_slot), Request.LIVE, EMPTY)
-    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
-    return w, m, granted
-
-
-def _after_lookup(w: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
-    found = m.at(Mode.FIND) & answer.ok
     new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, answer.value, m.budget)
     w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
     mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
-    return w, m.when(found, mode=mode, new=new, hit=answer.value)
+    m = m.when(found, mode=mode, new=new, hit=answer.value)
+    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
+    w = w.set(jnp.where(left | never, seat.slot, w.spare_slot), Request.LIVE, EMPTY)
+    return w, m, grown | granted
 
 
 # Tokens that a running request can grow by before the cache has anything to do for it.

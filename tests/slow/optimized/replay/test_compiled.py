@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.dialects.vllm.schedule import compiled, run
-from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, hit_units
+from hkv.dialects.vllm.schedule.schedule import REASONS, hit_units
 from hkv.errors import ConfigError, EngineFailure
 from hkv.oracle.engines import engine_factory
-from hkv.replay import dispatches, schedule_loop
+from hkv.replay import dispatches
 from hkv.replay.agreement import Difference, compare_records
 from hkv.replay.dispatches import Sizes
 from hkv.replay.observed import Boundaries, Kind, Sampling
 from hkv.replay.run import default_engine
 from hkv.replay.schedule import Arrival, Schedule
-from hkv.replay.schedule_state import Number, Trace
 from hkv.spec import Mamba, spec_from_text
 from hkv.state.state import Buckets
 
@@ -318,23 +317,3 @@ def test_what_the_compiled_cache_has_not_is_refused():
     with pytest.raises(ConfigError, match=r"groups\[1\].eagle"):
         run.VllmReplayedCache(config).require_compiled()
     assert default_engine(run.VllmReplayedCache(config))[0] == "numpy"
-
-
-def test_chunking_is_the_plain_schedules():
-    """If recurrent states are kept, chunks end as `Chunking` says, whatever the request."""
-    source = random.Random(0)
-    numbers = np.zeros(len(Number), np.int32)
-
-    chunk = jax.jit(schedule_loop.chunk)
-    for _ in range(300):
-        prompt = source.randint(1, 100)
-        tokens = prompt + source.randint(0, 20)
-        start, budget = source.randint(0, tokens - 1), source.randint(1, 80)
-        chunking = Chunking(source.randint(8, 80), source.choice((0, 4, 12, 96)), source.random() < 0.5)
-        junction = source.randint(0, tokens)
-        numbers[Number.STEP_TOKENS] = chunking.step_tokens
-        numbers[Number.KEPT_BLOCK] = chunking.block_size
-        numbers[Number.KEPT_EAGLE] = chunking.eagle
-        trace = Trace(np.array([[0, prompt, 40, 0]] * 2, np.int32), np.zeros(1, np.int32), numbers)
-        scalars = (np.int32(x) for x in (0, tokens, junction, start, budget))
-        assert int(chunk(trace, *scalars)) == chunking.tokens(prompt, tokens, junction, start, budget)

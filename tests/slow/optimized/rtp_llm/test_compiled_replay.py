@@ -33,9 +33,6 @@ TREE_SIZES = Sizes(dataclasses.replace(BUCKETS, names=1), 64, 4096)
 
 ROOM = 2 * rtp_compiled.ids_of_a_step(SIZES)
 
-LONG = 39
-"""A seed whose replay reports more than half the room."""
-
 
 def example_of(seed, tree=False):
     config, schedule, arrivals = draw(random.Random(seed))
@@ -109,16 +106,6 @@ def test_a_wrong_count_is_noticed(field):
         outcome = dataclasses.replace(outcome, evictions=outcome.evictions + 1)
     with pytest.raises(Difference):
         outcome.cache.verify(running, outcome, schedule, arrivals)
-
-
-def test_progress_is_told_between_dispatches():
-    config, schedule, arrivals = example_of(LONG)
-    prepared = dispatches.incoming(arrivals, schedule.max_model_len)
-    running = RtpCompiledReplay(config, schedule, prepared, sizes=SIZES, ids=ROOM)
-    told = []
-    running.run(lambda: told.append(None))
-    assert len(told) == len(arrivals)
-    assert len(running.ids) > 1, "one dispatch only"
 
 
 @pytest.mark.parametrize("sizes", [SIZES, TREE_SIZES], ids=["order of use", "tree"])
