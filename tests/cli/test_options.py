@@ -169,6 +169,7 @@ def spies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("hkv.oracle.comparison.differ", differ)
     monkeypatch.setattr("hkv.cli.shrink.Shrinker", shrinker)
     monkeypatch.setattr("hkv.cli.workload.REQUESTS", 20)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # processes of their own would not know of what is replaced here
     for module in ("swept", "run", "result"):  # by default the reference, which compiles nothing
         monkeypatch.setattr(f"hkv.replay.{module}.default_engine", lambda cache: ("numpy", ""))
     return heard
