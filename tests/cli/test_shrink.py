@@ -102,22 +102,6 @@ def test_a_difference_is_reported_though_shrinking_fails(tmp_path: pathlib.Path,
     assert found["shrinking_problem"].startswith("TypeError")
 
 
-def test_a_difference_is_reported_though_shrinking_is_interrupted(tmp_path: pathlib.Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Shrinker, "failing", at_the_sixtieth(KeyboardInterrupt()))
-    arguments = ["--engines", f"{WRONG},numpy", "--seeds", "4", *ONE_FULL, "--save", str(tmp_path)]
-    done = CliRunner().invoke(diff, arguments, standalone_mode=False)
-    assert isinstance(done.exception, click.Abort)
-    assert "core seed 0 version 1: index: after allocate r12: " in done.output
-    assert len(read_log(tmp_path / "core-0-v1.jsonl").operations) < 236
-
-
-def test_a_small_log_is_written_though_shrinking_is_interrupted(log: pathlib.Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Shrinker, "failing", at_the_sixtieth(KeyboardInterrupt()))
-    done = CliRunner().invoke(shrink, [str(log), "--engine", WRONG], standalone_mode=False)
-    assert isinstance(done.exception, click.Abort)
-    assert len(read_log(log.with_name("long-small.jsonl")).operations) < len(read_log(log).operations)
-
-
 def test_a_difference_is_reported_though_the_search_for_others_is_interrupted(monkeypatch: Patch) -> None:
     def differ_once(*arguments: Any) -> Any:
         if arguments[2] != "core":

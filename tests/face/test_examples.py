@@ -72,7 +72,7 @@ def test_a_cache_of_rtp_llm(monkeypatch, capsys) -> None:
 
 
 def test_the_table_of_rtp_llms_caches_is_what_models_are_served_with() -> None:
-    """`tests/slow/examples/test_rtp_llm_cache.py` runs its rows."""
+    """`tests/slow/examples/test_long_examples.py` runs its rows."""
     example, folder = load_script(EXAMPLES / "rtp_llm_cache.py"), ROOT / "tests" / "data" / "models"
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| ([\w, ]+) \|$", RTP_LLM.read_text(), re.MULTILINE)
     for name, pools, tokens, groups in rows:

@@ -31,13 +31,6 @@ STORED = CacheEvent(type="stored", group=0, num_blocks=1, block_size=2, tokens=[
 OTHER = CacheEvent(type="stored", group=1, num_blocks=1, block_size=2, tokens=[1, 2], keys=["aa"], parent="")
 REMOVED = [CacheEvent(type="removed", group=0, num_blocks=1, keys=[key]) for key in ("aa", "bb")]
 
-SAME: list[Any] = [None, [], Hit(2, [[1]], 0), Allocation(None), Reset(True), STATE, [STORED, OTHER], [(1, 2)], REMOVED]
-
-
-@pytest.mark.parametrize("answer", SAME)
-def test_equal_answers_agree(answer: Any) -> None:
-    assert compare(answer, answer) is None
-
 
 DIFFERENT = [
     (Hit(2, [[1]], 0), Hit(4, [[1]], 0), "hit", 2, 4),

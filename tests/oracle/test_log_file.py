@@ -19,14 +19,6 @@ def without(fields: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
 
 
-def test_sample_is_read() -> None:
-    log = parse_log(sample(), "a.jsonl")
-    assert log.header.num_blocks == 8
-    assert len(log.operations) == len(OPERATIONS)
-    assert isinstance(log.operations[3], oplog.AllocateOp)
-    assert log.operations[3].want == oplog.Allocation([[1, 2]])
-
-
 HEADERS = [
     ({"oplog": 5}, "oplog", 5, "versions"),
     ({"oplog": True}, "oplog", True, "versions"),

@@ -26,8 +26,7 @@ from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from tests.rtp_llm.build import dsv4_allocator
 from tests.rtp_llm.explored import SPACES, explored, world
-from tests.rtp_llm.operations import draw_operation
-from tests.rtp_llm.traffic import draw_config
+from tests.rtp_llm.traffic import draw_config, draw_operation
 
 STEPS = 40
 

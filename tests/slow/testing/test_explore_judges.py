@@ -187,17 +187,6 @@ def corrupt(random: np.random.Generator, small: Space, state: Any, answers: np.n
     return State(**words), answers
 
 
-def test_a_row_that_begins_behind_its_end_is_read_without_the_columns_between() -> None:
-    small = space()
-    world = jax.tree.map(lambda leaf: leaf[0], jax.device_get(unpack_many(small)(start(small)[None])))
-    requests, rows = np.array(world.state.requests), np.array(world.state.rows)
-    requests[0, REQUEST_WORDS + Row.LENGTH], requests[0, REQUEST_WORDS + Row.FIRST], rows[0, 0, :2] = 1, 2, (3, 4)
-    damaged: Any = world.state.replace(requests=requests, rows=rows)
-    assert cache_state(small, damaged).rows == {"0": [[0], []]}
-    requests[0, REQUEST_WORDS + Row.FIRST] = 0
-    assert cache_state(small, damaged.replace(requests=requests)).rows == {"0": [[3], []]}
-
-
 def listed(state: Any) -> bool:
     """True if walking the key table finds each block under each of its keys, and nothing else."""
     parts = state.buckets.parts

@@ -1,10 +1,35 @@
-"""The notebook of `examples/` runs from its first cell to its last, and draws what it says."""
+"""Examples that take long: RTP-LLM's cache of every recorded model, judged on another server, and the notebook."""
+
+from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 import pytest
 from matplotlib import pyplot
+
+from tests.face.test_examples import EXAMPLES, ROOT, RTP_LLM
+from tests.scripts import load_script
+
+MODELS = re.findall(r"^\| (\w+) \| \w+ \| \d+ \|", RTP_LLM.read_text(), re.MULTILINE)
+SHAPES = ((), ("--prefill", "4", "--decode", "2"), ("--prefill", "1", "--decode", "2"))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=" ".join)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_judge_finds_what_the_definition_says(model, shape):
+    assert load_script(EXAMPLES / "rtp_llm_cache.py").main([str(ROOT / f"tests/data/models/{model}.json"), *shape]) == 0
+
+
+@pytest.mark.parametrize("model", ["llama", "deepseek_v3", "deepseek_v4"])
+def test_so_it_is_behind_ranks_that_deal_blocks_out(model):
+    given = [str(ROOT / f"tests/data/models/{model}.json"), "--context", "--decode", "2"]
+    assert load_script(EXAMPLES / "rtp_llm_cache.py").main(given) == 0
+
+
+# The notebook of `examples/` runs from its first cell to its last, and draws what it says.
+
 
 NOTEBOOK = pathlib.Path(__file__).resolve().parents[3] / "examples" / "size_a_cache.ipynb"
 
