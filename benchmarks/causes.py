@@ -79,11 +79,11 @@ def drawn(seed: int) -> Draw:
     requests = [
         TraceRequest(
             line=place,
-            timestamp=each.timestamp,
-            input_length=len(each.tokens),
+            timestamp=each.timestamp or 0,
+            input_length=each.input_length,
             output_length=each.output_length,
-            tokens=each.tokens.tolist(),
-            output_tokens=each.output_tokens.tolist(),
+            tokens=np.asarray(each.tokens).tolist(),
+            output_tokens=np.asarray(each.output_tokens).tolist(),
             tokens_per_id=1,
         )
         for place, each in enumerate(generate(source.choice(sorted(DEFAULTS)), workload, seed))

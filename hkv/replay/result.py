@@ -206,7 +206,7 @@ def ceilings(
     """Replays a trace once more for each change that the cache's dialect offers, compiled where it can be."""
     served = [each for each in trace.requests if each.input_length + each.output_length <= schedule.max_model_len]
     tokens = sum(each.input_length + each.output_length for each in served)
-    found = []
+    found: list[Ceiling] = []
     for change, cache in outcome.cache.changed(tokens, len(served), schedule).items():
         if tokens // cache.key_tokens > MAX_KEYS:
             continue
