@@ -16,9 +16,8 @@ from hkv.cli.output_option import Reported, output_field, table, talks, write_js
 from hkv.contract.options import COUNT, argument, group, option
 from hkv.errors import ConfigError
 from hkv.oracle.events import Subscription
-from hkv.replay.traces.formats import FORMATS, Format
+from hkv.replay.traces.formats import FORMATS, Format, requests_of
 from hkv.replay.traces.imported import ImportOptions, Remarks, give_ids, in_order
-from hkv.replay.traces.kv_events import requests_of
 from hkv.replay.traces.reader import NewRequest, own_lines
 
 SYNTHETIC_TOKENS = 16

@@ -20,8 +20,8 @@ from hkv.errors import ConfigError, FileError, HKVError, MissingExtraError
 from hkv.oracle.events import Message, recorded_line
 from hkv.oracle.log_file import write_log
 from hkv.oracle.record import record
+from hkv.replay.traces.formats import requests_of
 from hkv.replay.traces.imported import ImportOptions, Remarks, give_ids, in_order
-from hkv.replay.traces.kv_events import requests_of
 from hkv.replay.traces.reader import NewRequest, granularity, own_lines, read_trace
 
 
