@@ -13,9 +13,9 @@ from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
 from hkv.contract.log import PlainHeader
 from hkv.errors import ConfigError
-from hkv.model.topology import Group, Topology
+from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
-from hkv.replay.observed import HitReasons
+from hkv.replay.observed import HitReasons, HitUnits
 from hkv.replay.optimal import Pool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
@@ -94,29 +94,13 @@ class PlainCache(ReplayedCache):
         loop: Callable[..., PlainLoop],
         misses: type[PlainMisses] | None = None,
     ) -> None:
-        self.config = header
-        self._specs, self._groups = specs, Topology.of_specs(specs).groups
-        self._loop, self._misses, self._tells = loop, misses, False
+        blocks, groups = header.num_blocks, Topology.of_specs(specs).groups
+        counts, grouped = (blocks, [[spec] for spec in specs]) if isinstance(blocks, list) else ([blocks], [specs])
+        pools = [Pool(count, each) for count, each in zip(counts, grouped, strict=True)]
+        key_tokens = math.gcd(*(group.spec.block_size for group in groups))
+        super().__init__(header, groups, pools, HitUnits(key_tokens, key_tokens))
+        self._specs, self._loop, self._misses, self._tells = specs, loop, misses, False
         self.reasons = () if misses is None else misses.reasons
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        return self._groups
-
-    @property
-    def blocks(self) -> int:
-        return sum(pool.blocks for pool in self.pools)
-
-    @property
-    def pools(self) -> Sequence[Pool]:
-        blocks = self.config.num_blocks
-        if isinstance(blocks, list):
-            return [Pool(count, [spec]) for count, spec in zip(blocks, self._specs, strict=True)]
-        return (Pool(blocks, self._specs),)
-
-    @property
-    def key_tokens(self) -> int:
-        return math.gcd(*(group.spec.block_size for group in self._groups))
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         """A cache of so many blocks that nothing is ever evicted: those of all requests, a last one each not full."""

@@ -72,6 +72,14 @@ class ReplayedCache(abc.ABC):
 
     Attributes:
       config: the dialect's configuration.
+      groups: groups of the cache.
+      group_names: names of its groups: what the command line calls such layers.
+      blocks: blocks that can be handed out, over all pools.
+      key_tokens: tokens that one prefix key stands for.
+      hit_units: units in which it finds prefixes.
+      pools: its pools, each with its groups.
+      reuses: whether prompts are looked up at all: prefix caching is on.
+      eagle_groups: indices of the groups under the EAGLE drop rule.
       reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
       sampling: steps between two samples of its occupancy at first; 0: none are taken.
@@ -80,7 +88,6 @@ class ReplayedCache(abc.ABC):
       asks: hits of such a replay, up to which it is asked why hits ended; None where the arrivals say it.
     """
 
-    config: Any
     room: int = 0
     sampling: int = 0
     diagnoses: bool = True
@@ -88,45 +95,20 @@ class ReplayedCache(abc.ABC):
     asks: Boundaries[Any] | None = None
     reasons: tuple[str, ...] = ()
 
-    @property
-    @abc.abstractmethod
-    def groups(self) -> Sequence[Group]:
-        """Groups of the cache."""
-
-    @property
-    def group_names(self) -> Sequence[str]:
-        """Names of its groups: what the command line calls such layers."""
-        return [spec_to_text(group.spec) for group in self.groups]
-
-    @property
-    @abc.abstractmethod
-    def blocks(self) -> int:
-        """Blocks that can be handed out, over all pools."""
-
-    @property
-    @abc.abstractmethod
-    def key_tokens(self) -> int:
-        """Tokens that one prefix key stands for."""
-
-    @property
-    def hit_units(self) -> HitUnits:
-        """Units in which it finds prefixes."""
-        return HitUnits(self.key_tokens, self.key_tokens)
-
-    @property
-    def pools(self) -> Sequence[Pool]:
-        """Its pools, each with its groups."""
-        return (Pool(self.blocks, [group.spec for group in self.groups]),)
-
-    @property
-    def reuses(self) -> bool:
-        """True if prompts are looked up at all: prefix caching is on."""
-        return True
-
-    @property
-    def eagle_groups(self) -> frozenset[int]:
-        """Indices of the groups under the EAGLE drop rule."""
-        return frozenset()
+    def __init__(
+        self,
+        config: Any,
+        groups: Sequence[Group],
+        pools: Sequence[Pool],
+        hit_units: HitUnits,
+        *,
+        reuses: bool = True,
+        eagle_groups: Iterable[int] = (),
+    ) -> None:
+        self.config, self.groups, self.pools, self.hit_units = config, groups, pools, hit_units
+        self.blocks, self.key_tokens = sum(pool.blocks for pool in pools), hit_units.block
+        self.reuses, self.eagle_groups = reuses, frozenset(eagle_groups)
+        self.group_names: Sequence[str] = [spec_to_text(group.spec) for group in groups]
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none."""

@@ -28,6 +28,7 @@ from hkv.errors import ConfigError, EngineProcessError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
+from hkv.replay.observed import HitUnits
 from hkv.replay.optimal import Pool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule, StepLoop
@@ -106,40 +107,19 @@ def _policy(index: int, spec: LayerSpec, caching: bool) -> GroupPolicy:
 class RtpReplayedCache(ReplayedCache):
     """A cache under RTP-LLM's rules, for a replay to study."""
 
+    config: RtpConfig
     reasons = REASONS
 
     def __init__(self, config: RtpConfig, *, caching: bool = True) -> None:
-        self.config: RtpConfig = config
+        specs, counts, reserve = config.topology.specs, config.num_blocks, config.reserve_blocks
+        grouped = [specs] if len(counts) == 1 else [(spec,) for spec in specs]
+        pools = [Pool(count - 1, each, reserve) for count, each in zip(counts, grouped, strict=True)]
+        units = HitUnits(config.block_size, config.block_size)
+        super().__init__(config, config.topology.groups, pools, units, reuses=caching)
         self.caching = caching
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        return self.config.topology.groups
-
-    @property
-    def group_names(self) -> Sequence[str]:
-        """Layers as the command line calls them; those of a plan, whose kinds are RTP-LLM's, by their tags."""
+        # Layers of a plan have RTP-LLM's kinds and are called by their tags.
         named = ((group.tag if group.layers else "", group.spec) for group in self.groups)
-        return [f"{tag}:{spec.block_size}" if tag else spec_to_text(spec) for tag, spec in named]
-
-    @property
-    def blocks(self) -> int:
-        return sum(self.config.num_blocks) - len(self.config.num_blocks)
-
-    @property
-    def key_tokens(self) -> int:
-        return self.config.block_size
-
-    @property
-    def pools(self) -> Sequence[Pool]:
-        specs, counts, reserve = self.config.topology.specs, self.config.num_blocks, self.config.reserve_blocks
-        if len(counts) == 1:
-            return (Pool(counts[0] - 1, specs, reserve),)
-        return tuple(Pool(count - 1, (spec,), reserve) for count, spec in zip(counts, specs, strict=True))
-
-    @property
-    def reuses(self) -> bool:
-        return self.caching
+        self.group_names = [f"{tag}:{spec.block_size}" if tag else spec_to_text(spec) for tag, spec in named]
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         config = self.config

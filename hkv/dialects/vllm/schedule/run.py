@@ -19,9 +19,10 @@ from hkv.dialects.vllm.log.structs import AllocateOp, Allocation, Header, Hit
 from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, Diagnosis, MissDiagnosis, Replay, hit_units
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
-from hkv.model.topology import Group, Topology
+from hkv.model.topology import Topology
 from hkv.replay.agreement import Compared, Lockstep, Part, compare
-from hkv.replay.observed import HitUnits, Sampling
+from hkv.replay.observed import Sampling
+from hkv.replay.optimal import Pool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec, retained_sparsely
@@ -72,6 +73,7 @@ def header(config: VllmConfig) -> Header:
 class VllmReplayedCache(ReplayedCache):
     """A cache under vLLM 0.33's rules, for a replay to study."""
 
+    config: VllmConfig
     reasons = REASONS
 
     def __init__(self, config: VllmConfig) -> None:
@@ -82,31 +84,9 @@ class VllmReplayedCache(ReplayedCache):
             if kinds.layer(spec).replays:
                 expected = "a kind that needs no tokens computed again: a replay computes each once"
                 raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
-        self.config: VllmConfig = config
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        return self.config.topology.groups
-
-    @property
-    def blocks(self) -> int:
-        return self.config.num_blocks - 1
-
-    @property
-    def key_tokens(self) -> int:
-        return self.config.hash_block_size
-
-    @property
-    def hit_units(self) -> HitUnits:
-        return hit_units(self.config)
-
-    @property
-    def reuses(self) -> bool:
-        return self.config.caching
-
-    @property
-    def eagle_groups(self) -> frozenset[int]:
-        return frozenset(self.config.eagle_group_ids)
+        pools = (Pool(config.num_blocks - 1, config.topology.specs),)
+        settings = {"reuses": config.caching, "eagle_groups": config.eagle_group_ids}
+        super().__init__(config, config.topology.groups, pools, hit_units(config), **settings)
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         config = self.config
