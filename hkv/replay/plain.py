@@ -53,10 +53,10 @@ class PlainLoop(StepLoop):
     def _append(self, live: LiveRequest, tokens: list[int]) -> bool:
         """Asks for blocks for more tokens; False when refused."""
 
-    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+    def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
         tokens = self._named(live, 0)
         if self.asks:
-            self._observer.looked_up(step, live, self._found(live, tokens))
+            self._observer.looked_up(live, self._found(live, tokens))
         hit = self._enter(live, tokens)
         if hit is None:
             return Refusal.PUT_OFF

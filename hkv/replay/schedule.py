@@ -136,7 +136,7 @@ class StepLoop(abc.ABC):
         return min(live.tokens - live.computed, budget)
 
     @abc.abstractmethod
-    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+    def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
         """Looks the request at the head of the queue up, which the observer is told, and asks for its blocks.
 
         Returns:
@@ -163,7 +163,7 @@ class StepLoop(abc.ABC):
         """A request generated `tokens` tokens."""
         return
 
-    def _begin(self, step: int) -> None:
+    def _begin(self) -> None:
         """A step begins."""
         return
 
@@ -181,7 +181,7 @@ class StepLoop(abc.ABC):
 
     def _step(self, step: int) -> None:
         """One step."""
-        self._begin(step)
+        self._begin()
         scheduled: list[tuple[LiveRequest, int]] = []
         budget, refused = self._continue_running(step, scheduled)
         if not refused:
@@ -229,11 +229,11 @@ class StepLoop(abc.ABC):
         """Admits from the head of the queue on, until one is refused that may get its blocks later."""
         while self._waiting and budget and len(self._running) < self._schedule.max_running:
             live = self._waiting[0]
-            answer = self._admit(step, live, budget)
+            answer = self._admit(live, budget)
             if answer is Refusal.LATER:
                 return
             if answer is Refusal.PUT_OFF and self._running:
-                self._observer.put_off(step, live)
+                self._observer.put_off()
                 return
             self._waiting.popleft()
             if isinstance(answer, Refusal):
@@ -253,7 +253,7 @@ class StepLoop(abc.ABC):
         if self._running:
             victim.preemptions += 1
             self._waiting.appendleft(victim)
-            self._observer.preempted(step, victim)
+            self._observer.preempted(victim)
         else:
             self._refuse_for_good(step, victim)
         return victim
@@ -349,12 +349,12 @@ class Recorder:
         self._told: tuple[int, Sequence[Lacking]] = 0, ()
         self._sums = dict.fromkeys(SUMS, 0)
 
-    def looked_up(self, step: int, live: LiveRequest, hit: int) -> None:
+    def looked_up(self, live: LiveRequest, hit: int) -> None:
         """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
         if self._diagnosis is not None and not live.preemptions:
             self._told = self._diagnosis.lacking(live.keys, hit, live.arrival.asked)
 
-    def put_off(self, step: int, live: LiveRequest) -> None:
+    def put_off(self) -> None:
         """The request just looked up was refused and stays at the head of the queue."""
         self._sums["put_off"] = 1
 
@@ -370,7 +370,7 @@ class Recorder:
         self._sums["prompt_tokens"] += live.tokens
         self._sums["hit_tokens"] += hit
 
-    def preempted(self, step: int, live: LiveRequest) -> None:
+    def preempted(self, live: LiveRequest) -> None:
         """A running request gave all its blocks back and waits again."""
         self._record(live.arrival).preemptions += 1
         self._sums["preemptions"] += 1

@@ -159,8 +159,8 @@ class Definition(RtpRecorder):
         assert hit == self.expected
         self.hits += hit > 0
 
-    def asked(self, step: int, live: Any) -> None:
-        super().asked(step, live)
+    def asked(self, live: Any) -> None:
+        super().asked(live)
         diagnosis, size = self._diagnosis, self.size
         assert isinstance(diagnosis, RtpDiagnosis)
         self.expected = longest(diagnosis, live.keys[: (live.tokens - 1) // size]) * size

@@ -116,11 +116,11 @@ class RtpRecorder(Recorder):
         }
         return {"recorder": self, "evictions": getattr(self._oracle, "evictions", None), "extra": extra}
 
-    def asked(self, step: int, live: LiveRequest) -> None:
+    def asked(self, live: LiveRequest) -> None:
         self._asked = live
-        self.looked_up(step, live, 0)
+        self.looked_up(live, 0)
 
-    def answered(self, step: int, live: LiveRequest, verdict: str) -> None:
+    def answered(self, live: LiveRequest, verdict: str) -> None:
         self.verdicts["admission" if live is self._asked else "growth"][verdict] += 1
         self._asked = None
 

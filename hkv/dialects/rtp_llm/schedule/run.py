@@ -228,7 +228,6 @@ class RtpReplay(StepLoop):
         self._caching = caching
         self._told = observer
         self._reserve = schedule.lookahead + 1 if schedule.lookahead else 0
-        self._now = 0
         self._held: dict[str, _Held] = {}
 
     def left(self) -> dict[str, Any]:
@@ -236,9 +235,6 @@ class RtpReplay(StepLoop):
 
     def _request(self, live: LiveRequest) -> None:
         self._engine.request_keyed(live.id, live.arrival.prompt, live.keys, self._reserve)
-
-    def _begin(self, step: int) -> None:
-        self._now = step
 
     def _available(self) -> int:
         return self._engine.num_available()
@@ -258,8 +254,8 @@ class RtpReplay(StepLoop):
         """Lengths on which an allocation depends: slots, slots with the reserve, and whole blocks, which have keys."""
         return -(-tokens // self._size), -(-(tokens + self._reserve) // self._size), tokens // self._size
 
-    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
-        self._told.asked(step, live)
+    def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+        self._told.asked(live)
         answer = self._malloc(live)
         if answer.verdict != GRANTED:
             return Refusal.NEVER if answer.verdict == PERMANENT else Refusal.PUT_OFF
@@ -270,7 +266,7 @@ class RtpReplay(StepLoop):
         answer = self._engine.perform(structs.MallocOp(id=live.id, reuse=self._caching, device_cache=self._caching))
         if not isinstance(answer, structs.Malloc):
             raise EngineProcessError("engine answered malloc", answer, "a verdict, the tokens reused and all lists")
-        self._told.answered(self._now, live, answer.verdict)
+        self._told.answered(live, answer.verdict)
         return answer
 
     def _free(self, live: LiveRequest, *, finished: bool) -> None:

@@ -55,7 +55,7 @@ class Replay(StepLoop):
     def _request(self, live: LiveRequest) -> None:
         self._engine.request_keyed(live.id, live.arrival.prompt, live.keys)
 
-    def _begin(self, step: int) -> None:
+    def _begin(self) -> None:
         self._engine.step()
 
     def _ended(self, step: int) -> None:
@@ -88,13 +88,13 @@ class Replay(StepLoop):
     def _extend(self, live: LiveRequest, tokens: int) -> None:
         self._engine.extend(live.id, tokens)
 
-    def _admit(self, step: int, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
+    def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
         hit = self._engine.lookup(live.id)
         live.junction = hit.shared_prefix
         new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, hit.hit, budget)
         if not new:
             return Refusal.LATER
-        self._observer.looked_up(step, live, hit.hit)
+        self._observer.looked_up(live, hit.hit)
         if self._engine.allocate(self._operation(live, new, hit)).blocks is None:
             return Refusal.PUT_OFF
         return hit.hit, new
