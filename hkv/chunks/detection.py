@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from hkv.chunks.formats import INDEXER_ROW_BYTES, TRAITS, EngineKVFormat, Structure
 from hkv.errors import LayoutError
@@ -199,7 +199,7 @@ def _is_indexer(view: TensorView) -> bool:
 
 def _without_axis(view: TensorView, axis: int) -> TensorView:
     shape = view.shape[:axis] + view.shape[axis + 1 :]
-    strides = view.element_strides[:axis] + view.element_strides[axis + 1 :]
+    strides = view.strides[:axis] + view.strides[axis + 1 :]
     return TensorView(shape, view.dtype, strides, view.offset)
 
 
@@ -270,14 +270,13 @@ class TensorView:
 
     shape: tuple[int, ...]
     dtype: str = "bfloat16"
-    strides: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = dataclasses.field(default=cast("tuple[int, ...]", None))
     offset: int = 0
 
     def __post_init__(self) -> None:
         item_bytes(self.dtype)
         if self.strides is None:
             object.__setattr__(self, "strides", dense_strides(self.shape))
-        assert self.strides is not None
         if len(self.strides) != len(self.shape) or any(size < 1 for size in self.shape):
             raise LayoutError("strides", self.strides, f"one for each axis of {self.shape}, every extent positive")
 
@@ -285,12 +284,6 @@ class TensorView:
     def rank(self) -> int:
         """Number of axes."""
         return len(self.shape)
-
-    @property
-    def element_strides(self) -> tuple[int, ...]:
-        """Strides in elements."""
-        assert self.strides is not None
-        return self.strides
 
     def reshaped(self, *shape: int) -> TensorView:
         """The same contiguous elements under another shape."""
@@ -305,9 +298,9 @@ def recover_contiguous_view(view: TensorView) -> TensorView:
     Axes are put in order of descending stride; among equal strides an axis of extent 1 goes innermost. Blocks may lie
     further apart than a block is long; LayoutError for every other gap, and for overlapping blocks.
     """
-    order = sorted(range(view.rank), key=lambda axis: (-view.element_strides[axis], view.shape[axis] == 1))
+    order = sorted(range(view.rank), key=lambda axis: (-view.strides[axis], view.shape[axis] == 1))
     shape = tuple(view.shape[axis] for axis in order)
-    strides = tuple(view.element_strides[axis] for axis in order)
+    strides = tuple(view.strides[axis] for axis in order)
     # Extents of 1 carry no stride information: a view is contiguous when the others are.
     dense = dense_strides(shape)
     if all(size == 1 or stride == tight for size, stride, tight in zip(shape, strides, dense, strict=True)):
@@ -332,4 +325,4 @@ def _check_only_blocks_padded(view: TensorView, shape: tuple[int, ...], strides:
     interior = all(strides[axis] == math.prod(shape[axis + 1 :]) for axis in range(1, len(shape) - 1))
     if not (inner_tight and interior and strides[0] >= math.prod(shape[1:])):
         expected = f"strides of shape {view.shape} that leave gaps between blocks only"
-        raise LayoutError("strides", view.element_strides, expected)
+        raise LayoutError("strides", view.strides, expected)

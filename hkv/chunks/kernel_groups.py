@@ -149,7 +149,7 @@ def page_geometry(found: EngineKVFormat, tensors: Nested, num_layers: int) -> Pa
     heads = 1 if traits.mla else heads
     stride = 0
     if traits.padded_blocks:
-        stride = probe.element_strides[0]
+        stride = probe.strides[0]
     else:
         _check_tight(found, probe)
     return PageGeometry(found, traits.kv_size, num_layers, blocks, slots, heads, size, probe.dtype, stride)
@@ -174,12 +174,10 @@ def _extents(found: EngineKVFormat, probe: TensorView, tensors: Nested) -> tuple
 
 
 def _check_tight(found: EngineKVFormat, probe: TensorView) -> None:
-    tight = TensorView(probe.shape, probe.dtype).element_strides
-    loose = [
-        a for a, (s, t) in enumerate(zip(probe.element_strides, tight, strict=True)) if s != t and probe.shape[a] > 1
-    ]
+    tight = TensorView(probe.shape, probe.dtype).strides
+    loose = [a for a, (s, t) in enumerate(zip(probe.strides, tight, strict=True)) if s != t and probe.shape[a] > 1]
     if loose:
-        raise LayoutError("strides", probe.element_strides, f"tight blocks in {found.name}")
+        raise LayoutError("strides", probe.strides, f"tight blocks in {found.name}")
 
 
 def group_layers(

@@ -189,6 +189,6 @@ class LayerGroups:
 
 def _torch_tensor(view: TensorView) -> Any:
     torch = importlib.import_module("torch")
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.element_strides, strict=True))
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
     storage = torch.empty(view.offset + extent, dtype=getattr(torch, view.dtype))
-    return storage.as_strided(view.shape, view.element_strides, view.offset)
+    return storage.as_strided(view.shape, view.strides, view.offset)

@@ -496,7 +496,7 @@ def test_pages_have_the_axes_of_the_name(found):
     for _ in levels:
         tensors = [tensors]
     heads, row = 1 if traits.mla else 3, 16 if traits.fused else 8
-    stride = view.element_strides[tensor.split("_").index("NB")] if traits.padded_blocks else 0
+    stride = view.strides[tensor.split("_").index("NB")] if traits.padded_blocks else 0
     assert page_geometry(found, tensors, 5) == PageGeometry(
         found, traits.kv_size, 5, 7, 4, heads, row, "bfloat16", stride
     )

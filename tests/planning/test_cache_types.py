@@ -44,20 +44,6 @@ def test_the_records_are_worth_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "device", "dtype", "blocks"),
-    [
-        ("deepseek-v3.2", "h100", "fp8", 27922),
-        ("deepseek-v3.2", "b200", "fp8", 31077),
-        ("deepseek-v3.2", "rtx5090", "auto", 27922),
-        ("llama-3.1-8b", "rtx4090", "nvfp4", 145635),
-    ],
-)
-def test_what_is_stored_follows_from_the_kernels(model: str, device: str, dtype: str, blocks: int) -> None:
-    options = EngineOptions(device=device, kv_cache_dtype=dtype, kv_cache_memory_bytes=80 << 30)
-    assert plan_config(load_config(model), options).num_blocks == blocks
-
-
-@pytest.mark.parametrize(
     ("model", "device", "dtype", "expected"),
     [
         ("deepseek-v3.2", "h100", "fp8_e4m3", "fp8_ds_mla"),

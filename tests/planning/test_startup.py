@@ -88,26 +88,6 @@ def test_a_draft_bounds_requests_where_it_cannot_follow(method: str, scaling: An
     assert len(plan.served.plan.groups[0].names) == 33
 
 
-@pytest.mark.parametrize(
-    ("model", "kv_cache_dtype", "tokens", "concurrency"),
-    [
-        ("llama", "turboquant_k8v4", "356,192", "173.92"),
-        ("llama", "turboquant_4bit_nc", "462,816", "225.98"),
-        ("llama", "turboquant_3bit_nc", "547,360", "267.27"),
-        ("llama", "turboquant_k3v4_nc", "501,536", "244.89"),
-        ("qwen3_next", "turboquant_4bit_nc", "8,477,736", "258.72"),
-        ("qwen3_next", "turboquant_k3v4_nc", "9,115,202", "278.17"),
-        ("deepseek_v3", "fp8", "2,444,736", "596.86"),
-        ("gemma4_text", "fp8", "3,166,212", "24.16"),
-        ("gemma4_text", "int8_per_token_head", "2,529,737", "19.30"),
-    ],
-)
-def test_cache_types_as_vllm_starts_with_them(model: str, kv_cache_dtype: str, tokens: str, concurrency: str) -> None:
-    """Numbers that vLLM 0.33.0 logged for the same configs on a simulated H100 with 80 GiB for the cache."""
-    plan = plan_config(config(model), dataclasses.replace(OPTIONS, kv_cache_dtype=kv_cache_dtype))
-    assert (f"{plan.tokens:,}", f"{plan.concurrency:.2f}") == (tokens, concurrency)
-
-
 def test_mtp_of_a_model_without_it_is_refused() -> None:
     speculation = Speculation(method="mtp", num_speculative_tokens=1)
     with pytest.raises(ConfigError, match="llama"):

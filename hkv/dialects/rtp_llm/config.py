@@ -61,7 +61,8 @@ class RtpConfig:
         for index, count in enumerate(self.num_blocks):
             check_whole(f"num_blocks[{index}]", count, 2, MAX_BLOCKS)
         if self.block_size == 0:
-            object.__setattr__(self, "block_size", self._default_block_size())
+            (first, *_) = self.full_groups or (0,)
+            object.__setattr__(self, "block_size", self.topology.groups[first].spec.block_size)
         check_whole("block_size", self.block_size, 1, MAX_TOKENS)
         check_whole("linear_step", self.linear_step, 0, MAX_TOKENS)
         check_whole("reserve_blocks", self.reserve_blocks, 0, MAX_BLOCKS)
@@ -71,10 +72,6 @@ class RtpConfig:
             raise ConfigError("prefill_cp_size", self.prefill_cp_size, "1 where own ranks share a sequence")
         CpSlotMapper(self.cp_rank, self.cp_size, self.block_size)
         self._check_groups()
-
-    def _default_block_size(self) -> int:
-        full = self.full_groups
-        return self.topology.groups[full[0] if full else 0].spec.block_size
 
     def _check_groups(self) -> None:
         attention = [
@@ -167,11 +164,6 @@ class CpSlotMapper:
         """True if there is more than one rank."""
         return self.size > 1
 
-    @property
-    def virtual_block_size(self) -> int:
-        """Tokens of one slot on all ranks together."""
-        return self.block_size * self.size
-
     def local_blocks(self, tokens: int) -> int:
         """Slots each rank needs for `tokens` tokens: the same on all, so that the last may stay unused on some."""
         blocks = -(-max(tokens, 0) // self.block_size)
@@ -186,7 +178,7 @@ class CpSlotMapper:
     def logical_block_size(self, mapping: CpMapping, group_block_size: int) -> int:
         """Tokens of the sequence that one slot of a group stands for."""
         dealt = self.sharded and mapping is CpMapping.BLOCK_ROUND_ROBIN
-        return self.virtual_block_size if dealt else group_block_size
+        return self.block_size * self.size if dealt else group_block_size
 
     def owner(self, block: int) -> tuple[int, int]:
         """`(rank, slot)` of a logical block."""
