@@ -1,8 +1,9 @@
-"""Python environments with the packages that HKV is held against: PyTorch and Triton, vLLM, LMCache and tokamax.
+"""Python environments with the packages that HKV is held against: PyTorch, Triton, vLLM, LMCache, SGLang, tokamax.
 
 Each runs on a machine without a GPU. vLLM's KV-cache core (`vllm.v1.core`, `vllm.v1.kv_cache_interface`,
 `vllm.v1.request`) needs none of its kernels, so the published wheel serves, beside an older torch than it asks for.
 Beside PyTorch are Triton, jax-triton and JAX's CUDA plugin, which compile for a GPU that is not there.
+SGLang's wheel serves likewise; two packages that it only imports are left out (`sglang_objects.UNUSED`).
 LMCache's published wheel imports CUDA, so LMCache is built from its source distribution, with its common C++ extensions
 and without those for GPUs. What HKV and its tests need, JAX too, is installed beside each, and the checkout is on the
 path.
@@ -130,6 +131,16 @@ _ALL = (
         variables={"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR"},
         trial="from tests.chunks import installed_lmcache as lmcache; "
         "print('LMCache found', lmcache.longest_prefix([({0, 1}, -1)], 3))",
+    ),
+    Peer(
+        "sglang",
+        markers=("sglang",),
+        requirements=listed("sglang"),
+        package=("sglang==0.5.23",),
+        variables={"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        trial="from hkv.oracle.engines import engine_factory; from hkv.oracle.record import Only, record; "
+        "only = Only(dialect='sglang-0.5.23'); "
+        "print(len(record(engine_factory('sglang'), 'window', 0, 2, 4, only).operations), 'operations by SGLang')",
     ),
     Peer(
         "tokamax",

@@ -1,11 +1,13 @@
-"""Records the logs in tests/data/oplogs from an installed vLLM, choosing seeds that together reach most of reference/.
+r"""Records the logs in tests/data from an installed engine, choosing seeds that together reach most of reference/.
 
 For every feature and seed it records a short log, runs the reference on it under coverage, and then takes, greedily,
 the log that reaches the most branches not yet reached, per byte; a feature that has too few is filled up by the rules
-that its logs exercise. Versions 1 and 2 alternate by seed.
+that its logs exercise. Versions 1 and 2, where a dialect has both, alternate by seed.
 
-Example (in an environment of make_vllm_environment.py, which takes minutes):
+Examples (in the environments that .ci/peers makes for vLLM and SGLang):
   python benchmarks/record_test_logs.py --seeds 60 --folder tests/data/oplogs
+  python benchmarks/record_test_logs.py --dialect sglang-0.5.23 --engine sglang --per-feature 4 \
+    --folder tests/data/sglang
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ import tempfile
 
 import coverage
 
+from hkv.contract import registry
 from hkv.contract.log import Log
-from hkv.dialects.vllm.log.coverage import exercised
-from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import read_log, write_log
-from hkv.oracle.record import record
+from hkv.oracle.record import Only, record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -57,17 +58,20 @@ def reached_by(log: Log) -> frozenset[Arc]:
     return frozenset((file, start, end) for file in files for start, end in data.arcs(file) or ())
 
 
-def candidates(seeds: int, steps: int) -> list[Candidate]:
+def candidates(name: str, engine: str, seeds: int, steps: int) -> list[Candidate]:
     made = []
+    dialect = registry.dialect_of(name)
+    versions = [version for version in dialect.versions if version <= 2]
     with tempfile.TemporaryDirectory() as folder:
-        for feature in FEATURES:
+        for feature in dialect.short_features(name):
             for seed in range(seeds):
-                recording = record(engine_factory("vllm"), feature, seed, 1 + seed % 2, steps)
+                version, only = versions[seed % len(versions)], Only(dialect=name)
+                recording = record(engine_factory(engine), feature, seed, version, steps, only)
                 path = pathlib.Path(folder, "log.jsonl")
                 write_log(path, recording.header, recording.operations, recording.answers)
                 log = read_log(path)
-                name = f"{feature}-{seed}.jsonl"
-                made.append(Candidate(name, feature, path.read_bytes(), reached_by(log), frozenset(exercised(log))))
+                rules = frozenset(dialect.exercised(log))
+                made.append(Candidate(f"{feature}-{seed}.jsonl", feature, path.read_bytes(), reached_by(log), rules))
             print(feature, file=sys.stderr)
     return made
 
@@ -79,7 +83,7 @@ def choose(made: list[Candidate], per_feature: int) -> list[Candidate]:
         best = max(left, key=lambda c: len(c.reached - reached) / len(c.data))
         chosen.append(best)
         reached |= best.reached
-    for feature in FEATURES:
+    for feature in sorted({c.feature for c in made}):
         have = [c for c in chosen if c.feature == feature]
         while len(have) < per_feature:
             rules = {rule for c in have for rule in c.rules}
@@ -92,12 +96,16 @@ def choose(made: list[Candidate], per_feature: int) -> list[Candidate]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dialect", default=registry.DEFAULT)
+    parser.add_argument("--engine", default="vllm")
     parser.add_argument("--seeds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--per-feature", type=int, default=12)
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "tests" / "data" / "oplogs")
     arguments = parser.parse_args()
-    chosen = choose(candidates(arguments.seeds, arguments.steps), arguments.per_feature)
+    chosen = choose(
+        candidates(arguments.dialect, arguments.engine, arguments.seeds, arguments.steps), arguments.per_feature
+    )
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for old in arguments.folder.glob("*.jsonl"):
         old.unlink()

@@ -73,6 +73,7 @@ NEEDS: dict[str, Need] = {
     "vllm": peer("vllm", "vLLM 0.33", "vllm"),
     "ray": peer("ray", "Ray", "torch"),
     "lmcache": peer("lmcache", "LMCache 0.5.6", "lmcache"),
+    "sglang": peer("sglang", "SGLang 0.5.23", "sglang"),
     "tokamax": peer("tokamax", "tokamax 0.0.17", "tokamax"),
     "cuda_plugin": Need(
         "compiles for an NVIDIA GPU, present or not",

@@ -3,8 +3,8 @@
 A batch is a msgpack array `[ts, events, data_parallel_rank]`, the rank null when it is none. In vLLM 0.33 every event
 in it is a map: `type` (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) and the fields below by name, defaults left
 out. Earlier releases wrote an event as an array, its type first and the fields in the same order. Both are read; the
-map is written (vLLM 0.33 `vllm.distributed.kv_events`). A message has three frames: topic, sequence number (8 bytes,
-big-endian), batch. Host only; needs neither ZMQ nor JAX.
+map is written (vLLM 0.33 `vllm.distributed.kv_events`). SGLang 0.5.23 writes the same, without groups. A message has
+three frames: topic, sequence number (8 bytes, big-endian), batch. Host only; needs neither ZMQ nor JAX.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
     Attributes:
       block_hashes: key of each block that was stored; blocks that were skipped are left out, so there may be none.
       parent_block_hash: key of the block before the span, stored or not; None at the start of a prompt.
-      token_ids: tokens of the whole span, those of skipped blocks included.
+      token_ids: tokens of the whole span, those of skipped blocks included; pairs of them where SGLang's keys are
+        bigrams.
       block_size: tokens in a block.
       lora_id: the adapter's number; deprecated in favour of its name.
       medium: medium of the blocks, `GPU` for the engine's own pool.
@@ -60,7 +61,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
-    token_ids: list[int]
+    token_ids: list[int | tuple[int, int]]
     block_size: int
     lora_id: int | None
     medium: str | None
@@ -135,7 +136,8 @@ def decode_batch(payload: bytes) -> Batch:
 def _event(index: int, found: Any) -> Event:
     fields: dict[Any, Any] = {}
     if isinstance(found, dict):
-        name, fields = found.get("type"), found
+        # vLLM writes these two whatever they are; SGLang leaves out what is nothing.
+        name, fields = found.get("type"), {"medium": None, "lora_name": None, **found}
     elif isinstance(found, list) and found:
         name = found[0]
         names = _TYPES[name].__struct_fields__ if isinstance(name, str) and name in _TYPES else ()
@@ -188,7 +190,7 @@ class Entry:
     """
 
     count: int
-    content: tuple[Hash | None, tuple[int, ...]] | None
+    content: tuple[Hash | None, tuple[Any, ...]] | None
 
 
 class KeyIndex:
@@ -283,7 +285,7 @@ class KeyIndex:
             past.popitem(last=False)
 
 
-def _contents(event: BlockStored) -> Sequence[tuple[Hash | None, tuple[int, ...]] | None]:
+def _contents(event: BlockStored) -> Sequence[tuple[Hash | None, tuple[Any, ...]] | None]:
     """Content that each key stands for: the key before it and its tokens; unknown where blocks were skipped."""
     size, hashes = event.block_size, event.block_hashes
     if len(event.token_ids) != len(hashes) * size:

@@ -26,6 +26,7 @@ BUILT_IN = {
     "rtp-llm/single": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",
     "rtp-llm/hybrid": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",
     "rtp-llm/hybrid-pool": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",
+    "sglang-0.5.23": "hkv.dialects.sglang.dialect:SGLangDialect",
 }
 """HKV's own dialects: names and places."""
 

@@ -24,7 +24,7 @@ OWN = ("properties", "compiled", "state", "step", "paged", "kernels", "rtp-memor
 """Sections of one-line edits of our own; tests judge them."""
 
 
-INSTALLED = ("vllm",)
+INSTALLED = ("vllm", "sglang")
 """Sections of defects in installed packages, each called as its package is; `hkv diff` judges them."""
 
 

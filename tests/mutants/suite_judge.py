@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from hkv.contract import registry
 from hkv.contract.log import describe
 from hkv.errors import MissingExtraError
 from hkv.oracle.comparison import Comparison, FoundDifference
-from hkv.oracle.record import ALL
+from hkv.oracle.record import Only
 from hkv.testing.planting import applied
 from tests.mutants.row import Planted, Verdict
 from tests.suites import SUITES
@@ -81,9 +82,6 @@ def _smallest(suite: Suite, topics: Sequence[str], seed: int, failure: Failure) 
     return best
 
 
-ENGINES = ("numpy", "vllm")
-"""As README names them; defects are planted in the second, which is in doubt in either order."""
-
 DIFF_SEEDS = 50
 """Seeds of each feature, as `hkv diff` has it by default."""
 
@@ -94,7 +92,10 @@ def judge_by_diff(mutant: Planted, seeds: int = DIFF_SEEDS, first_seed: int = 0)
     Seeds are counted in the order in which `hkv diff` compares them, feature after feature.
     """
     start, compared = time.perf_counter(), 0
-    comparison = Comparison(ENGINES, ALL, *mutant.arguments)
+    package = mutant.edits[0].target.partition(".")[0]
+    name = next(each.names[0] for each in registry.dialects() if package in each.engines)
+    comparison = Comparison(("numpy", package), Only(dialect=name), *mutant.arguments)
+    comparison.require(comparison.features[:1])  # the package is imported as its engine has it imported
     with applied(*mutant.edits):
         for feature in comparison.features:
             for seed in range(first_seed, first_seed + seeds):

@@ -194,7 +194,7 @@ PACKAGE_TITLES = (
 PACKAGE_HEAD = """# Defects planted in {package}
 
 Each row is a defect planted by itself, in memory, in the installed {package} {version}, and what
-`hkv diff --engines numpy,{package}` says of it with its default settings, or with the `--version` that a row names.
+`hkv diff` says of it and the reference with its default settings, or with the `--version` that a row names.
 This page is written by `python -m tests.mutants --target {package} --markdown docs/mutants-in-{package}.md`; the edits
 are in `tests/mutants/rows/{package}.toml`.
 
@@ -212,7 +212,8 @@ HEAD = """# Mutants
 
 Each row is a defect planted in this code by itself, and what notices it. This page is written by
 `python -m tests.mutants --markdown docs/mutants.md`; `--only NAME --cases` prints a case, `--help` says more. The
-rows are data: `tests/mutants/rows`. [mutants-in-vllm.md](mutants-in-vllm.md) has those that are planted in vLLM itself.
+rows are data: `tests/mutants/rows`. [mutants-in-vllm.md](mutants-in-vllm.md) and
+[mutants-in-sglang.md](mutants-in-sglang.md) have those that are planted in the engines themselves.
 
 Rows with *upstream* are bugs that shipped in an engine, or were proposed and caught in review, planted as an edit of
 a function or two. The ids name the reports whose rule is broken: `#` a report or a change, `@` and digits a commit; `@`

@@ -1,4 +1,4 @@
-"""Defects planted in an installed vLLM: every edit fits, a sample is found and named, the page lists them."""
+"""Defects planted in an installed engine: every edit fits, a sample is found and named, the page lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tests.mutants import __main__ as command_module
 from tests.mutants.catalogue import IN_PACKAGES, MUTANTS
-from tests.mutants.row import DIFF, Verdict
+from tests.mutants.row import DIFF, Planted, Verdict
 from tests.mutants.suite_judge import judge_by_diff
 from tests.mutants.table import package_table, record, recorded
 
@@ -25,15 +25,17 @@ NAMED = (
 foreign_warnings = pytest.mark.filterwarnings("ignore")  # what vLLM and torch say when they are imported
 
 
-def test_every_row_says_what_it_is() -> None:
-    assert len(ROWS) >= 40
-    assert len({row.edits for row in ROWS.values()}) == len(ROWS)
-    assert not ROWS.keys() & {name for name, row in MUTANTS.items() if row.judge == DIFF}
-    for name, row in ROWS.items():
+@pytest.mark.parametrize(("package", "least"), [("vllm", 40), ("sglang", 20)])
+def test_every_row_says_what_it_is(package: str, least: int) -> None:
+    rows = {row.name: row for row in IN_PACKAGES[package]}
+    assert len(rows) >= least
+    assert len({row.edits for row in rows.values()}) == len(rows)
+    assert not rows.keys() & {name for name, row in MUTANTS.items() if row.judge == DIFF}
+    for name, row in rows.items():
         assert row.judge == DIFF, name
         assert row.wrong, name
         assert row.expected, name
-        assert all(edit.target.startswith("vllm.") for edit in row.edits), name
+        assert all(edit.target.startswith(f"{package}.") for edit in row.edits), name
 
 
 def test_the_page_lists_rows_and_counts_those_that_are_named() -> None:
@@ -81,6 +83,15 @@ def test_every_edit_fits_the_installed_package() -> None:
     for row in ROWS.values():
         for edit in row.edits:
             edit.code()
+
+
+@pytest.mark.sglang
+@foreign_warnings
+@pytest.mark.parametrize("row", IN_PACKAGES["sglang"], ids=lambda row: row.name)
+def test_a_defect_in_sglang_is_found_and_made_small(row: Planted) -> None:
+    verdict = judge_by_diff(row)
+    assert verdict.killed, verdict.problem
+    assert verdict.size <= 12
 
 
 @pytest.mark.vllm

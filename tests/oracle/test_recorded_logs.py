@@ -1,4 +1,4 @@
-"""Logs recorded from vLLM 0.33.0: the reference answers every line of every one as vLLM did."""
+"""Logs recorded from vLLM 0.33.0 and SGLang 0.5.23: the reference answers every line of every one as they did."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import sys
 
 import pytest
 
+from hkv.contract import registry
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.kinds import layer_class
-from hkv.dialects.vllm.log.coverage import RULES, exercised
 from hkv.dialects.vllm.traffic.traffic import FEATURES
 from hkv.oracle.check import check_log
+from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.spec import KINDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = sorted((ROOT / "tests" / "data" / "oplogs").glob("*.jsonl"))
+SGLANG_LOGS = sorted((ROOT / "tests" / "data" / "sglang").glob("*.jsonl"))
 MANAGER = ("dialects/vllm", "keys", "state")
 OTHERS = (
     "dialects/vllm/fork",  # no operation of vLLM's
@@ -34,9 +36,9 @@ OTHERS = (
 """Of the folders in MANAGER, the files that no operation of a vLLM log can reach."""
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_reference_agrees_with_vllm(path: pathlib.Path) -> None:
-    difference = check_log(read_log(path), NumpyEngine)
+@pytest.mark.parametrize("path", [*LOGS, *SGLANG_LOGS], ids=lambda path: path.stem)
+def test_reference_agrees_with_the_engine(path: pathlib.Path) -> None:
+    difference = check_log(read_log(path), engine_factory("numpy"))
     assert difference is None, difference.describe()
 
 
@@ -48,9 +50,11 @@ def test_every_feature_is_recorded_in_every_version() -> None:
         assert set(versions) >= {1, 2, 3}
 
 
-def test_every_rule_is_exercised() -> None:
-    seen = {rule for path in LOGS for rule in exercised(read_log(path))}
-    assert set(RULES) - seen == set()
+@pytest.mark.parametrize(("name", "paths"), [("vllm-0.33", LOGS), ("sglang-0.5.23", SGLANG_LOGS)])
+def test_every_rule_is_exercised(name: str, paths: list[pathlib.Path]) -> None:
+    dialect = registry.dialect_of(name)
+    seen = {rule for path in paths for rule in dialect.exercised(read_log(path))}
+    assert set(dialect.coverage) - seen == set()
 
 
 UNREACHABLE = r"""
@@ -63,18 +67,21 @@ exclude_also =
     if need == 0 and self.contract_of_one
     if position > len.request.keys
 """
-"""Lines that no log of vLLM's reaches: refused operations, failures that stop an engine, requests that come with keys
+"""Lines that no log reaches: refused operations, failures that stop an engine, requests that come with keys
 only, and the two contracts that vLLM breaks without failing."""
 
 
-def test_logs_reach_the_branches_of_the_reference(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("paths", "parts"), [(LOGS, MANAGER), (SGLANG_LOGS, ("dialects/sglang",))])
+def test_logs_reach_the_branches_of_the_reference(
+    paths: list[pathlib.Path], parts: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
     report, settings = tmp_path / "coverage.json", tmp_path / "coveragerc"
     settings.write_text(UNREACHABLE)
-    sources = ",".join(str(ROOT / "reference" / part) for part in MANAGER)
+    sources = ",".join(str(ROOT / "reference" / part) for part in parts)
     omitted = "--omit=" + ",".join(f"*/reference/{part}.py" for part in OTHERS)
     coverage = [sys.executable, "-m", "coverage"]
     data, options = f"--data-file={tmp_path / 'data'}", f"--rcfile={settings}"
-    check = ["-m", "hkv", "check", str(LOGS[0].parent), "--engine", "numpy"]
+    check = ["-m", "hkv", "check", str(paths[0].parent), "--engine", "numpy"]
     run = [*coverage, "run", data, options, "--branch", f"--source={sources}", omitted, *check]
     subprocess.run(run, cwd=ROOT, check=True)
     subprocess.run([*coverage, "json", data, options, "-q", "-o", str(report)], cwd=ROOT, check=True)

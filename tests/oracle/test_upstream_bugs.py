@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from benchmarks.quoted.console import CUT, Shown, difference, shown_in
 from hkv import chunks
 from hkv.cli.check import command
+from hkv.contract import registry
 from hkv.dialects.vllm import bugs as vllm
 from hkv.dialects.vllm.engines.engine import Engine, attempt
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -30,8 +31,9 @@ from tests.oracle.test_installed_vllm import foreign_warnings
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "upstream-bugs.md").read_text()
 LOGS = sorted((DOCS / "upstream-bugs").glob("*.jsonl"))
+VLLM_LOGS = [path for path in LOGS if path.stem in vllm.BUGS]
 SCRIPTS = ("planning", "chunks")
-BUGS = {**vllm.BUGS, **chunks.BUGS}
+BUGS = {**chunks.BUGS, **{name: bug for each in registry.dialects() for name, bug in each.bugs.items()}}
 
 
 def told_by(script: str) -> Shown:
@@ -67,7 +69,8 @@ def test_logs_keep_the_contract_and_show_the_defect(path: pathlib.Path) -> None:
     found = check_log(log, engine_factory("numpy"), [path.stem])
     assert isinstance(found, Difference)
     assert found.line == len(log.operations) + 1
-    others = [name for name in vllm.BUGS if name != path.stem]
+    bugs = registry.dialect_of(log.header.dialect).bugs
+    others = [name for name in bugs if name != path.stem]
     assert check_log(log, engine_factory("numpy"), others) is None
 
 
@@ -82,7 +85,7 @@ def test_the_compiled_cache_fails_at_the_line_that_does_it() -> None:
 
 @pytest.mark.vllm
 @foreign_warnings
-@pytest.mark.parametrize("path", LOGS, ids=[path.stem for path in LOGS])
+@pytest.mark.parametrize("path", VLLM_LOGS, ids=[path.stem for path in VLLM_LOGS])
 def test_vllm_differs_at_the_last_line(path: pathlib.Path) -> None:
     log = read_log(path)
     found = check_log(log, engine_factory("vllm"))

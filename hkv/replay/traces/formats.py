@@ -204,9 +204,9 @@ def _store(
     if parent is not None and parent not in chains:
         remarks.note(ORPHANED, len(event.block_hashes))
         return
-    before = parent
+    before, tokens = parent, [each if isinstance(each, int) else each[0] for each in event.token_ids]
     for index, key in enumerate(event.block_hashes):
-        chains.setdefault(key, (before, event.token_ids[index * size : (index + 1) * size]))
+        chains.setdefault(key, (before, tokens[index * size : (index + 1) * size]))
         before = key
     end = event.block_hashes[-1]
     going = None if parent is None else ends.pop(parent, None)

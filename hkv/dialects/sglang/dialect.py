@@ -1,0 +1,171 @@
+"""SGLang as a dialect: where everything that HKV asks of it stands."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hkv.contract.dialect import Dialect
+from hkv.contract.explanation import Lack, Resumption
+from hkv.contract.explore_command import TOKENS, Space
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.traffic import FEATURES, MOVES
+
+if TYPE_CHECKING:
+    from hkv.contract.case import ShrinkRules
+    from hkv.contract.invariant import Invariant, PlainWatch
+    from hkv.contract.log import LogFormat
+    from hkv.contract.traffic import Choices
+    from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
+    from hkv.dialects.sglang.lifecycle import SGLangLifecycle
+    from hkv.dialects.sglang.traffic import SGLangTraffic
+
+
+class SGLangDialect(Dialect):
+    """SGLang's rules. Modules are imported when they are asked for."""
+
+    names = (structs.NAME,)
+    title = "SGLang 0.5.23"
+    kinds = structs.KINDS
+    engines = MappingProxyType(
+        {
+            "numpy": "hkv.dialects.sglang.engines.numpy:SGLangNumpyEngine",
+            "sglang": "hkv.dialects.sglang.engines.installed:InstalledSGLangEngine",
+            "sglang-rust": "hkv.dialects.sglang.engines.installed:RustSGLangEngine",
+        }
+    )
+    engine_versions = MappingProxyType({"sglang": "0.5.23", "sglang-rust": "0.5.23"})
+    default_pair = ("sglang", "numpy")
+    bugs = structs.BUGS
+    move_names = MOVES
+
+    @property
+    def log(self) -> LogFormat:
+        return structs.FORMAT
+
+    def lifecycle(self, header: structs.Header) -> SGLangLifecycle:
+        from hkv.dialects.sglang.lifecycle import SGLangLifecycle
+
+        return SGLangLifecycle(header)
+
+    @property
+    def shrink_rules(self) -> ShrinkRules:
+        from hkv.dialects.sglang.shrink_rules import SHRINK_RULES
+
+        return SHRINK_RULES
+
+    def features(self, name: str) -> tuple[str, ...]:
+        return FEATURES
+
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> structs.Header:
+        from hkv.dialects.sglang.traffic import draw_header
+
+        return draw_header(choices, feature, name, kinds)
+
+    def drive(self, header: structs.Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
+        from hkv.dialects.sglang.traffic import drive
+
+        drive(header, choices, perform, steps)
+
+    def moves(self, header: structs.Header, choices: Choices, perform: Callable[[Any], Any]) -> SGLangTraffic:
+        from hkv.dialects.sglang.traffic import SGLangTraffic
+
+        return SGLangTraffic(header, choices, perform)
+
+    @property
+    def capabilities(self) -> Mapping[str, str]:
+        return {"tree": "the nodes of the tree, and the order of their window slots"}
+
+    def without(self, answer: Any, lacks: frozenset[str]) -> Any:
+        if "tree" in lacks and isinstance(answer, structs.State):
+            return structs.State(answer.pools, answer.window, answer.requests, None, None)
+        return answer
+
+    @property
+    def invariants(self) -> Mapping[str, Invariant]:
+        from hkv.dialects.sglang.invariants import INVARIANTS
+
+        return INVARIANTS
+
+    def watch(self, engine: Any, header: structs.Header) -> PlainWatch:
+        from hkv.contract.invariant import PlainWatch
+
+        if "tree" in self.lacking(engine):
+            raise self.lacks("an engine that shows its tree, which invariants look at")
+        return PlainWatch(engine, header, self.invariants.values(), structs.StateOp())
+
+    @property
+    def coverage(self) -> Mapping[str, str]:
+        return structs.RULES
+
+    def exercised(self, log: Any) -> dict[str, int]:
+        return structs.exercised(log)
+
+    def refuses(self, answer: Any) -> bool:
+        return isinstance(answer, structs.Slots) and answer.slots is None
+
+    def resumptions(self, engine: SGLangNumpyEngine, operation: Any, id: str) -> Sequence[Resumption]:
+        if isinstance(operation, structs.AdmitOp) and operation.id == id:
+            tokens, namespace = operation.tokens, operation.namespace
+        else:
+            request = engine.manager.requests[id]
+            tokens, namespace = request.tokens, request.namespace
+        config = engine.manager.config
+        found = copy.deepcopy(engine.manager).match(tokens[:-1], namespace)
+        after = found.full_length + config.page_size
+        more = after if after < len(tokens) else None
+        absent = (Lack(found.full_length, after - 1, "never entered, or evicted"),) if more else ()
+        full = Resumption(0, structs.FULL_ATTENTION, config.page_size, found.full_length, more, absent)
+        if config.window is None:
+            return (full,)
+        gone = (Lack(found.length, found.full_length - 1, "its window slots were freed"),) if found.branch else ()
+        window = Resumption(
+            1, structs.SLIDING_WINDOW, config.page_size, found.length, found.branch or more, gone or absent
+        )
+        return full, window
+
+    def next_operations(self, engine: SGLangNumpyEngine, space: Space) -> Iterator[Any]:
+        requests = engine.manager.requests
+        free = next((name for name in space.names() if name not in requests), None)
+        if free is not None:
+            yield from (structs.AdmitOp(id=free, tokens=tokens) for tokens in space.prompts())
+        for id, request in requests.items():
+            computed, known = len(request.row), len(request.tokens)
+            yield from (structs.ExtendOp(id=id, length=length) for length in range(computed + 1, known + 1))
+            if computed == known and known < space.max_model_len:
+                yield from (structs.DecodeOp(id=id, token=token) for token in TOKENS)
+            if computed == known and engine.manager.config.window is not None:
+                yield structs.SlideOp(id=id)
+            if computed - engine.manager.config.eagle >= request.protected:
+                yield structs.CheckpointOp(id=id)
+                yield structs.FinishOp(id=id)
+            yield structs.AbortOp(id=id)
+
+    def canonical(self, engine: SGLangNumpyEngine) -> Hashable:
+        """Pages count, but not which they are; hits and ages only as far as the policy reads them."""
+        manager, state = engine.manager, engine.perform(structs.StateOp())
+        policy, numbers = manager.config.policy, {node: number for number, node in enumerate(engine.walk())}
+        read = {"slru": lambda hits: min(hits, 2), "lfu": lambda hits: hits}.get(policy, lambda hits: 0)
+        nodes = [
+            (
+                *(node.parent, node.namespace, node.tokens, node.window is None, node.locks, node.mark, node.used),
+                *(read(node.hits), node.priority if policy == "priority" else 0),
+                node.made if policy in ("fifo", "filo") else 0,
+            )
+            for node in state.nodes
+        ]
+        requests = [
+            (
+                *(id, request.tokens, request.prompt, request.branch, len(request.row), request.protected),
+                *(request.counted, [slot in manager.pools.window_of for slot in request.row]),
+                *(request.evicted, numbers.get(request.lock.node), request.lock.window_released),
+                [number for node, number in numbers.items() if node.mark == request.lock.mark is not None],
+            )
+            for id, request in sorted(manager.requests.items())
+        ]
+        free = [(len(pool.free), len(pool.waiting)) for pool in state.pools]
+        return repr((nodes, state.recent, requests, free))

@@ -1,0 +1,172 @@
+"""Drives an installed SGLang's own `UnifiedRadixCache`, so that HKV can be held against the engine it describes.
+
+Only the cache runs: its tree, whichever of the two that SGLang ships, its allocators and its table of rows, on the CPU.
+What the scheduler does around them is done here, by the scheduler's own functions where they take no batch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import msgspec
+
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.log import to_config
+from hkv.errors import ConfigError, OperationError
+
+RELEASE = "0.5.23"
+
+
+class InstalledSGLangEngine:
+    """SGLang 0.5.23's cache with its tree in Python, as an engine of the log format.
+
+    Args:
+      header: the configuration, as a log's first line.
+      release: the version that SGLang must have, whatever its rules; None for 0.5.23.
+
+    Raises:
+      ConfigError: SGLang is not installed, or another release of it; a configuration that it cannot represent; defects
+        of 0.5.23 that the header does not name, or others.
+    """
+
+    backend = "python"
+
+    def __init__(self, header: structs.Header, release: str | None = None) -> None:
+        _require_sglang(release)
+        from hkv.dialects.sglang.engines import sglang_objects
+
+        if set(header.bugs) != set(structs.BUGS):
+            raise ConfigError("bugs", header.bugs, f"those of SGLang {RELEASE}: {', '.join(structs.BUGS)}")
+        self._objects = sglang_objects
+        self._config = to_config(header)
+        self._cache, self._rows, self._allocator = sglang_objects.cache(self._config, self.backend)
+        self._requests: dict[str, Any] = {}
+
+    def published(self) -> bytes:
+        """KV events since the last time, as SGLang's publisher sends them: one batch."""
+        return msgspec.msgpack.encode([0.0, self._cache.take_events(), None])
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The tree, where it is not Python's own."""
+        return () if self.backend == "python" else ("tree",)
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it cannot come now, or SGLang fails.
+        """
+        match operation:
+            case structs.MatchOp():
+                return self._found(self._match(operation.tokens, operation))
+            case structs.AdmitOp():
+                return self._admit(operation)
+            case structs.EvictOp():
+                return structs.Freed(self._objects.evict(self._cache, operation.tokens))
+            case structs.StateOp():
+                return self._state()
+        return self._of_request(operation)
+
+    def _of_request(self, operation: Any) -> Any:
+        request = self._requests.get(operation.id)
+        if request is None:
+            raise OperationError("id", operation.id, "a request that runs")
+        match operation:
+            case structs.ExtendOp():
+                return self._grow(request, operation.length)
+            case structs.DecodeOp():
+                answer = self._grow(request, request.computed + 1, decode=True)
+                if answer.slots is not None:
+                    request.full_untruncated_fill_ids.append(operation.token)
+                return answer
+            case structs.SlideOp():
+                if self._config.window is not None:
+                    self._cache.evict_sliding_windows(request, request.computed)
+            case structs.CheckpointOp():
+                self._cache.checkpoint(request, up_to=request.computed)
+                return structs.Row(self._row(request), request.kv.cache_protected_len)
+            case structs.ReleaseWindowOp():
+                self._cache.release_swa_prefix_lock(request)
+            case _:
+                self._end(request, entered=isinstance(operation, structs.FinishOp))
+        return None
+
+    def _match(self, tokens: list[int], keyed: structs.Keyed) -> Any:
+        return self._objects.match(self._cache, tokens, keyed.adapter, keyed.salt)
+
+    def _found(self, result: Any) -> structs.Found:
+        slots = self._cache.path_device_indices(result.last_device_node).tolist()
+        return structs.Found(result.device_prefix_len, result.full_kv_hit_length, slots)
+
+    def _admit(self, operation: structs.AdmitOp) -> structs.Found:
+        if operation.id in self._requests:
+            raise OperationError("id", operation.id, "a name that no running request has")
+        if not operation.tokens:
+            raise OperationError("tokens", [], "at least 1 token")
+        result = self._match(operation.tokens[:-1], operation)
+        found = self._found(result)
+        request = self._requests[operation.id] = self._objects.request(operation, result, self._rows.take())
+        request.lock = self._cache.lock(result.last_device_node)
+        self._write(request, 0, found.slots)
+        return found
+
+    def _grow(self, request: Any, length: int, *, decode: bool = False) -> structs.Slots:
+        start, known = request.computed, len(request.full_untruncated_fill_ids)
+        if not decode and not start < length <= known:
+            raise OperationError("length", length, f"from {start + 1} to {known} tokens")
+        if decode and start != known:
+            raise OperationError("id", request.rid, "a request whose tokens all have slots")
+        last = self._row(request)[-1] if start else -1
+        slots = self._objects.allocate(self._cache, self._config, start, length, last, decode=decode)
+        if slots is not None:
+            self._write(request, start, slots)
+        return structs.Slots(slots)
+
+    def _end(self, request: Any, *, entered: bool) -> None:
+        del self._requests[request.rid]
+        request.done = True
+        if entered:
+            self._cache.checkpoint(request, up_to=request.computed)
+        self._cache.free_kv_row(request.kv, [(request.kv.cache_protected_len, request.computed)])
+        self._cache.unlock(request.lock)
+        self._cache.on_release(request, checkpointed=entered)
+        self._rows.give_back(request.kv.req_pool_idx)
+
+    def _row(self, request: Any) -> list[int]:
+        return self._rows.req_to_token[request.kv.req_pool_idx, : request.computed].tolist()
+
+    def _write(self, request: Any, start: int, slots: list[int]) -> None:
+        end = start + len(slots)
+        self._rows.write((request.kv.req_pool_idx, slice(start, end)), self._objects.tensor(slots))
+        request.computed = request.kv.kv_allocated_len = request.kv.kv_committed_len = end
+
+    def _state(self) -> structs.State:
+        pools, window = self._objects.pools(self._allocator, self._config)
+        nodes, recent = self._objects.tree(self._cache) if not self.lacks else (None, None)
+        requests = {
+            id: structs.Owned(
+                self._row(request),
+                request.kv.cache_protected_len,
+                request.kv.cache_inserted_len,
+                request.kv.max_evicted_seqlen,
+            )
+            for id, request in self._requests.items()
+        }
+        return structs.State(pools, window, requests, nodes, recent)
+
+
+class RustSGLangEngine(InstalledSGLangEngine):
+    """The same with its tree in Rust, SGLang's default, which does not show it."""
+
+    backend = "rust"
+
+
+def _require_sglang(release: str | None) -> None:
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError("engine", "sglang", f"SGLang {RELEASE} to be installed (docs/sglang.md says how)") from None
+    if version != (release or RELEASE):
+        raise ConfigError("sglang", version, f"release {release or RELEASE}, or the engine sglang@{version}")

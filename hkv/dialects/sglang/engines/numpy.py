@@ -1,0 +1,127 @@
+"""The reference as an engine: `reference.dialects.sglang` behind the operations of its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.log import to_config
+from hkv.version import check_reference
+
+if TYPE_CHECKING:
+    from reference.dialects.sglang.manager import Manager
+    from reference.dialects.sglang.tree import Node
+
+
+class SGLangNumpyEngine:
+    """The reference under SGLang's rules.
+
+    Args:
+      header: the configuration, as a log's first line.
+
+    Attributes:
+      manager: the reference's own object, for those who want to look inside.
+
+    Raises:
+      ConfigError: a cache that SGLang does not have.
+    """
+
+    manager: Manager
+
+    def __init__(self, header: structs.Header) -> None:
+        check_reference()
+        from reference.dialects.sglang.manager import Manager
+
+        self.manager = Manager(to_config(header))
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it cannot come now; nothing changed.
+        """
+        manager = self.manager
+        match operation:
+            case structs.MatchOp():
+                return _found(manager.match(operation.tokens, operation.namespace))
+            case structs.AdmitOp():
+                given = (operation.tokens, operation.namespace, operation.priority)
+                return _found(manager.admit(operation.id, *given))
+            case structs.ExtendOp():
+                return structs.Slots(manager.extend(operation.id, operation.length))
+            case structs.DecodeOp():
+                slot = manager.decode(operation.id, operation.token)
+                return structs.Slots(None if slot is None else [slot])
+            case structs.SlideOp():
+                manager.slide(operation.id)
+            case structs.CheckpointOp():
+                manager.checkpoint(operation.id)
+                request = manager.requests[operation.id]
+                return structs.Row(list(request.row), request.protected)
+            case structs.ReleaseWindowOp():
+                manager.release_window(operation.id)
+            case structs.FinishOp():
+                manager.finish(operation.id)
+            case structs.AbortOp():
+                manager.abort(operation.id)
+            case structs.EvictOp():
+                wanted = dict(zip(manager.config.components, operation.tokens, strict=True))
+                return structs.Freed(list(manager.evict(wanted).values()))
+            case _:
+                return _state(manager)
+        return None
+
+    def walk(self) -> Iterator[Node]:
+        """Nodes of the tree in the order in which `state` lists them."""
+        return _walk(self.manager.tree.root)
+
+
+def _found(match: Any) -> structs.Found:
+    return structs.Found(match.length, match.full_length, match.node.slots())
+
+
+def _state(manager: Manager) -> structs.State:
+    tree = manager.tree
+    nodes = list(_walk(tree.root))
+    numbers = {node: number for number, node in enumerate(nodes)}
+    used = _places(node.used for node in [tree.root, *nodes])
+    made = _places(node.made for node in nodes)
+    told = [
+        structs.TreeNode(
+            parent=-1 if node.parent is None else numbers.get(node.parent, -1),
+            namespace=node.key.namespace,
+            tokens=node.key.tokens(),
+            slots=list(node.full),
+            window=None if node.window is None else list(node.window),
+            locks=(node.full_locks, node.window_locks),
+            mark=node.mark is not None,
+            hits=node.hits,
+            priority=node.priority,
+            used=used[node.used],
+            made=made[node.made],
+        )
+        for node in nodes
+    ]
+    pools = manager.pools
+    return structs.State(
+        pools=[structs.Pool(list(pool.free), list(pool.waiting)) for pool in (pools.full, pools.window) if pool],
+        window=sorted(pools.window_of.items()),
+        requests={
+            id: structs.Owned(list(request.row), request.protected, request.counted, request.evicted)
+            for id, request in manager.requests.items()
+        },
+        nodes=told,
+        recent=[numbers[node] for node in tree.recent],
+    )
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    """Nodes after one, each before those after it; of siblings, the one with the smaller namespace and first tokens."""
+    for child in sorted(node.children.values(), key=lambda each: structs.order(each.key.namespace, each.key.tokens())):
+        yield child
+        yield from _walk(child)
+
+
+def _places(values: Any) -> dict[Any, int]:
+    return {value: place for place, value in enumerate(sorted(set(values)))}

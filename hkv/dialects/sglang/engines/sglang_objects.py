@@ -1,0 +1,276 @@
+"""Makes SGLang's own objects from HKV's descriptions and reads them back; every import of SGLang stands in here."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import logging
+import sys
+import types
+import warnings
+from array import array
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import SGLangConfig
+
+UNUSED = ("torchvision", "compressed_tensors")
+"""Packages that SGLang imports on the way to its cache, which uses nothing of them."""
+
+ROWS, ROW_TOKENS = 64, 1 << 14
+"""Requests that run at a time, and tokens of each."""
+
+
+class _AbsentClass(type):
+    """Type of a class that has every name, each of which is another such class."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _AbsentClass(name, (), {})
+
+
+class _Absent(types.ModuleType):
+    """A module that has every name likewise."""
+
+    __path__ = ()  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _AbsentClass(name, (), {})
+
+
+class _AbsentFinder:
+    """Finds the packages of `UNUSED` that are not installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        if name.partition(".")[0] in UNUSED:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Absent(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of kernels for devices that are not there
+    with contextlib.suppress(ImportError):
+        import transformers  # noqa: F401 - looks for torchvision by itself, and must not find what stands in for it
+    sys.meta_path.append(_AbsentFinder())  # type: ignore[arg-type]
+    import torch
+    from sglang.srt.managers.schedule_batch import ReqKvInfo
+    from sglang.srt.mem_cache import allocation
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+    from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+logging.getLogger("sglang").setLevel(logging.CRITICAL)  # a refused allocation is an answer, not an error
+
+
+class _NoMemory(BaseSWAKVPool):
+    """Two pools without memory, as far as an allocator asks for them."""
+
+    swa_req_ring_size = None
+
+    def __init__(self) -> None:
+        self.full_kv_pool = self.swa_kv_pool = None
+
+    def register_mapping(self, mapping: torch.Tensor) -> None:
+        self.full_to_swa_index_mapping = mapping
+
+    def translate_loc_from_full_to_swa(self, slots: torch.Tensor) -> torch.Tensor:
+        return self.full_to_swa_index_mapping[slots]
+
+
+_NoMemory.__abstractmethods__ = frozenset()
+
+
+class Rows:
+    """The table of rows (`ReqToTokenPool`)."""
+
+    def __init__(self) -> None:
+        self.req_to_token = torch.zeros((ROWS, ROW_TOKENS), dtype=torch.int64)
+        self._free = list(range(ROWS))
+
+    def write(self, place: Any, slots: torch.Tensor) -> None:
+        self.req_to_token[place] = slots
+
+    def take(self) -> int:
+        """A row that nobody has."""
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        """Frees a row."""
+        self._free.append(row)
+
+
+def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, Any]:
+    """An empty cache with that tree, its rows and its allocator; it records KV events (`take_events`)."""
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", page_size=config.page_size))
+    given: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu", "need_sort": config.need_sort}
+    if config.window is not None:
+        allocator: Any = SWATokenToKVPoolAllocator(*config.num_slots, config.page_size, kvcache=_NoMemory(), **given)
+        parts = [allocator.full_attn_allocator, allocator.swa_attn_allocator]
+    elif config.page_size == 1:
+        allocator = TokenToKVPoolAllocator(config.num_slots[0], kvcache=None, **given)
+        parts = [allocator]
+    else:
+        allocator = PagedTokenToKVPoolAllocator(config.num_slots[0], config.page_size, kvcache=None, **given)
+        parts = [allocator]
+    for part in parts:
+        part.use_triton_kernels = False
+    rows = Rows()
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator,
+        page_size=config.page_size,
+        is_eagle=config.eagle,
+        eviction_policy=config.policy,
+        sliding_window_size=config.window,
+        tree_components=tuple(ComponentType[name] for name in config.components),
+        tree_core_backend=backend,
+        enable_kv_cache_events=True,
+    )
+    made = UnifiedRadixCache(params)
+    made.pretty_print = lambda: None  # SGLang prints its tree before it refuses
+    return made, rows, allocator
+
+
+def tensor(slots: Sequence[int]) -> torch.Tensor:
+    """Slots as SGLang keeps them."""
+    return torch.tensor(slots, dtype=torch.int64)
+
+
+def match(made: UnifiedRadixCache, tokens: list[int], adapter: str | None, salt: str | None) -> Any:
+    """The longest prefix of some tokens that SGLang has cached."""
+    return made.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), adapter, cache_salt=salt)))
+
+
+def request(operation: structs.AdmitOp, result: Any, row: int) -> Any:
+    """A request, with what the cache asks of one (`Req`)."""
+    made = SimpleNamespace(
+        rid=operation.id,
+        kv=ReqKvInfo(req_pool_idx=row, cache_protected_len=result.device_prefix_len),
+        priority=operation.priority,
+        extra_key=operation.adapter,
+        cache_salt=operation.salt,
+        origin_input_ids=array("q", operation.tokens),
+        full_untruncated_fill_ids=array("q", operation.tokens),
+        last_node=result.last_device_node,
+        swa_branching_seqlen=result.swa_branching_seqlen,
+        computed=0,
+        done=False,
+        session=None,
+        session_id=None,
+        kv_rotation_base=None,
+    )
+    made.finished = lambda: made.done
+    made.get_fill_ids = lambda: made.full_untruncated_fill_ids[: made.computed]
+    return made
+
+
+def allocate(
+    made: UnifiedRadixCache, config: SGLangConfig, start: int, end: int, last: int, *, decode: bool
+) -> list[int] | None:
+    """Slots for tokens start..end as SGLang's scheduler gets them, None where it runs out of memory."""
+    first, length = tensor([start]), tensor([end])
+    try:
+        if config.page_size == 1:
+            slots = allocation.alloc_token_slots(made, end - start)
+        elif decode:
+            slots = allocation.alloc_paged_token_slots_decode(made, length, length, tensor([last]))
+        else:
+            given = (first, first, length, length, tensor([last]))
+            slots = allocation.alloc_paged_token_slots_extend(made, *given, end - start)
+    except RuntimeError as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        return None
+    return slots.tolist()
+
+
+def evict(made: UnifiedRadixCache, tokens: Sequence[int]) -> list[int]:
+    """Tokens that SGLang frees of each pool when so many are asked for."""
+    result = made.evict(EvictParams(num_tokens=tokens[0], swa_num_tokens=tokens[1] if len(tokens) > 1 else 0))
+    return [result.num_tokens_evicted, result.swa_num_tokens_evicted][: len(tokens)]
+
+
+def pools(allocator: Any, config: SGLangConfig) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
+    """Free pages of each pool, and the window slots of full ones."""
+
+    def one(part: Any) -> structs.Pool:
+        waiting = [part.release_pages] if config.page_size == 1 else part.staged_pages
+        return structs.Pool(part.free_pages.tolist(), [page for pages in waiting for page in pages.tolist()])
+
+    if config.window is None:
+        return [one(allocator)], []
+    mapping = allocator.full_to_swa_index_mapping.tolist()[:-1]
+    parts = [allocator.full_attn_allocator, allocator.swa_attn_allocator]
+    return [one(part) for part in parts], [(slot, other) for slot, other in enumerate(mapping) if other]
+
+
+def tree(made: UnifiedRadixCache) -> tuple[list[structs.TreeNode], list[int]]:
+    """Nodes of SGLang's tree in Python, and the order of their window slots."""
+    core = made.tree_core
+    nodes = list(_walk(core.root_node))
+    numbers = {node.id: number for number, node in enumerate(nodes)}
+    used = _places([core.root_node.last_access_time, *(node.last_access_time for node in nodes)])
+    ages = _places([node.creation_time for node in nodes])
+    told = []
+    for node in nodes:
+        full, window = (node.component_data[part] for part in (ComponentType.FULL, ComponentType.SWA))
+        told.append(
+            structs.TreeNode(
+                parent=numbers.get(node.parent.id, -1),
+                namespace=(node.key.extra_key, node.key.cache_salt),
+                tokens=list(node.key.token_ids),
+                slots=full.value.tolist(),
+                window=None if window.value is None else window.value.tolist(),
+                locks=(full.lock_ref, window.lock_ref),
+                mark=window.metadata.get("uuid") is not None,
+                hits=node.hit_count,
+                priority=node.priority,
+                used=used[node.last_access_time],
+                made=ages[node.creation_time],
+            )
+        )
+    return told, [numbers[id] for id in _recent(core)]
+
+
+def _recent(core: Any) -> Iterator[int]:
+    order = core.lru_lists.get(ComponentType.SWA)
+    if order is None:
+        return
+    node = order.head.lru_next[order._pt]
+    while node is not order.tail:
+        yield node.id
+        node = node.lru_next[order._pt]
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    def place(child: Any) -> Any:
+        return structs.order((child.key.extra_key, child.key.cache_salt), list(child.key.token_ids))
+
+    for child in sorted(node.children.values(), key=place):
+        yield child
+        yield from _walk(child)
+
+
+def _places(values: list[float]) -> dict[float, int]:
+    return {value: place for place, value in enumerate(sorted(set(values)))}

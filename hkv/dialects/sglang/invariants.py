@@ -1,0 +1,83 @@
+"""Invariants of SGLang's cache, asked of its whole state after every operation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from hkv.contract.invariant import PlainMoment, Register
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import DECODE_LOSES_PAGE
+
+INVARIANTS = Register(structs.NAME)
+
+
+@INVARIANTS.invariant("pages are somewhere")
+def pages_are_somewhere(moment: PlainMoment) -> Iterator[str]:
+    """Each page of each pool is free, or the tree's, or one request's, and in one place only."""
+    size = moment.header.groups[0]["block_size"]
+    mapping = dict(moment.after.window)
+    for pool, count in enumerate(moment.header.num_blocks):
+        held = Counter(slot for node in moment.after.nodes for slot in ((node.window or []) if pool else node.slots))
+        for request in moment.after.requests.values():
+            own = request.slots[request.protected :]
+            held.update(mapping[slot] for slot in own if slot in mapping) if pool else held.update(own)
+        if twice := sorted(slot for slot, times in held.items() if times > 1):
+            yield f"slots {twice} of pool {pool} are in two places"
+        pages = Counter({slot // size for slot in held})
+        pages.update([*moment.after.pools[pool].free, *moment.after.pools[pool].waiting])
+        if twice := sorted(page for page, times in pages.items() if times > 1):
+            yield f"pages {twice} of pool {pool} are in two places"
+        lost = sorted(set(range(1, count + 1)) - set(pages))
+        if lost and DECODE_LOSES_PAGE not in moment.header.bugs:
+            yield f"pages {lost} of pool {pool} are nowhere"
+
+
+@INVARIANTS.invariant("a tree of pages")
+def a_tree_of_pages(moment: PlainMoment) -> Iterator[str]:
+    """Nodes are whole pages, with a slot a unit, and siblings differ in their first page."""
+    size, eagle = moment.header.groups[0]["block_size"], moment.header.eagle
+    seen = set[tuple[object, ...]]()
+    for number, node in enumerate(moment.after.nodes):
+        units = len(node.tokens) - eagle
+        if units < 1 or units % size or len(node.slots) != units or len(node.window or node.slots) != units:
+            yield f"node {number} has {units} units and slots {node.slots}"
+        first = (node.parent, node.namespace, tuple(node.tokens[: size + eagle]))
+        if first in seen:
+            yield f"node {number} begins as a sibling does"
+        seen.add(first)
+
+
+@INVARIANTS.invariant("locks are counted")
+def locks_are_counted(moment: PlainMoment) -> Iterator[str]:
+    """As many locks are on a node's full slots as requests have it in their prefix."""
+    prefixes = [set(request.slots[: request.protected]) for request in moment.after.requests.values()]
+    for number, node in enumerate(moment.after.nodes):
+        holders = sum(node.slots[0] in prefix for prefix in prefixes)
+        if node.locks[0] != holders:
+            yield f"node {number} has {node.locks[0]} locks, and {holders} requests have it"
+
+
+@INVARIANTS.invariant("windows are mapped")
+def windows_are_mapped(moment: PlainMoment) -> Iterator[str]:
+    """A node's window slots are those that its full slots are mapped to; a tombstone's are mapped to none. The order
+    by which they leave has every node that has some, once."""
+    mapping, nodes = dict(moment.after.window), moment.after.nodes
+    for number, node in enumerate(nodes):
+        mapped = [mapping.get(slot) for slot in node.slots]
+        if mapped != (node.window or [None] * len(node.slots)):
+            yield f"node {number} has window slots {node.window}, and its full slots are mapped to {mapped}"
+    if sorted(moment.after.recent) != [number for number, node in enumerate(nodes) if node.window is not None]:
+        yield f"the order of window slots has the nodes {moment.after.recent}"
+
+
+@INVARIANTS.invariant("windows are there")
+def windows_are_there(moment: PlainMoment) -> Iterator[str]:
+    """The window slots that a running request's next token reads are there."""
+    if len(moment.header.groups) == 1:
+        return
+    mapping, window = dict(moment.after.window), moment.header.groups[1]["window"]
+    for id, request in moment.after.requests.items():
+        read = request.slots[max(0, len(request.slots) - window + 1) :]
+        if gone := [slot for slot in read if slot not in mapping]:
+            yield f"{id} reads the window of full slots {gone}, which is gone"

@@ -1,0 +1,86 @@
+"""The order in which the operations of a log under SGLang's rules may come."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hkv.dialects.sglang import log as structs
+from hkv.errors import OperationError
+
+
+@dataclasses.dataclass
+class Request:
+    """A running request: its tokens, how many of them have slots, and how many slots are the tree's."""
+
+    tokens: int
+    computed: int
+    protected: int
+
+
+class SGLangLifecycle:
+    """Follows a log operation by operation and refuses one that cannot follow.
+
+    Args:
+      header: the log's.
+
+    Attributes:
+      requests: those that run, by name.
+    """
+
+    def __init__(self, header: structs.Header) -> None:
+        self.requests: dict[str, Request] = {}
+        self._eagle, self._pools = header.eagle, len(header.num_blocks)
+        self._window = structs.to_config(header).window or 0
+
+    def follow(self, operation: structs.Operation) -> None:
+        """Checks one operation; `answered` takes note of what its answer decides.
+
+        Raises:
+          OperationError: names the field that does not fit what came before; nothing changed.
+        """
+        match operation:
+            case structs.MatchOp() | structs.StateOp():
+                return
+            case structs.EvictOp():
+                if len(operation.tokens) != self._pools:
+                    raise OperationError("tokens", operation.tokens, f"tokens for each of {self._pools} pools")
+            case structs.AdmitOp():
+                if operation.id in self.requests:
+                    raise OperationError("id", operation.id, "a name that no running request has")
+                if not operation.tokens:
+                    raise OperationError("tokens", operation.tokens, "at least 1 token")
+            case _:
+                self._of_request(operation, operation.id)  # type: ignore[attr-defined]
+
+    def answered(self, operation: structs.Operation, answer: object) -> None:
+        """Takes note of slots that were granted, and of those that are the tree's now."""
+        match operation, answer:
+            case structs.AdmitOp(), structs.Found(hit=hit):
+                self.requests[operation.id] = Request(len(operation.tokens), hit, hit)
+            case structs.ExtendOp(), structs.Slots(slots=list()):
+                self.requests[operation.id].computed = operation.length
+            case structs.DecodeOp(), structs.Slots(slots=list()):
+                request = self.requests[operation.id]
+                request.tokens = request.computed = request.tokens + 1
+            case structs.CheckpointOp(), structs.Row(protected=protected):
+                self.requests[operation.id].protected = protected
+
+    def _of_request(self, operation: structs.Operation, id: str) -> None:
+        if id not in self.requests:
+            raise OperationError("id", id, "a request that runs")
+        request = self.requests[id]
+        whole = request.computed == request.tokens
+        match operation:
+            case structs.ExtendOp() if not request.computed < operation.length <= request.tokens:
+                expected = f"from {request.computed + 1} to {request.tokens} tokens"
+                raise OperationError("length", operation.length, expected)
+            case structs.DecodeOp() | structs.SlideOp() if not whole:
+                raise OperationError("id", id, "a request whose tokens all have slots")
+            case structs.ReleaseWindowOp() if request.computed - request.protected < self._window:
+                raise OperationError("id", id, f"a request {self._window} tokens beyond what the tree has of it")
+            case structs.CheckpointOp() | structs.FinishOp() if request.computed - self._eagle < request.protected:
+                raise OperationError("id", id, "a request that has computed a token since it came")
+            case structs.FinishOp() | structs.AbortOp():
+                del self.requests[id]
+            case _:
+                pass

@@ -1,0 +1,353 @@
+"""Logs under SGLang's rules: header, operations and answers as typed values, and the configuration a header is.
+
+The operations are what SGLang's scheduler does with a request: it comes and takes the prefix that is cached (`admit`),
+its chunks get slots (`extend`) and are entered (`checkpoint`), tokens are decoded one by one (`decode`) while the
+window slides (`slide`), and at its end all is entered (`finish`) or nothing is (`abort`). Blocks are pages here: a pool
+of N blocks has pages 1 to N, and a slot is a page's number times its tokens, and the place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from hkv.contract.bugs import Bug, check_bugs, listed
+from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
+from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, SPLIT_TOUCHES_SUFFIX, SGLangConfig
+from hkv.errors import ConfigError
+
+NAME = "sglang-0.5.23"
+"""The dialect's name in headers."""
+
+FULL_ATTENTION, SLIDING_WINDOW = KINDS = ("full_attention", "sliding_window")
+"""Kinds of groups: FULL and SWA as SGLang's components are called."""
+
+BUGS = listed(
+    Bug(
+        name=SPLIT_TOUCHES_SUFFIX,
+        engine="SGLang 0.5.23 UnifiedTreeCore._split_node",
+        contract="what nobody asked for keeps its place in the order of eviction",
+        behaviour="a match that ends inside a node makes the rest of it the most recently used leaf: prompts entered "
+        "later are evicted before it",
+    ),
+    Bug(
+        name=DECODE_LOSES_PAGE,
+        engine="SGLang 0.5.23 SWATokenToKVPoolAllocator.alloc_decode",
+        contract="an allocation that is refused changes nothing",
+        behaviour="the full pool's page is taken before the window's pool is asked; when that refuses, it is lost",
+    ),
+)
+"""Defects of SGLang 0.5.23's cache."""
+
+
+class Header(PooledHeader, kw_only=True):
+    """The first line: pages of each pool, the groups that have them, and SGLang's options.
+
+    Attributes:
+      policy: `--radix-eviction-policy`.
+      eagle: whether keys are bigrams.
+      need_sort: whether freed pages are sorted before they are handed out again.
+    """
+
+    policy: str = "lru"
+    eagle: bool = False
+    need_sort: bool = False
+
+
+class Found(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `match` and `admit`: tokens of the hit, tokens that full attention alone would have found, and the full
+    slots of the hit."""
+
+    hit: int
+    full: int
+    slots: list[int]
+
+
+class Slots(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `extend` and `decode`: the new tokens' full slots; None when refused."""
+
+    slots: list[int] | None
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `checkpoint`: the request's full slots, of which the first `protected` are the tree's now."""
+
+    slots: list[int]
+    protected: int
+
+
+class Freed(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `evict`: tokens freed in each pool."""
+
+    tokens: list[int]
+
+
+class TreeNode(msgspec.Struct, forbid_unknown_fields=True):
+    """A node of the tree.
+
+    Attributes:
+      parent: number of the node before it, counted in the order of the list; -1 for the root, which is not in it.
+      namespace: adapter and salt of its keys.
+      tokens: its tokens; under EAGLE the one after the last, too.
+      slots: full slots.
+      window: window slots, None for a tombstone.
+      locks: requests that hold its full slots, and its window slots.
+      mark: whether somebody's window was seen to end here.
+      hits: number of requests that entered it.
+      priority: the highest of theirs.
+      used: its place among all nodes by last use, from 0 for the one unused longest.
+      made: its place by age; parts of what was one node share it.
+    """
+
+    parent: int
+    namespace: tuple[str | None, str | None]
+    tokens: list[int]
+    slots: list[int]
+    window: list[int] | None
+    locks: tuple[int, int]
+    mark: bool
+    hits: int
+    priority: int
+    used: int
+    made: int
+
+
+def order(namespace: tuple[str | None, str | None], tokens: list[int]) -> tuple[list[str], list[int]]:
+    """Place of a node among its siblings."""
+    return [name or "" for name in namespace], tokens
+
+
+class Pool(msgspec.Struct, forbid_unknown_fields=True):
+    """Free pages of a pool in the order in which they are handed out, and those that wait to be sorted in."""
+
+    free: list[int]
+    waiting: list[int]
+
+
+class Owned(msgspec.Struct, forbid_unknown_fields=True):
+    """Slots of a request: full slots, how many of the first are the tree's, how many it has entered, and of how many
+    it has freed the window's slots."""
+
+    slots: list[int]
+    protected: int
+    entered: int
+    slid: int
+
+
+class State(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `state`.
+
+    Attributes:
+      pools: one a group.
+      window: the window slot of each full slot that has one, as pairs, ascending.
+      requests: those that run, by name.
+      nodes: of the tree, in the order of a walk in which children come by their first tokens; None where an engine
+        does not show its tree.
+      recent: numbers of the nodes that have window slots, most recently used first; None likewise.
+    """
+
+    pools: list[Pool]
+    window: list[tuple[int, int]]
+    requests: dict[str, Owned]
+    nodes: list[TreeNode] | None
+    recent: list[int] | None
+
+
+class Operation(PlainOperation, omit_defaults=True):
+    """One operation."""
+
+
+class Keyed(Operation, kw_only=True):
+    """An operation that brings tokens, under an adapter's name and a salt that they are cached apart by."""
+
+    tokens: list[int]
+    adapter: str | None = None
+    salt: str | None = None
+
+    @property
+    def namespace(self) -> tuple[str | None, str | None]:
+        """Both."""
+        return self.adapter, self.salt
+
+
+class MatchOp(Keyed, tag="match"):
+    """It is asked how much of some tokens is cached, which counts as a use of it."""
+
+    want: Found | None = None
+
+
+class AdmitOp(Keyed, tag="admit"):
+    """A request comes and takes what is cached of its tokens but the last."""
+
+    id: str
+    priority: int = 0
+    want: Found | None = None
+
+
+class ExtendOp(Operation, tag="extend"):
+    """A request's tokens up to a length get slots."""
+
+    id: str
+    length: int
+    want: Slots | None = None
+
+
+class DecodeOp(Operation, tag="decode"):
+    """A request has one more token, unless it is refused a slot for it."""
+
+    id: str
+    token: int
+    want: Slots | None = None
+
+
+class SlideOp(Operation, tag="slide"):
+    """The window slots that a decoding request reads no more are freed."""
+
+    id: str
+
+
+class CheckpointOp(Operation, tag="checkpoint"):
+    """Everything that a running request has computed is entered."""
+
+    id: str
+    want: Row | None = None
+
+
+class ReleaseWindowOp(Operation, tag="release_window"):
+    """A request has decoded past its prefix: its lock on the window's part is given back."""
+
+    id: str
+
+
+class FinishOp(Operation, tag="finish"):
+    """A request ends; what it has computed is entered."""
+
+    id: str
+
+
+class AbortOp(Operation, tag="abort"):
+    """A request ends, and nothing is entered."""
+
+    id: str
+
+
+class EvictOp(Operation, tag="evict"):
+    """At least so many tokens are freed, in each pool; whole nodes at a time."""
+
+    tokens: list[int]
+    want: Freed | None = None
+
+
+class StateOp(Operation, tag="state"):
+    """Everything."""
+
+    want: State | None = None
+
+
+OPERATIONS = (
+    *(MatchOp, AdmitOp, ExtendOp, DecodeOp, SlideOp, CheckpointOp),
+    *(ReleaseWindowOp, FinishOp, AbortOp, EvictOp, StateOp),
+)
+"""The operations."""
+
+
+def to_config(header: Header) -> SGLangConfig:
+    """The configuration that a header describes.
+
+    Raises:
+      ConfigError: another version of the log format, or a cache that SGLang does not have.
+    """
+    if header.oplog != 2:
+        raise ConfigError("oplog", header.oplog, "version 2 of the log format")
+    kinds = [group.get("kind") for group in header.groups]
+    if kinds not in ([FULL_ATTENTION], list(KINDS)):
+        raise ConfigError("groups", header.groups, "full attention, and a sliding window after it or nothing")
+    sizes = {group.get("block_size") for group in header.groups}
+    size = header.groups[0].get("block_size")
+    if len(sizes) != 1 or type(size) is not int or size < 1:
+        raise ConfigError("groups", header.groups, "pages of one size, of 1 token at least")
+    if len(header.num_blocks) != len(kinds):
+        raise ConfigError("num_blocks", header.num_blocks, f"pages of {len(kinds)} pools")
+    check_bugs(header.bugs, BUGS)
+    return SGLangConfig(
+        page_size=size,
+        num_slots=tuple(size * count for count in header.num_blocks),
+        window=header.groups[1].get("window") if len(kinds) == 2 else None,
+        policy=header.policy,
+        eagle=header.eagle,
+        need_sort=header.need_sort,
+        bugs=frozenset(header.bugs),
+    )
+
+
+FORMAT = LogFormat(Header, OPERATIONS, to_config, {"parent": -1}, "sglang_")
+"""Header and operations, by name."""
+
+
+# Rules that a log may exercise, as far as its operations and the recorded answers show.
+
+RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "hit/none": "a request finds nothing",
+        "hit/full": "a request takes all that full attention has cached",
+        "hit/window": "a request takes less than full attention has cached, for want of a window",
+        "extend/granted": "a chunk gets slots",
+        "extend/refused": "a chunk finds no room",
+        "decode/granted": "a token gets a slot",
+        "decode/refused": "a token finds no room",
+        "enter/chunk": "a running request enters what it has computed",
+        "enter/rewritten": "the tree's slots take the place of a request's own",
+        "enter/whole": "a request ends and enters all",
+        "enter/nothing": "a request ends and enters nothing",
+        "window/slid": "a request frees slots behind its window",
+        "window/released": "a request gives back the lock on a prefix's window",
+        "window/tombstone": "a node is cached without its window slots",
+        "evict/full": "leaves are evicted as asked for",
+        "evict/window": "window slots are evicted as asked for",
+        "key/namespace": "tokens are cached apart under an adapter or a salt",
+    }
+)
+"""The rules."""
+
+
+def exercised(log: Log) -> dict[str, int]:
+    """Times that a log exercised each of `RULES`; those that it did not are left out."""
+    counts = dict.fromkeys(RULES, 0)
+    rows: dict[str, Sequence[int]] = {}
+    for operation in log.operations:
+        for rule in _shown(operation, rows):
+            counts[rule] += 1
+    return {rule: count for rule, count in counts.items() if count}
+
+
+def _shown(operation: Operation, rows: dict[str, Sequence[int]]) -> list[str]:
+    """Rules that one operation shows; `rows` are the slots of each running request, as far as answers tell them."""
+    match operation:
+        case MatchOp(want=Found() as found) | AdmitOp(want=Found() as found):
+            if isinstance(operation, AdmitOp):
+                rows[operation.id] = found.slots
+            hit = "hit/none" if not found.full else "hit/window" if found.hit < found.full else "hit/full"
+            return [hit] + ["key/namespace"] * (operation.namespace != (None, None))
+        case ExtendOp(want=Slots(slots)) | DecodeOp(want=Slots(slots)):
+            rows[operation.id] = [*rows.get(operation.id, ()), *(slots or ())]
+            name = "extend" if isinstance(operation, ExtendOp) else "decode"
+            return [f"{name}/{'refused' if slots is None else 'granted'}"]
+        case CheckpointOp(want=Row(slots)):
+            rewritten = slots != rows.get(operation.id)
+            rows[operation.id] = slots
+            return ["enter/chunk"] + ["enter/rewritten"] * rewritten
+        case SlideOp():
+            return ["window/slid"]
+        case ReleaseWindowOp():
+            return ["window/released"]
+        case FinishOp():
+            return ["enter/whole"]
+        case AbortOp():
+            return ["enter/nothing"]
+        case EvictOp(want=Freed(tokens)):
+            return [rule for rule, freed in zip(("evict/full", "evict/window"), tokens, strict=False) if freed]
+        case StateOp(want=State(pools=[_, _], nodes=list(nodes))):
+            return ["window/tombstone"] * any(node.window is None for node in nodes)
+    return []

@@ -1,0 +1,89 @@
+"""Eviction: leaves leave whole, in the order that a policy says; window slots leave by recency, wherever they are.
+
+Full slots are needed by whatever comes after them, so they leave from the leaves up. A window's slots are not: those of
+an inner node are freed alone, and a tombstone is left. If such a node is a leaf that nobody holds, it leaves whole, its
+full slots with it, although these were not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hkv.dialects.sglang.config import FULL, SWA
+from reference.dialects.sglang.tree import Node, RadixTree
+
+ORDERS: Mapping[str, Callable[[Node], Any]] = {
+    "lru": lambda node: node.used,
+    "mru": lambda node: (-node.used[0], -node.used[1]),
+    "fifo": lambda node: node.made,
+    "filo": lambda node: -node.made,
+    "lfu": lambda node: node.hits,
+    "slru": lambda node: node.hits >= 2,
+    "priority": lambda node: node.priority,
+}
+"""By which of its properties a leaf leaves before another; the smaller one first, and of equals the longer unused."""
+
+
+def leaves(tree: RadixTree) -> list[Node]:
+    """Nodes that may leave: nothing comes after them, and nobody holds them (`_is_device_leaf`)."""
+    return [node for node in tree.nodes() if not (node.children or node.full_locks or node.window_locks)]
+
+
+def evict(tree: RadixTree, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Frees so many tokens of each component, or as many as there are; how many it freed (`evict`).
+
+    What leaves for full attention's sake counts for the window, too.
+    """
+    return _Eviction(tree).run(lambda name, freed: freed >= wanted.get(name, 0))
+
+
+def evict_for(tree: RadixTree, tokens: int) -> None:
+    """Evicts until each pool has room for so many tokens, or nothing more may leave (`evict_to_free_tokens`).
+
+    The engine counts what a pool lacks before it begins, and looks at the pool again after every node. The window's
+    walk stops, too, once it freed what was lacking, although slots of a page may be all that it frees.
+    """
+    lacking = {name: tokens - room for name, room in tree.pools.available.items()}
+
+    def enough(name: str, freed: int) -> bool:
+        if lacking[name] <= 0:
+            return True
+        return tree.pools.available[name] >= tokens or (name == SWA and freed >= lacking[name])
+
+    _Eviction(tree).run(enough)
+
+
+class _Eviction:
+    """One eviction of a tree, and what it freed so far."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+        self._freed = dict.fromkeys(tree.config.components, 0)
+
+    def run(self, enough: Callable[[str, int], bool]) -> dict[str, int]:
+        """Frees each component's slots, in their order, until there is enough of it."""
+        while not enough(FULL, self._freed[FULL]) and (found := leaves(self._tree)):
+            self._delete(min(found, key=lambda node: (ORDERS[self._tree.config.policy](node), node.used)))
+        if SWA in self._freed:
+            self._walk(lambda: enough(SWA, self._freed[SWA]))
+        return self._freed
+
+    def _walk(self, enough: Callable[[], bool]) -> None:
+        """From the window's least recently used slots on; what is held is passed over."""
+        for node in reversed(list(self._tree.recent)):
+            if node.window_locks:
+                continue
+            if enough():
+                return
+            if node in leaves(self._tree):
+                self._delete(node)
+            else:
+                self._freed[SWA] += len(node.key)
+                self._tree.tombstone(node)
+
+    def _delete(self, leaf: Node) -> None:
+        self._freed[FULL] += len(leaf.key)
+        if leaf.window is not None:
+            self._freed[SWA] += len(leaf.key)
+        self._tree.delete(leaf)

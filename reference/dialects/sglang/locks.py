@@ -1,0 +1,79 @@
+"""Locks: what requests that run hold of the tree.
+
+A request holds the full slots of its whole prefix, but of the window's only those that a window back from its node
+reaches. Nodes are held whole. Where the window ends the node gets a mark, and the receipt keeps it: splits move the
+mark along, so that whoever unlocks walks over exactly the nodes that were locked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from reference.dialects.sglang.tree import Node
+
+
+@dataclasses.dataclass
+class Receipt:
+    """A lock to be undone (`TreeLock`).
+
+    Attributes:
+      node: the node from which on nodes are locked, upwards.
+      mark: the mark at which the window's part ends; None where it goes up to the root.
+      window_released: whether the window's part was given back early.
+    """
+
+    node: Node
+    mark: int | None
+    window_released: bool = False
+
+
+class Locks:
+    """Locks and unlocks paths of a tree.
+
+    Args:
+      window: tokens of the window, None where there is none.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._marks = itertools.count(1)
+
+    def lock(self, node: Node) -> Receipt:
+        """Holds a node and what is before it (`inc_lock_ref`)."""
+        for each in node.path():
+            each.full_locks += 1
+        covered, mark = 0, None
+        for each in node.path():
+            if covered >= (self._window or 0):
+                break
+            each.window_locks += 1
+            covered += len(each.key)
+            if covered >= (self._window or 0):
+                each.mark = mark = next(self._marks) if each.mark is None else each.mark
+        return Receipt(node, mark)
+
+    def unlock(self, receipt: Receipt) -> None:
+        """Undoes a lock (`dec_lock_ref`)."""
+        for each in receipt.node.path():
+            each.full_locks -= 1
+        if not receipt.window_released:
+            self._unlock_window(receipt)
+
+    def release_window(self, receipt: Receipt) -> None:
+        """Gives the window's part back before the rest, once the request reads it no more (`release_swa`)."""
+        if receipt.mark is not None and not receipt.window_released:
+            self._unlock_window(receipt)
+            receipt.window_released = True
+
+    def _unlock_window(self, receipt: Receipt) -> None:
+        for each in _until(receipt.mark, receipt.node.path()) if self._window is not None else ():
+            each.window_locks -= 1
+
+
+def _until(mark: int | None, nodes: Iterator[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if mark is not None and node.mark == mark:
+            return

@@ -1,0 +1,201 @@
+"""Requests under SGLang's rules: what they take from the tree, what is theirs alone, and when it becomes the tree's.
+
+A request has a row of full slots, one a token. The first `protected` of them are the tree's, which the request holds
+by a lock; the others are its own. After each chunk of its prompt, and at its end, it enters what it has computed, and
+the tree's slots take the place of its own. So a prompt is shared as soon as its first chunk is computed.
+
+After SGLang 0.5.23, `unified_radix_cache.py` (`checkpoint_into_tree`), `common.py` and `allocation.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from hkv.dialects.sglang.config import SGLangConfig
+from hkv.errors import OperationError
+from reference.dialects.sglang.eviction import evict, evict_for
+from reference.dialects.sglang.key import Key, Namespace
+from reference.dialects.sglang.locks import Locks, Receipt
+from reference.dialects.sglang.pool import Pools
+from reference.dialects.sglang.tree import Match, RadixTree
+
+
+@dataclasses.dataclass
+class Request:
+    """A request.
+
+    Attributes:
+      tokens: prompt and output.
+      prompt: tokens of the prompt.
+      namespace: of its keys.
+      priority: a larger one keeps its nodes longer, under the policy of that name.
+      row: the full slot of each token that has one.
+      lock: on the prefix that the tree has.
+      protected: so many slots of the row are the tree's.
+      counted: so many tokens it has entered.
+      evicted: of so many, those the tree owns apart, the window's slots have been freed.
+      branch: length at which its first insert ends, so that the prefix it shares there gets a window; None for none.
+    """
+
+    tokens: list[int]
+    prompt: int
+    namespace: Namespace
+    priority: int
+    row: list[int]
+    lock: Receipt
+    protected: int
+    counted: int = 0
+    evicted: int = 0
+    branch: int | None = None
+
+
+class Manager:
+    """SGLang's cache under the requests of a scheduler.
+
+    Attributes:
+      config: the cache's configuration.
+      pools: its slots.
+      tree: what is cached.
+      requests: those that run, by name.
+    """
+
+    def __init__(self, config: SGLangConfig) -> None:
+        self.config = config
+        self.pools = Pools(config)
+        self.tree = RadixTree(config, self.pools)
+        self.locks = Locks(config.window)
+        self.requests: dict[str, Request] = {}
+
+    def match(self, tokens: Sequence[int], namespace: Namespace = (None, None)) -> Match:
+        """The longest cached prefix of some tokens; that it was asked for counts as a use."""
+        return self.tree.match(Key.of(tokens, namespace, eagle=self.config.eagle))
+
+    def admit(self, id: str, tokens: Sequence[int], namespace: Namespace = (None, None), priority: int = 0) -> Match:
+        """A request comes, and holds the longest prefix of its tokens but the last, which is computed in any case."""
+        if id in self.requests:
+            raise OperationError("id", id, "a name that no running request has")
+        if not tokens:
+            raise OperationError("tokens", list(tokens), "at least 1 token")
+        match = self.match(tokens[:-1], namespace)
+        row, lock = match.node.slots(), self.locks.lock(match.node)
+        request = Request(list(tokens), len(tokens), namespace, priority, row, lock, match.length)
+        request.branch = None if self.config.window is None else match.branch
+        self.requests[id] = request
+        return match
+
+    def extend(self, id: str, length: int) -> list[int] | None:
+        """Slots for a request's tokens up to a length: those that are new, or None if there is no room."""
+        request = self._request(id)
+        start, size = len(request.row), self.config.page_size
+        if not start < length <= len(request.tokens):
+            raise OperationError("length", length, f"from {start + 1} to {len(request.tokens)} tokens")
+        # With pages the engine asks for one more than could be needed.
+        evict_for(self.tree, length - start + (size if size > 1 else 0))
+        slots = self.pools.extend(start, length, request.row[-1] if request.row else -1)
+        request.row += slots or []
+        return slots
+
+    def decode(self, id: str, token: int) -> int | None:
+        """The slot of one more token; None if there is no room, and the token does not come."""
+        request = self._request(id)
+        if len(request.row) != len(request.tokens):
+            raise OperationError("id", id, "a request whose tokens all have slots")
+        evict_for(self.tree, self.config.page_size)
+        slot = self.pools.decode(len(request.row), request.row[-1])
+        if slot is not None:
+            request.tokens.append(token)
+            request.row.append(slot)
+        return slot
+
+    def slide(self, id: str) -> None:
+        """Frees the window's slots that a decoding request reads no more (`evict_sliding_windows`)."""
+        self._slide(self._request(id), len(self._request(id).row))
+
+    def checkpoint(self, id: str) -> None:
+        """Enters what a running request has computed (`checkpoint_kv_cache`)."""
+        self._enter(id, finished=False)
+
+    def release_window(self, id: str) -> None:
+        """Gives back the lock on the window's part of a request's prefix, which it has decoded past."""
+        self.locks.release_window(self._request(id).lock)
+
+    def finish(self, id: str) -> None:
+        """A request ends, and what it has computed is entered."""
+        self._enter(id, finished=True)
+        self._release(id)
+
+    def abort(self, id: str) -> None:
+        """A request ends, and nothing is entered; so does one that is retracted to come again."""
+        self._release(id)
+
+    def evict(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """Frees so many tokens of each component; how many it freed."""
+        return evict(self.tree, wanted)
+
+    def _enter(self, id: str, *, finished: bool) -> None:
+        """Enters a request's tokens, takes the tree's slots for its own, and holds what it ends on."""
+        request = self._request(id)
+        eagle, branch = self.config.eagle, request.branch
+        length = len(request.row)
+        if length - eagle < request.protected:
+            raise OperationError("id", id, "a request that has computed a token since it came")
+        # The prefix that a window kept this request from using ends here, so that the next one can use it.
+        branching = branch is not None and branch > request.protected and branch + eagle <= length
+        if branching:
+            assert branch is not None
+            length = branch + eagle
+        key = Key.of(request.tokens[:length], request.namespace, eagle=eagle)
+        if not finished:
+            self._slide(request, len(key) - 1)
+        if not length:
+            return
+        slots = {"owned": request.protected, "evicted": request.evicted, "counted": request.counted}
+        entered = self.tree.insert(key, request.row, priority=request.priority, **slots)
+        key = key.whole_pages(self.config.page_size)
+        request.counted = max(request.counted, len(key))
+        if self.config.window is None:
+            self._part_prompt(request, key)
+        request.row[request.protected : len(key)] = entered.node.slots()[request.protected :]
+        self.locks.unlock(request.lock)
+        request.lock = self.locks.lock(entered.node)
+        request.protected = len(key)
+        if branching:
+            request.branch = None
+            if not finished:
+                self._slide(request, len(request.row) - eagle - 1)
+
+    def _part_prompt(self, request: Request, key: Key) -> None:
+        """Parts a prompt from what was generated after it, and keeps it longer: it is likelier to come again."""
+        prompt = Key.of(request.tokens[: request.prompt], request.namespace, eagle=self.config.eagle)
+        prompt = prompt.whole_pages(self.config.page_size)
+        if 0 < len(prompt) < len(key):
+            slots = {"owned": len(prompt), "counted": len(prompt)}
+            self.tree.insert(prompt, request.row, priority=request.priority + 1, **slots)
+
+    def _slide(self, request: Request, length: int) -> None:
+        """Frees window slots of a request's own that a query at `length` does not read, but for whole pages' sake."""
+        if self.config.window is None or length - self.config.window < request.evicted + 1:
+            return
+        size = self.config.page_size
+        start = max(request.evicted, request.protected)
+        kept = -(-max(self.config.window, size) // size) * size
+        end = max(start, length - kept) // size * size
+        request.evicted = start
+        if end > start:
+            self.pools.give_back_window(request.row[start:end])
+            request.evicted = end
+
+    def _release(self, id: str) -> None:
+        request = self._request(id)
+        live = max(request.protected, request.evicted)
+        self.pools.full.give_back(request.row[request.protected : live])
+        self.pools.give_back(request.row[live:])
+        self.locks.unlock(request.lock)
+        del self.requests[id]
+
+    def _request(self, id: str) -> Request:
+        try:
+            return self.requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that runs") from None

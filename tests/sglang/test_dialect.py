@@ -1,0 +1,173 @@
+"""SGLang's dialect through the commands: watched, explored, explained, and its defects found and made small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hkv.contract import registry
+from hkv.contract.explore_command import Space
+from hkv.contract.log import Log
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
+from hkv.errors import ConfigError, HKVError, OperationError
+from hkv.oracle.exploration import BreadthFirst, PlainWorld
+from hkv.oracle.record import Only, differ, record
+from hkv.oracle.shrink import Shrinker
+from hkv.oracle.verbs import explain
+from reference.dialects.sglang.tree import Node, RadixTree
+
+DIALECT = registry.dialect_of(structs.NAME)
+
+
+def header(pages: int = 8, window: int | None = None, size: int = 1, **options: Any) -> structs.Header:
+    groups: list[dict[str, Any]] = [{"kind": "full_attention", "block_size": size}]
+    if window is not None:
+        groups.append({"kind": "sliding_window", "block_size": size, "window": window})
+    return structs.Header(
+        dialect=structs.NAME, feature="hand", num_blocks=[pages] * len(groups), groups=groups, **options
+    )
+
+
+def performed(engine: SGLangNumpyEngine, *operations: structs.Operation) -> list[Any]:
+    return [engine.perform(operation) for operation in operations]
+
+
+def entered(id: str, tokens: list[int]) -> list[structs.Operation]:
+    """A request that comes, computes its prompt, and ends."""
+    extend = structs.ExtendOp(id=id, length=len(tokens))
+    return [structs.AdmitOp(id=id, tokens=tokens), extend, structs.FinishOp(id=id)]
+
+
+def test_every_invariant_holds_in_every_state_of_a_small_cache() -> None:
+    for window in (None, 1):
+        given = header(3, window)
+        search = BreadthFirst(given, PlainWorld(DIALECT, given, Space(requests=1, prompt=2, max_model_len=2)))
+        search.run()
+        assert search.report.exhausted, search.report.counterexample
+        assert search.report.states > 40
+
+
+def test_random_traffic_breaks_no_invariant() -> None:
+    for feature in DIALECT.features(structs.NAME):
+        for seed in range(4):
+            record(_watched, feature, seed, 2, 12, Only(dialect=structs.NAME))
+
+
+def _watched(given: structs.Header) -> Any:
+    return DIALECT.watch(SGLangNumpyEngine(given), given)
+
+
+def test_a_window_needs_what_is_behind_it() -> None:
+    """Once a prefix has lost its window, the next request finds nothing of it, but gives it one: a third finds it."""
+    engine = SGLangNumpyEngine(header(40, window=2))
+    performed(engine, *entered("a", list(range(8))), structs.EvictOp(tokens=[0, 4]))
+    second = [0, 1, 2, 3, 9]
+    found, _, row = performed(
+        engine,
+        structs.AdmitOp(id="b", tokens=second),
+        structs.ExtendOp(id="b", length=5),
+        structs.CheckpointOp(id="b"),
+    )
+    assert (found.hit, found.full) == (0, 4)
+    assert row.protected == 4
+    assert performed(engine, structs.AdmitOp(id="c", tokens=[0, 1, 2, 3, 8]))[0].hit == 4
+
+
+def test_an_explanation_names_what_each_group_lacks() -> None:
+    operations = [
+        *entered("a", [0, 1, 2, 3]),
+        structs.EvictOp(tokens=[0, 3]),
+        structs.AdmitOp(id="b", tokens=[0, 1, 2, 3, 4]),
+    ]
+    given = header(8, window=2)
+    told = explain(_log(given, operations), len(operations) + 1)
+    assert [(group.kind, group.largest) for group in told.groups] == [("full_attention", 2), ("sliding_window", 0)]
+    assert told.hit == 0
+
+
+def _log(given: structs.Header, operations: list[structs.Operation]) -> Log:
+    engine = SGLangNumpyEngine(given)
+    answered = []
+    for operation in operations:
+        answer = engine.perform(operation)
+        answered.append(msgspec.structs.replace(operation, want=answer) if hasattr(operation, "want") else operation)
+    return Log("hand", given, tuple(answered))
+
+
+def _keep_all_recent(tree: RadixTree, node: Node) -> None:
+    tree.recent.sort(key=lambda each: each not in list(node.path()))
+
+
+def _split_shares_no_lock(tree: RadixTree, node: Node, length: int) -> Node:
+    upper = _SPLIT(tree, node, length)
+    upper.full_locks = 0
+    return upper
+
+
+_SPLIT = RadixTree.split
+
+
+@pytest.mark.parametrize(
+    ("method", "planted"),
+    [
+        ("_refresh", _keep_all_recent),
+        ("split", _split_shares_no_lock),
+        ("_recover", lambda *given: given[2] + len(given[3])),
+    ],
+)
+def test_a_planted_defect_is_found_and_made_small(method: str, planted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(SGLangNumpyEngine):
+        def perform(self, operation: structs.Operation) -> Any:
+            with monkeypatch.context() as patched:
+                patched.setattr(RadixTree, method, planted)
+                return super().perform(operation)
+
+    only = Only(dialect=structs.NAME)
+    runs = (differ(Wrong, SGLangNumpyEngine, "window", seed, 2, 12, only=only) for seed in range(60))
+    case = next(recording.case(parted) for recording, parted in runs if parted is not None)
+    assert len(Shrinker(Wrong, SGLangNumpyEngine).shrink(case).operations) <= 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"policy": "random"}, "policy"),
+        ({"num_blocks": [4, 4]}, "num_blocks"),
+        ({"groups": [{"kind": "mamba", "block_size": 1}]}, "groups"),
+        ({"bugs": ["unknown"]}, "bugs"),
+        ({"oplog": 1}, "oplog"),
+    ],
+)
+def test_a_cache_that_sglang_does_not_have_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        SGLangNumpyEngine(msgspec.structs.replace(header(), **changes))
+    assert error.value.argument == field
+
+
+def test_operations_that_cannot_come_are_refused_and_change_nothing() -> None:
+    engine = SGLangNumpyEngine(header())
+    performed(engine, structs.AdmitOp(id="a", tokens=[1, 2]))
+    before = engine.perform(structs.StateOp())
+    for operation in (
+        structs.AdmitOp(id="a", tokens=[1]),
+        structs.AdmitOp(id="b", tokens=[]),
+        structs.ExtendOp(id="a", length=3),
+        structs.DecodeOp(id="a", token=1),
+        structs.FinishOp(id="b"),
+    ):
+        with pytest.raises(OperationError):
+            engine.perform(operation)
+        with pytest.raises(HKVError):
+            _followed(operation)
+    assert engine.perform(structs.StateOp()) == before
+
+
+def _followed(operation: structs.Operation) -> None:
+    lifecycle = DIALECT.lifecycle(header())
+    first = structs.AdmitOp(id="a", tokens=[1, 2])
+    lifecycle.follow(first)
+    lifecycle.answered(first, structs.Found(0, 0, []))
+    lifecycle.follow(operation)

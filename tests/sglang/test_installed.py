@@ -1,0 +1,74 @@
+"""The reference against SGLang 0.5.23's own cache, its tree in Python and in Rust."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from hkv.contract.events import KeyIndex, decode_batch
+from hkv.dialects.sglang.log import BUGS, NAME, AdmitOp, EvictOp, MatchOp, StateOp
+from hkv.dialects.sglang.traffic import FEATURES
+from hkv.oracle.check import check_log
+from hkv.oracle.comparison import Comparison
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import find_logs, read_log
+from hkv.oracle.record import Only, record
+from tests.sglang.test_dialect import entered, header
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+pytestmark = pytest.mark.sglang
+
+
+@pytest.mark.parametrize("engine", ["sglang", "sglang-rust"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_reference_agrees_with_sglang(engine: str, feature: str) -> None:
+    compared = Comparison((engine, "numpy"), Only(dialect=NAME))
+    assert not any(compared.seed(feature, seed) for seed in range(12))
+
+
+def test_sglang_still_answers_what_was_recorded() -> None:
+    for path in find_logs([ROOT / "tests" / "data" / "sglang"]):
+        difference = check_log(read_log(path), engine_factory("sglang"))
+        assert difference is None, difference.describe()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_sglang_has_the_defects_that_are_named(name: str) -> None:
+    log = read_log(ROOT / "docs" / "upstream-bugs" / f"{name}.jsonl")
+    found = check_log(log, engine_factory("sglang"), list(BUGS))
+    assert found is not None
+    assert found.line == len(log.operations) + 1
+    assert check_log(log, engine_factory("numpy"), list(BUGS)).got == found.got
+
+
+def told(engine: Any) -> int:
+    """Keys that a router believes in, once it was told of everything."""
+    index = KeyIndex()
+    assert not index.apply(0, decode_batch(engine.published()))
+    return sum(entry.count for keys in index.places.values() for entry in keys.values())
+
+
+@pytest.mark.parametrize("engine", ["sglang", "sglang-rust"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_routers_are_told_of_every_page_of_full_attention(engine: str, feature: str) -> None:
+    for seed in range(6):
+        recording = record(engine_factory("numpy"), feature, seed, 2, 16, Only(dialect=NAME))
+        driven, follower = (engine_factory(each)(recording.header) for each in (engine, "numpy"))
+        for operation in recording.operations:
+            driven.perform(operation)
+            follower.perform(operation)
+        nodes = follower.perform(StateOp()).nodes
+        assert told(driven) == sum(len(node.slots) for node in nodes) // recording.header.groups[0]["block_size"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "sglang-rust"])
+def test_routers_are_not_told_that_a_prefix_lost_its_window(engine: str) -> None:
+    driven = engine_factory(engine)(header(8, window=2, bugs=sorted(BUGS)))
+    for operation in (*entered("a", [0, 1, 2, 3, 4, 5]), AdmitOp(id="b", tokens=[0, 1, 2, 3, 4, 5, 6])):
+        driven.perform(operation)
+    driven.perform(EvictOp(tokens=[0, 4]))
+    assert driven.perform(MatchOp(tokens=[0, 1, 2, 3])).hit == 0
+    assert told(driven) == 6
