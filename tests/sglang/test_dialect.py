@@ -136,7 +136,7 @@ def test_a_planted_defect_is_found_and_made_small(method: str, planted: Any, mon
     [
         ({"policy": "random"}, "policy"),
         ({"num_blocks": [4, 4]}, "num_blocks"),
-        ({"groups": [{"kind": "mamba", "block_size": 1}]}, "groups"),
+        ({"groups": [{"kind": "mla", "block_size": 1}]}, "groups"),
         ({"bugs": ["unknown"]}, "bugs"),
         ({"oplog": 1}, "oplog"),
     ],

@@ -2,8 +2,8 @@
 
 SGLang has one `UnifiedRadixCache` for every model; what its layers cache are the tree's *components*. A model with full
 attention alone has FULL; layers with a sliding window add SWA, with a pool of slots of its own and a mapping from the
-one to the other. Sizes are in tokens: a slot holds one token, and a page is `page_size` slots that are handed out
-together.
+one to the other; recurrent layers add MAMBA, with a pool of states. Sizes are in tokens, but for states: a slot holds
+one token, and a page is `page_size` slots that are handed out together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 
 from hkv.errors import ConfigError
 
-FULL, SWA = COMPONENTS = ("FULL", "SWA")
+FULL, SWA, MAMBA = COMPONENTS = ("FULL", "SWA", "MAMBA")
 """SGLang's `ComponentType`, in the order in which components are asked."""
 
 POLICIES = ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
@@ -33,6 +33,10 @@ class SGLangConfig:
       policy: one of `POLICIES`.
       eagle: whether keys are bigrams, as EAGLE's draft reads them.
       need_sort: whether freed pages wait and are sorted before they are handed out, as under disaggregation.
+      states: states of recurrent layers, None where no layer has one.
+      tracked: whether a request keeps states of lengths that it has passed (`--mamba-scheduler-strategy extra_buffer`),
+        in two states beside its own, so that pages may be longer than a token; else only the last one is known.
+      most_states: most states on the path to the one that was entered last; -1 for any number.
       bugs: names of defects that are reproduced.
     """
 
@@ -42,6 +46,9 @@ class SGLangConfig:
     policy: str = "lru"
     eagle: bool = False
     need_sort: bool = False
+    states: int | None = None
+    tracked: bool = False
+    most_states: int = -1
     bugs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -57,10 +64,22 @@ class SGLangConfig:
             raise ConfigError("window", self.window, "at least 1 token")
         if self.policy not in POLICIES:
             raise ConfigError("policy", self.policy, f"one of {', '.join(POLICIES)}")
+        if self.states is not None and self.states < 1:
+            raise ConfigError("states", self.states, "at least 1")
+        if self.states is not None and not self.tracked and self.page_size > 1:
+            raise ConfigError("page_size", self.page_size, "1 token, where only the last state is known")
+        if self.most_states < -1 or self.most_states == 0:
+            raise ConfigError("most_states", self.most_states, "a positive number, or -1")
         if unknown := sorted(self.bugs - set(BUGS)):
             raise ConfigError("bugs", unknown[0], f"some of {', '.join(BUGS)}")
 
     @property
     def components(self) -> tuple[str, ...]:
         """The tree's components."""
-        return COMPONENTS[: len(self.num_slots)]
+        present = (True, self.window is not None, self.states is not None)
+        return tuple(name for name, there in zip(COMPONENTS, present, strict=True) if there)
+
+    @property
+    def bigrams(self) -> bool:
+        """True if keys are bigrams: under EAGLE, but for caches with states."""
+        return self.eagle and self.states is None

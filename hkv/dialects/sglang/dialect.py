@@ -140,7 +140,7 @@ class SGLangDialect(Dialect):
                 yield from (structs.DecodeOp(id=id, token=token) for token in TOKENS)
             if computed == known and engine.manager.config.window is not None:
                 yield structs.SlideOp(id=id)
-            if computed - engine.manager.config.eagle >= request.protected:
+            if request.ran:
                 yield structs.CheckpointOp(id=id)
                 yield structs.FinishOp(id=id)
             yield structs.AbortOp(id=id)

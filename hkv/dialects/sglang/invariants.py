@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hkv.contract.invariant import PlainMoment, Register
 from hkv.dialects.sglang import log as structs
@@ -15,13 +15,10 @@ INVARIANTS = Register(structs.NAME)
 @INVARIANTS.invariant("pages are somewhere")
 def pages_are_somewhere(moment: PlainMoment) -> Iterator[str]:
     """Each page of each pool is free, or the tree's, or one request's, and in one place only."""
-    size = moment.header.groups[0]["block_size"]
     mapping = dict(moment.after.window)
-    for pool, count in enumerate(moment.header.num_blocks):
-        held = Counter(slot for node in moment.after.nodes for slot in ((node.window or []) if pool else node.slots))
-        for request in moment.after.requests.values():
-            own = request.slots[request.protected :]
-            held.update(mapping[slot] for slot in own if slot in mapping) if pool else held.update(own)
+    for pool, (group, count) in enumerate(zip(moment.header.groups, moment.header.num_blocks, strict=True)):
+        size = 1 if group["kind"] == structs.STATES else moment.header.groups[0]["block_size"]
+        held = Counter(_held(moment.after, group["kind"], mapping))
         if twice := sorted(slot for slot, times in held.items() if times > 1):
             yield f"slots {twice} of pool {pool} are in two places"
         pages = Counter({slot // size for slot in held})
@@ -33,10 +30,30 @@ def pages_are_somewhere(moment: PlainMoment) -> Iterator[str]:
             yield f"pages {lost} of pool {pool} are nowhere"
 
 
+def _held(state: structs.State, kind: str, mapping: Mapping[int, int]) -> Iterator[int]:
+    """Slots of a pool that nodes and requests have, one for each of them."""
+    nodes = state.nodes or []
+    for request in state.requests.values():
+        own = request.slots[request.protected :]
+        if kind == structs.FULL_ATTENTION:
+            yield from own
+        elif kind == structs.SLIDING_WINDOW:
+            yield from (mapping[slot] for slot in own if slot in mapping)
+        else:
+            yield from request.states
+    for node in nodes:
+        if kind == structs.FULL_ATTENTION:
+            yield from node.slots
+        elif kind == structs.SLIDING_WINDOW:
+            yield from node.window or []
+        elif node.state is not None:
+            yield node.state
+
+
 @INVARIANTS.invariant("a tree of pages")
 def a_tree_of_pages(moment: PlainMoment) -> Iterator[str]:
     """Nodes are whole pages, with a slot a unit, and siblings differ in their first page."""
-    size, eagle = moment.header.groups[0]["block_size"], moment.header.eagle
+    size, eagle = moment.header.groups[0]["block_size"], structs.to_config(moment.header).bigrams
     seen = set[tuple[object, ...]]()
     for number, node in enumerate(moment.after.nodes):
         units = len(node.tokens) - eagle
@@ -63,20 +80,22 @@ def windows_are_mapped(moment: PlainMoment) -> Iterator[str]:
     """A node's window slots are those that its full slots are mapped to; a tombstone's are mapped to none. The order
     by which they leave has every node that has some, once."""
     mapping, nodes = dict(moment.after.window), moment.after.nodes
+    if structs.to_config(moment.header).window is None:
+        return
     for number, node in enumerate(nodes):
         mapped = [mapping.get(slot) for slot in node.slots]
         if mapped != (node.window or [None] * len(node.slots)):
             yield f"node {number} has window slots {node.window}, and its full slots are mapped to {mapped}"
-    if sorted(moment.after.recent) != [number for number, node in enumerate(nodes) if node.window is not None]:
+    if sorted(moment.after.recent[0]) != [number for number, node in enumerate(nodes) if node.window is not None]:
         yield f"the order of window slots has the nodes {moment.after.recent}"
 
 
 @INVARIANTS.invariant("windows are there")
 def windows_are_there(moment: PlainMoment) -> Iterator[str]:
     """The window slots that a running request's next token reads are there."""
-    if len(moment.header.groups) == 1:
+    mapping, window = dict(moment.after.window), structs.to_config(moment.header).window
+    if window is None:
         return
-    mapping, window = dict(moment.after.window), moment.header.groups[1]["window"]
     for id, request in moment.after.requests.items():
         read = request.slots[max(0, len(request.slots) - window + 1) :]
         if gone := [slot for slot in read if slot not in mapping]:

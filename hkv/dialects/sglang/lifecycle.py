@@ -10,11 +10,12 @@ from hkv.errors import OperationError
 
 @dataclasses.dataclass
 class Request:
-    """A running request: its tokens, how many of them have slots, and how many slots are the tree's."""
+    """A running request: its tokens, how many have slots, how many slots are the tree's, and whether it ran at all."""
 
     tokens: int
     computed: int
     protected: int
+    ran: bool = False
 
 
 class SGLangLifecycle:
@@ -29,8 +30,8 @@ class SGLangLifecycle:
 
     def __init__(self, header: structs.Header) -> None:
         self.requests: dict[str, Request] = {}
-        self._eagle, self._pools = header.eagle, len(header.num_blocks)
-        self._window = structs.to_config(header).window or 0
+        config = structs.to_config(header)
+        self._pools, self._window = len(header.num_blocks), config.window or 0
 
     def follow(self, operation: structs.Operation) -> None:
         """Checks one operation; `answered` takes note of what its answer decides.
@@ -58,7 +59,8 @@ class SGLangLifecycle:
             case structs.AdmitOp(), structs.Found(hit=hit):
                 self.requests[operation.id] = Request(len(operation.tokens), hit, hit)
             case structs.ExtendOp(), structs.Slots(slots=list()):
-                self.requests[operation.id].computed = operation.length
+                request = self.requests[operation.id]
+                request.computed, request.ran = operation.length, True
             case structs.DecodeOp(), structs.Slots(slots=list()):
                 request = self.requests[operation.id]
                 request.tokens = request.computed = request.tokens + 1
@@ -78,7 +80,7 @@ class SGLangLifecycle:
                 raise OperationError("id", id, "a request whose tokens all have slots")
             case structs.ReleaseWindowOp() if request.computed - request.protected < self._window:
                 raise OperationError("id", id, f"a request {self._window} tokens beyond what the tree has of it")
-            case structs.CheckpointOp() | structs.FinishOp() if request.computed - self._eagle < request.protected:
+            case structs.CheckpointOp() | structs.FinishOp() if not request.ran:
                 raise OperationError("id", id, "a request that has computed a token since it came")
             case structs.FinishOp() | structs.AbortOp():
                 del self.requests[id]

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
 from hkv.contract.bugs import Bug, check_bugs, listed
 from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
-from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, SPLIT_TOUCHES_SUFFIX, SGLangConfig
+from hkv.dialects.sglang.config import COMPONENTS, DECODE_LOSES_PAGE, SPLIT_TOUCHES_SUFFIX, SGLangConfig
 from hkv.errors import ConfigError
+
+T = TypeVar("T")
 
 NAME = "sglang-0.5.23"
 """The dialect's name in headers."""
 
-FULL_ATTENTION, SLIDING_WINDOW = KINDS = ("full_attention", "sliding_window")
-"""Kinds of groups: FULL and SWA as SGLang's components are called."""
+FULL_ATTENTION, SLIDING_WINDOW, STATES = KINDS = ("full_attention", "sliding_window", "mamba")
+"""Kinds of groups: FULL, SWA and MAMBA as SGLang's components are called."""
 
 BUGS = listed(
     Bug(
@@ -49,11 +52,15 @@ class Header(PooledHeader, kw_only=True):
       policy: `--radix-eviction-policy`.
       eagle: whether keys are bigrams.
       need_sort: whether freed pages are sorted before they are handed out again.
+      tracked: whether requests keep states of lengths that they have passed.
+      most_states: most states on a path; -1 for any number.
     """
 
     policy: str = "lru"
     eagle: bool = False
     need_sort: bool = False
+    tracked: bool = False
+    most_states: int = -1
 
 
 class Found(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,7 +86,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Freed(msgspec.Struct, forbid_unknown_fields=True):
-    """Answer to `evict`: tokens freed in each pool."""
+    """Answer to `evict`: tokens freed in each pool, and states."""
 
     tokens: list[int]
 
@@ -93,7 +100,8 @@ class TreeNode(msgspec.Struct, forbid_unknown_fields=True):
       tokens: its tokens; under EAGLE the one after the last, too.
       slots: full slots.
       window: window slots, None for a tombstone.
-      locks: requests that hold its full slots, and its window slots.
+      state: the state after its last token, or None.
+      locks: requests that hold its full slots, its window slots and its state, as far as there are such.
       mark: whether somebody's window was seen to end here.
       hits: number of requests that entered it.
       priority: the highest of theirs.
@@ -106,12 +114,19 @@ class TreeNode(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int]
     slots: list[int]
     window: list[int] | None
-    locks: tuple[int, int]
+    state: int | None
+    locks: list[int]
     mark: bool
     hits: int
     priority: int
     used: int
     made: int
+
+
+def of_components(config: SGLangConfig, full: T, window: T, states: T) -> list[T]:
+    """Those of three things that belong to components which a cache has."""
+    each = dict(zip(COMPONENTS, (full, window, states), strict=True))
+    return [each[name] for name in config.components]
 
 
 def order(namespace: tuple[str | None, str | None], tokens: list[int]) -> tuple[list[str], list[int]]:
@@ -128,12 +143,14 @@ class Pool(msgspec.Struct, forbid_unknown_fields=True):
 
 class Owned(msgspec.Struct, forbid_unknown_fields=True):
     """Slots of a request: full slots, how many of the first are the tree's, how many it has entered, and of how many
-    it has freed the window's slots."""
+    it has freed the window's slots; its own state, and those that keep what it was, and of which length."""
 
     slots: list[int]
     protected: int
     entered: int
     slid: int
+    states: list[int]
+    tracked: int | None
 
 
 class State(msgspec.Struct, forbid_unknown_fields=True):
@@ -145,14 +162,15 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
       requests: those that run, by name.
       nodes: of the tree, in the order of a walk in which children come by their first tokens; None where an engine
         does not show its tree.
-      recent: numbers of the nodes that have window slots, most recently used first; None likewise.
+      recent: numbers of the nodes that have window slots, and of those that have states, as far as there are such,
+        most recently used first; None likewise.
     """
 
     pools: list[Pool]
     window: list[tuple[int, int]]
     requests: dict[str, Owned]
     nodes: list[TreeNode] | None
-    recent: list[int] | None
+    recent: list[list[int]] | None
 
 
 class Operation(PlainOperation, omit_defaults=True):
@@ -187,18 +205,20 @@ class AdmitOp(Keyed, tag="admit"):
 
 
 class ExtendOp(Operation, tag="extend"):
-    """A request's tokens up to a length get slots."""
+    """A request's tokens up to a length get slots; with `track`, the state after so many of them is kept."""
 
     id: str
     length: int
+    track: int = 0
     want: Slots | None = None
 
 
 class DecodeOp(Operation, tag="decode"):
-    """A request has one more token, unless it is refused a slot for it."""
+    """A request has one more token, unless it is refused a slot for it; with `track`, the state after it is kept."""
 
     id: str
     token: int
+    track: bool = False
     want: Slots | None = None
 
 
@@ -234,7 +254,7 @@ class AbortOp(Operation, tag="abort"):
 
 
 class EvictOp(Operation, tag="evict"):
-    """At least so many tokens are freed, in each pool; whole nodes at a time."""
+    """At least so many tokens are freed, in each pool, and states; whole nodes at a time."""
 
     tokens: list[int]
     want: Freed | None = None
@@ -262,8 +282,8 @@ def to_config(header: Header) -> SGLangConfig:
     if header.oplog != 2:
         raise ConfigError("oplog", header.oplog, "version 2 of the log format")
     kinds = [group.get("kind") for group in header.groups]
-    if kinds not in ([FULL_ATTENTION], list(KINDS)):
-        raise ConfigError("groups", header.groups, "full attention, and a sliding window after it or nothing")
+    if kinds[:1] != [FULL_ATTENTION] or kinds != [kind for kind in KINDS if kind in kinds]:
+        raise ConfigError("groups", header.groups, "full attention, and after it a sliding window, mamba, or both")
     sizes = {group.get("block_size") for group in header.groups}
     size = header.groups[0].get("block_size")
     if len(sizes) != 1 or type(size) is not int or size < 1:
@@ -271,10 +291,15 @@ def to_config(header: Header) -> SGLangConfig:
     if len(header.num_blocks) != len(kinds):
         raise ConfigError("num_blocks", header.num_blocks, f"pages of {len(kinds)} pools")
     check_bugs(header.bugs, BUGS)
+    counts = dict(zip(kinds, header.num_blocks, strict=True))
+    windows = [group.get("window") for group in header.groups if group["kind"] == SLIDING_WINDOW]
     return SGLangConfig(
         page_size=size,
-        num_slots=tuple(size * count for count in header.num_blocks),
-        window=header.groups[1].get("window") if len(kinds) == 2 else None,
+        num_slots=tuple(size * count for kind, count in counts.items() if kind != STATES),
+        window=windows[0] if windows else None,
+        states=counts.get(STATES),
+        tracked=header.tracked,
+        most_states=header.most_states,
         policy=header.policy,
         eagle=header.eagle,
         need_sort=header.need_sort,
@@ -282,7 +307,7 @@ def to_config(header: Header) -> SGLangConfig:
     )
 
 
-FORMAT = LogFormat(Header, OPERATIONS, to_config, {"parent": -1}, "sglang_")
+FORMAT = LogFormat(Header, OPERATIONS, to_config, {"parent": -1, "most_states": -1}, "sglang_")
 """Header and operations, by name."""
 
 
@@ -306,6 +331,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "window/tombstone": "a node is cached without its window slots",
         "evict/full": "leaves are evicted as asked for",
         "evict/window": "window slots are evicted as asked for",
+        "state/kept": "a pass keeps a state",
+        "evict/states": "states are evicted as asked for",
         "key/namespace": "tokens are cached apart under an adapter or a salt",
     }
 )
@@ -316,14 +343,22 @@ def exercised(log: Log) -> dict[str, int]:
     """Times that a log exercised each of `RULES`; those that it did not are left out."""
     counts = dict.fromkeys(RULES, 0)
     rows: dict[str, Sequence[int]] = {}
+    named = {FULL_ATTENTION: "full", SLIDING_WINDOW: "window", STATES: "states"}
+    names = [named[group["kind"]] for group in log.header.groups]
     for operation in log.operations:
-        for rule in _shown(operation, rows):
+        for rule in _shown(operation, rows, names):
             counts[rule] += 1
     return {rule: count for rule, count in counts.items() if count}
 
 
-def _shown(operation: Operation, rows: dict[str, Sequence[int]]) -> list[str]:
-    """Rules that one operation shows; `rows` are the slots of each running request, as far as answers tell them."""
+def _shown(operation: Operation, rows: dict[str, Sequence[int]], names: Sequence[str]) -> list[str]:
+    """Rules that one operation shows.
+
+    Args:
+      operation: the operation.
+      rows: slots of each running request, as far as answers tell them.
+      names: of the pools.
+    """
     match operation:
         case MatchOp(want=Found() as found) | AdmitOp(want=Found() as found):
             if isinstance(operation, AdmitOp):
@@ -333,7 +368,8 @@ def _shown(operation: Operation, rows: dict[str, Sequence[int]]) -> list[str]:
         case ExtendOp(want=Slots(slots)) | DecodeOp(want=Slots(slots)):
             rows[operation.id] = [*rows.get(operation.id, ()), *(slots or ())]
             name = "extend" if isinstance(operation, ExtendOp) else "decode"
-            return [f"{name}/{'refused' if slots is None else 'granted'}"]
+            kept = ["state/kept"] * (slots is not None and bool(operation.track))
+            return [f"{name}/{'refused' if slots is None else 'granted'}", *kept]
         case CheckpointOp(want=Row(slots)):
             rewritten = slots != rows.get(operation.id)
             rows[operation.id] = slots
@@ -347,7 +383,7 @@ def _shown(operation: Operation, rows: dict[str, Sequence[int]]) -> list[str]:
         case AbortOp():
             return ["enter/nothing"]
         case EvictOp(want=Freed(tokens)):
-            return [rule for rule, freed in zip(("evict/full", "evict/window"), tokens, strict=False) if freed]
-        case StateOp(want=State(pools=[_, _], nodes=list(nodes))):
+            return [f"evict/{name}" for name, freed in zip(names, tokens, strict=True) if freed]
+        case StateOp(want=State(nodes=list(nodes))) if "window" in names:
             return ["window/tombstone"] * any(node.window is None for node in nodes)
     return []

@@ -11,8 +11,8 @@ from hkv.dialects.sglang.config import POLICIES
 from hkv.dialects.sglang.lifecycle import SGLangLifecycle
 from hkv.errors import HKVError
 
-FEATURES = ("full", "window", "eagle", "namespaces", "sorted")
-"""Features of logs: full attention alone, with a window, keys of bigrams, keys apart, pages that are sorted."""
+FEATURES = ("full", "window", "states", "eagle", "namespaces", "sorted")
+"""Features of logs: full attention alone, with a window, with states, keys of bigrams, keys apart, pages sorted."""
 
 MOVES = (
     *("admit", "extend", "chunk", "decode", "slide", "checkpoint"),
@@ -37,6 +37,14 @@ def draw_header(choices: Choices, feature: str, name: str, kinds: frozenset[str]
         window = choices.pick((1, 2, 3, 5, 8, 16, 33))
         groups.append({"kind": structs.SLIDING_WINDOW, "block_size": size, "window": window})
         blocks.append(choices.integer(3, pages))
+    stateful, tracked = structs.STATES in kinds if kinds else feature == "states", choices.chance(70)
+    if stateful:
+        if not tracked:
+            size = 1
+            for group in groups:
+                group["block_size"] = 1
+        groups.append({"kind": structs.STATES, "block_size": size})
+        blocks.append(choices.integer(17, 24))
     return structs.Header(
         dialect=name,
         feature=feature,
@@ -45,6 +53,8 @@ def draw_header(choices: Choices, feature: str, name: str, kinds: frozenset[str]
         policy=choices.pick(("lru", *POLICIES)),
         eagle=feature == "eagle",
         need_sort=feature == "sorted",
+        tracked=stateful and tracked,
+        most_states=choices.pick((-1, 1, 2)) if stateful else -1,
         bugs=sorted(structs.BUGS),
     )
 
@@ -119,11 +129,12 @@ class SGLangTraffic:
         request, choices = self._lifecycle.requests[id], self._choices
         if move in ("extend", "chunk"):
             left = request.tokens - request.computed
-            return structs.ExtendOp(
-                id=id, length=request.computed + choices.pick((left, choices.integer(1, left or 1)))
-            )
+            length = request.computed + choices.pick((left, choices.integer(1, left or 1)))
+            kept = (length - request.computed) // self._size * self._size if self._header.tracked else 0
+            return structs.ExtendOp(id=id, length=length, track=request.computed + kept if kept else 0)
         if move == "decode":
-            return structs.DecodeOp(id=id, token=choices.integer(0, 2))
+            kept = self._header.tracked and (request.computed + 1) % self._size == 0
+            return structs.DecodeOp(id=id, token=choices.integer(0, 2), track=kept)
         kind = structs.FORMAT.operations[move]
         return kind(id=id)
 

@@ -1,16 +1,16 @@
-"""Eviction: leaves leave whole, in the order that a policy says; window slots leave by recency, wherever they are.
+"""Eviction: leaves leave whole, as a policy orders them; window slots and states leave by recency, wherever they are.
 
 Full slots are needed by whatever comes after them, so they leave from the leaves up. A window's slots are not: those of
-an inner node are freed alone, and a tombstone is left. If such a node is a leaf that nobody holds, it leaves whole, its
-full slots with it, although these were not asked for.
+an inner node are freed alone, and a tombstone is left; so are states. If such a node is a leaf that nobody holds, it
+leaves whole, its full slots with it, although these were not asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from hkv.dialects.sglang.config import FULL, SWA
+from hkv.dialects.sglang.config import FULL, MAMBA, SWA
 from reference.dialects.sglang.tree import Node, RadixTree
 
 ORDERS: Mapping[str, Callable[[Node], Any]] = {
@@ -27,7 +27,8 @@ ORDERS: Mapping[str, Callable[[Node], Any]] = {
 
 def leaves(tree: RadixTree) -> list[Node]:
     """Nodes that may leave: nothing comes after them, and nobody holds them (`_is_device_leaf`)."""
-    return [node for node in tree.nodes() if not (node.children or node.full_locks or node.window_locks)]
+    nodes = (node for node in tree.nodes() if not node.children)
+    return [node for node in nodes if not (node.full_locks or node.window_locks or node.state_locks)]
 
 
 def evict(tree: RadixTree, wanted: Mapping[str, int]) -> dict[str, int]:
@@ -38,18 +39,19 @@ def evict(tree: RadixTree, wanted: Mapping[str, int]) -> dict[str, int]:
     return _Eviction(tree).run(lambda name, freed: freed >= wanted.get(name, 0))
 
 
-def evict_for(tree: RadixTree, tokens: int) -> None:
-    """Evicts until each pool has room for so many tokens, or nothing more may leave (`evict_to_free_tokens`).
+def evict_for(tree: RadixTree, tokens: int = 0, states: int = 0) -> None:
+    """Evicts until there is room for so many tokens in each pool, and states, or nothing more may leave.
 
     The engine counts what a pool lacks before it begins, and looks at the pool again after every node. The window's
     walk stops, too, once it freed what was lacking, although slots of a page may be all that it frees.
     """
-    lacking = {name: tokens - room for name, room in tree.pools.available.items()}
+    due = {FULL: tokens, SWA: tokens, MAMBA: states}
+    lacking = {name: due[name] - room for name, room in tree.pools.available.items()}
 
     def enough(name: str, freed: int) -> bool:
         if lacking[name] <= 0:
             return True
-        return tree.pools.available[name] >= tokens or (name == SWA and freed >= lacking[name])
+        return tree.pools.available[name] >= due[name] or (name != FULL and freed >= lacking[name])
 
     _Eviction(tree).run(enough)
 
@@ -66,24 +68,33 @@ class _Eviction:
         while not enough(FULL, self._freed[FULL]) and (found := leaves(self._tree)):
             self._delete(min(found, key=lambda node: (ORDERS[self._tree.config.policy](node), node.used)))
         if SWA in self._freed:
-            self._walk(lambda: enough(SWA, self._freed[SWA]))
+            held = {node for node in self._tree.recent if node.window_locks}
+            self._walk(SWA, self._tree.recent, held, enough)
+        if MAMBA in self._freed:
+            held = {node for node in self._tree.recent_states if node.state_locks}
+            self._walk(MAMBA, self._tree.recent_states, held, enough)
         return self._freed
 
-    def _walk(self, enough: Callable[[], bool]) -> None:
-        """From the window's least recently used slots on; what is held is passed over."""
-        for node in reversed(list(self._tree.recent)):
-            if node.window_locks:
+    def _walk(self, name: str, order: list[Node], held: Container[Node], enough: Callable[[str, int], bool]) -> None:
+        """From what was used longest ago on; what is held is passed over."""
+        for node in reversed(list(order)):
+            if node in held:
                 continue
-            if enough():
+            if enough(name, self._freed[name]):
                 return
             if node in leaves(self._tree):
                 self._delete(node)
-            else:
+                continue
+            if name == SWA:
                 self._freed[SWA] += len(node.key)
-                self._tree.tombstone(node)
+            if node.state is not None:
+                self._freed[MAMBA] += 1
+            (self._tree.tombstone if name == SWA else self._tree.drop_state)(node)
 
     def _delete(self, leaf: Node) -> None:
         self._freed[FULL] += len(leaf.key)
         if leaf.window is not None:
             self._freed[SWA] += len(leaf.key)
+        if leaf.state is not None:
+            self._freed[MAMBA] += 1
         self._tree.delete(leaf)

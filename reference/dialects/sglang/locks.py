@@ -1,8 +1,8 @@
 """Locks: what requests that run hold of the tree.
 
 A request holds the full slots of its whole prefix, but of the window's only those that a window back from its node
-reaches. Nodes are held whole. Where the window ends the node gets a mark, and the receipt keeps it: splits move the
-mark along, so that whoever unlocks walks over exactly the nodes that were locked.
+reaches, and of states the node's own. Nodes are held whole. Where the window ends the node gets a mark, and the receipt
+keeps it: splits move the mark along, so that whoever unlocks walks over exactly the nodes that were locked.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Locks:
 
     def lock(self, node: Node) -> Receipt:
         """Holds a node and what is before it (`inc_lock_ref`)."""
+        node.state_locks += node.parent is not None
         for each in node.path():
             each.full_locks += 1
         covered, mark = 0, None
@@ -59,15 +60,16 @@ class Locks:
         for each in receipt.node.path():
             each.full_locks -= 1
         if not receipt.window_released:
-            self._unlock_window(receipt)
+            self._unlock_rest(receipt)
 
     def release_window(self, receipt: Receipt) -> None:
-        """Gives the window's part back before the rest, once the request reads it no more (`release_swa`)."""
+        """Gives the window's part back, and the state's, once the request reads them no more (`release_swa`)."""
         if receipt.mark is not None and not receipt.window_released:
-            self._unlock_window(receipt)
+            self._unlock_rest(receipt)
             receipt.window_released = True
 
-    def _unlock_window(self, receipt: Receipt) -> None:
+    def _unlock_rest(self, receipt: Receipt) -> None:
+        receipt.node.state_locks -= receipt.node.parent is not None
         for each in _until(receipt.mark, receipt.node.path()) if self._window is not None else ():
             each.window_locks -= 1
 

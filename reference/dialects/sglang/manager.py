@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from hkv.dialects.sglang.config import SGLangConfig
+from hkv.dialects.sglang.config import FULL, SGLangConfig
 from hkv.errors import OperationError
 from reference.dialects.sglang.eviction import evict, evict_for
 from reference.dialects.sglang.key import Key, Namespace
@@ -35,6 +35,11 @@ class Request:
       protected: so many slots of the row are the tree's.
       counted: so many tokens it has entered.
       evicted: of so many, those the tree owns apart, the window's slots have been freed.
+      ran: whether it has computed a token since it came.
+      own: its own state, which each forward pass goes on from; None before the first.
+      tracking: two states in turn that keep what it was at lengths it has passed; none unless that is asked for.
+      next: which of the two is written next; `last`: which was written last.
+      tracked: length of the last of them; None where none was kept since it was entered.
       branch: length at which its first insert ends, so that the prefix it shares there gets a window; None for none.
     """
 
@@ -47,6 +52,12 @@ class Request:
     protected: int
     counted: int = 0
     evicted: int = 0
+    ran: bool = False
+    own: int | None = None
+    tracking: list[int] = dataclasses.field(default_factory=list[int])
+    next: int = 0
+    last: int = 1
+    tracked: int | None = None
     branch: int | None = None
 
 
@@ -69,7 +80,7 @@ class Manager:
 
     def match(self, tokens: Sequence[int], namespace: Namespace = (None, None)) -> Match:
         """The longest cached prefix of some tokens; that it was asked for counts as a use."""
-        return self.tree.match(Key.of(tokens, namespace, eagle=self.config.eagle))
+        return self.tree.match(Key.of(tokens, namespace, eagle=self.config.bigrams))
 
     def admit(self, id: str, tokens: Sequence[int], namespace: Namespace = (None, None), priority: int = 0) -> Match:
         """A request comes, and holds the longest prefix of its tokens but the last, which is computed in any case."""
@@ -80,13 +91,23 @@ class Manager:
         match = self.match(tokens[:-1], namespace)
         row, lock = match.node.slots(), self.locks.lock(match.node)
         request = Request(list(tokens), len(tokens), namespace, priority, row, lock, match.length)
-        request.branch = None if self.config.window is None else match.branch
+        if match.node.state is not None:  # it is shared with nobody: the first pass copies it
+            request.own = self._state()
+        # Beside states a window has no say in where an insert ends: a state stands for its length alone.
+        request.branch = None if self.config.window is None or self.config.states is not None else match.branch
         self.requests[id] = request
         return match
 
-    def extend(self, id: str, length: int) -> list[int] | None:
-        """Slots for a request's tokens up to a length: those that are new, or None if there is no room."""
+    def extend(self, id: str, length: int, track: int = 0) -> list[int] | None:
+        """Slots for a request's tokens up to a length: those that are new, or None if there is no room.
+
+        Args:
+          id: the request.
+          length: tokens of it that shall have slots.
+          track: length at which the pass keeps a state; 0 for none.
+        """
         request = self._request(id)
+        self._hold_states(request)
         start, size = len(request.row), self.config.page_size
         if not start < length <= len(request.tokens):
             raise OperationError("length", length, f"from {start + 1} to {len(request.tokens)} tokens")
@@ -94,10 +115,14 @@ class Manager:
         evict_for(self.tree, length - start + (size if size > 1 else 0))
         slots = self.pools.extend(start, length, request.row[-1] if request.row else -1)
         request.row += slots or []
+        request.ran |= slots is not None
+        if slots is not None and track:
+            self._track(request, track)
         return slots
 
-    def decode(self, id: str, token: int) -> int | None:
-        """The slot of one more token; None if there is no room, and the token does not come."""
+    def decode(self, id: str, token: int, *, track: bool = False) -> int | None:
+        """The slot of one more token; None if there is no room, and the token does not come. `track`: keep the state
+        after it."""
         request = self._request(id)
         if len(request.row) != len(request.tokens):
             raise OperationError("id", id, "a request whose tokens all have slots")
@@ -106,6 +131,8 @@ class Manager:
         if slot is not None:
             request.tokens.append(token)
             request.row.append(slot)
+            if track:
+                self._track(request, len(request.row))
         return slot
 
     def slide(self, id: str) -> None:
@@ -136,25 +163,34 @@ class Manager:
     def _enter(self, id: str, *, finished: bool) -> None:
         """Enters a request's tokens, takes the tree's slots for its own, and holds what it ends on."""
         request = self._request(id)
-        eagle, branch = self.config.eagle, request.branch
+        eagle, branch = self.config.bigrams, request.branch
         length = len(request.row)
-        if length - eagle < request.protected:
+        if not request.ran:
             raise OperationError("id", id, "a request that has computed a token since it came")
         # The prefix that a window kept this request from using ends here, so that the next one can use it.
         branching = branch is not None and branch > request.protected and branch + eagle <= length
         if branching:
             assert branch is not None
             length = branch + eagle
+        state = None
+        if self.config.states is not None:
+            length, state = self._to_enter(request, length, finished=finished)
         key = Key.of(request.tokens[:length], request.namespace, eagle=eagle)
         if not finished:
             self._slide(request, len(key) - 1)
         if not length:
+            request.tracked = None
             return
         slots = {"owned": request.protected, "evicted": request.evicted, "counted": request.counted}
-        entered = self.tree.insert(key, request.row, priority=request.priority, **slots)
+        entered = self.tree.insert(key, request.row, priority=request.priority, state=state, **slots)
+        if state is not None and not entered.took_state and not finished:
+            self._give_back_states([state])
+        if finished and entered.took_state:
+            self._forget_state(request, state)
+        request.tracked = None
         key = key.whole_pages(self.config.page_size)
         request.counted = max(request.counted, len(key))
-        if self.config.window is None:
+        if self.config.components == (FULL,):
             self._part_prompt(request, key)
         request.row[request.protected : len(key)] = entered.node.slots()[request.protected :]
         self.locks.unlock(request.lock)
@@ -167,7 +203,7 @@ class Manager:
 
     def _part_prompt(self, request: Request, key: Key) -> None:
         """Parts a prompt from what was generated after it, and keeps it longer: it is likelier to come again."""
-        prompt = Key.of(request.tokens[: request.prompt], request.namespace, eagle=self.config.eagle)
+        prompt = Key.of(request.tokens[: request.prompt], request.namespace, eagle=self.config.bigrams)
         prompt = prompt.whole_pages(self.config.page_size)
         if 0 < len(prompt) < len(key):
             slots = {"owned": len(prompt), "counted": len(prompt)}
@@ -180,7 +216,10 @@ class Manager:
         size = self.config.page_size
         start = max(request.evicted, request.protected)
         kept = -(-max(self.config.window, size) // size) * size
-        end = max(start, length - kept) // size * size
+        floor = length - kept
+        if request.tracked is not None:  # the next match ends at the state that was kept, and reads a window there
+            floor = min(floor, request.tracked - self.config.window)
+        end = max(start, floor) // size * size
         request.evicted = start
         if end > start:
             self.pools.give_back_window(request.row[start:end])
@@ -192,7 +231,57 @@ class Manager:
         self.pools.full.give_back(request.row[request.protected : live])
         self.pools.give_back(request.row[live:])
         self.locks.unlock(request.lock)
+        self._give_back_states([state for state in (request.own, *request.tracking) if state is not None])
         del self.requests[id]
+
+    def _hold_states(self, request: Request) -> None:
+        """States for a request's first pass, as many as it lacks (`ensure_mamba_capacity`)."""
+        if self.config.states is None:
+            return
+        pair = 2 if self.config.tracked and not request.tracking else 0
+        evict_for(self.tree, states=pair + (request.own is None))
+        if request.own is None:
+            request.own = self._state()
+        for _ in range(pair):
+            request.tracking.append(self._state())
+
+    def _state(self) -> int:
+        """A state that nobody has, and if there is none the one in the tree that was used longest ago."""
+        assert self.pools.states is not None
+        if not self.pools.states.free:
+            evict_for(self.tree, states=1)
+        taken = self.pools.states.extend(0, 1, -1)
+        if taken is None:
+            raise OperationError("states", self.config.states, "a state that no request holds")
+        return taken[0]
+
+    def _give_back_states(self, states: list[int]) -> None:
+        if self.pools.states is not None:
+            self.pools.states.give_back(states)
+
+    def _track(self, request: Request, length: int) -> None:
+        """A pass keeps a state of a length, in the one of the two that was not written last."""
+        request.tracked, request.last, request.next = length, request.next, 1 - request.next
+
+    def _to_enter(self, request: Request, length: int, *, finished: bool) -> tuple[int, int | None]:
+        """The length at which a request is entered, and the state of that length; 0 where it has kept none.
+
+        A running request gives the tree what it kept last, and takes a fresh one for it; one that ends has no use for
+        any.
+        """
+        if not self.config.tracked:
+            return length, request.own if finished else self._state()
+        if request.tracked is None:
+            return 0, None
+        kept = request.tracking[request.last]
+        if not finished:
+            request.tracking[request.last] = self._state()
+        return request.tracked, kept
+
+    def _forget_state(self, request: Request, state: int | None) -> None:
+        """The tree has a state of a request that ends."""
+        request.tracking = [each for each in request.tracking if each != state]
+        request.own = None if request.own == state else request.own
 
     def _request(self, id: str) -> Request:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.dialects.sglang.config import COMPONENTS, DECODE_LOSES_PAGE, SGLangConfig
+from hkv.dialects.sglang.config import COMPONENTS, DECODE_LOSES_PAGE, FULL, SWA, SGLangConfig
 
 
 class SlotPool:
@@ -91,31 +91,34 @@ class SlotPool:
 
 
 class Pools:
-    """The full pool, and beside it the window's where there is one (`SWATokenToKVPoolAllocator`).
+    """The full pool, and beside it the window's and the states' where there are any (`SWATokenToKVPoolAllocator`).
 
     Attributes:
       full: the full pool.
       window: the window's pool, or None.
+      states: the pool of states, one a page (`MambaSlotAllocator`), or None.
       window_of: of full slots, the window's slot; those that have none are not there.
     """
 
     def __init__(self, config: SGLangConfig) -> None:
         self.full, *others = (SlotPool(size, config.page_size, need_sort=config.need_sort) for size in config.num_slots)
         self.window: SlotPool | None = others[0] if others else None
+        self.states: SlotPool | None = None if config.states is None else SlotPool(config.states, 1)
         self.window_of: dict[int, int] = {}
         self._decode_loses_page = DECODE_LOSES_PAGE in config.bugs and config.page_size > 1
 
     @property
     def available(self) -> dict[str, int]:
         """Tokens that there is room for, by component."""
-        return {name: pool.available for name, pool in zip(COMPONENTS, self._pools, strict=False)}
+        pools = zip(COMPONENTS, (self.full, self.window, self.states), strict=True)
+        return {name: pool.available for name, pool in pools if pool is not None}
 
     def extend(self, start: int, end: int, last: int) -> list[int] | None:
         """As `SlotPool.extend`, in both pools or in neither."""
         pages = self.full.pages_for(start, end)
         if self.window is None:
             return self.full.extend(start, end, last)
-        if pages * self.full.page_size > min(self.available.values()):
+        if pages * self.full.page_size > self._both:
             return None
         slots = self.full.extend(start, end, last)
         others = self.window.extend(start, end, self.window_of.get(last, -1))
@@ -132,7 +135,7 @@ class Pools:
         if self.window is None:
             return self.full.decode(length, last)
         pages = self.full.pages_for(length, length + 1)
-        if not self._decode_loses_page and pages * self.full.page_size > min(self.available.values()):
+        if not self._decode_loses_page and pages * self.full.page_size > self._both:
             return None
         slot = self.full.decode(length, last)
         other = self.window.decode(length, self.window_of.get(last, -1))
@@ -163,5 +166,6 @@ class Pools:
         self.window_of.update(zip(target, others, strict=True))
 
     @property
-    def _pools(self) -> list[SlotPool]:
-        return [self.full] if self.window is None else [self.full, self.window]
+    def _both(self) -> int:
+        """Tokens that there is room for in both pools."""
+        return min(self.available[FULL], self.available[SWA])

@@ -36,8 +36,10 @@ class Node:
       made: time at which it was entered; a split leaves it as it is in both parts.
       priority: the highest of the requests that entered it.
       hits: requests that entered it or entered it again.
+      state: the state after its last unit, or None.
       full_locks: requests that hold its full slots.
       window_locks: requests whose window reaches into it.
+      state_locks: requests that hold its state.
       mark: name of the edge at which such a window ends here, for the one who unlocks it; None if none ever did.
       children: the nodes after it, by their first page.
     """
@@ -52,6 +54,8 @@ class Node:
     hits: int = 0
     full_locks: int = 0
     window_locks: int = 0
+    state: int | None = None
+    state_locks: int = 0
     mark: int | None = None
     children: dict[Hashable, Node] = dataclasses.field(default_factory=dict)
 
@@ -93,10 +97,10 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """Outcome of an insert: the node that ends it, and how many units of it were there before."""
+    """Outcome of an insert: the node that ends it, and whether the tree took the state that was given."""
 
     node: Node
-    prefix: int
+    took_state: bool
 
 
 class RadixTree:
@@ -109,6 +113,7 @@ class RadixTree:
     Attributes:
       root: a node without units, which never leaves.
       recent: nodes with window slots, most recently used first (`lru_lists[SWA]`).
+      recent_states: nodes with a state, likewise.
     """
 
     def __init__(self, config: SGLangConfig, pools: Pools) -> None:
@@ -116,6 +121,7 @@ class RadixTree:
         self._clock = 0
         self.root = Node(Key((None, None), ()), None, [], None, self.now(), self._clock)
         self.recent: list[Node] = []
+        self.recent_states: list[Node] = []
 
     def now(self) -> Time:
         """The next reading of the clock."""
@@ -139,11 +145,14 @@ class RadixTree:
             end += shared
             # Up to the first tombstone nothing that the window reads is missing; after one, it must be there in full.
             covered = 0 if self._is_tombstone(node) else covered + shared
-            if not self._is_tombstone(node) and covered >= (self.config.window or 0):
+            stateless = self.config.states is not None and node.state is None
+            if not self._is_tombstone(node) and covered >= (self.config.window or 0) and not stateless:
                 best, length = node, end
             if partly:
                 break
         self._refresh(best)
+        if best.state is not None:
+            _to_front(self.recent_states, best)
         clock, _ = self.now()
         for above, each in enumerate([*best.path(), self.root]):
             each.used = (clock, -above)
@@ -152,12 +161,20 @@ class RadixTree:
     def split(self, node: Node, length: int) -> Node:
         """Makes two nodes of one: a new one of its first units, which is returned, and itself with the rest.
 
-        Whoever holds the one holds both, and the edge at which a window ends goes up with the older units. SGLang gives
+        Whoever holds the one holds both, but for the state, which is of the last unit; and the edge at which a window
+        ends goes up with the older units. SGLang gives
         the rest a new time, too, as though it had been read; a leaf that nobody asked for then outlives newer ones.
         """
         window = None if node.window is None else node.window[:length]
         upper = dataclasses.replace(
-            node, key=node.key[:length], full=node.full[:length], window=window, used=self.now(), children={}
+            node,
+            key=node.key[:length],
+            full=node.full[:length],
+            window=window,
+            used=self.now(),
+            state=None,
+            state_locks=0,
+            children={},
         )
         assert node.parent is not None
         node.parent.children[self._first(upper.key)] = upper
@@ -171,7 +188,15 @@ class RadixTree:
         return upper
 
     def insert(
-        self, key: Key, slots: list[int], *, owned: int = 0, evicted: int = 0, counted: int = 0, priority: int = 0
+        self,
+        key: Key,
+        slots: list[int],
+        *,
+        owned: int = 0,
+        evicted: int = 0,
+        counted: int = 0,
+        priority: int = 0,
+        state: int | None = None,
     ) -> Inserted:
         """Enters a key with the full slots of its units (`insert`); slots that the tree has already are freed.
 
@@ -182,6 +207,7 @@ class RadixTree:
           evicted: of so many the window's slots have been freed (`swa_evicted_seqlen`); whole pages.
           counted: so many this request has entered before; nodes in there are not hit again (`inserted_len`).
           priority: of the request.
+          state: the state after the last unit, where layers have states.
         """
         key = key.whole_pages(self.config.page_size)
         node, start = self.root, 0
@@ -199,29 +225,46 @@ class RadixTree:
             child.hits += end > counted
             node, start = child, end
         if start == len(key):
+            took = bool(key) and state is not None and self._take_state(node, state)
             self._refresh(node)
-            return Inserted(node, start)
+            return Inserted(node, took)
         used = self.now()
         leaf = Node(key[start:], node, slots[start : len(key)], None, used, used[0], priority)
         node.children[self._first(leaf.key)] = leaf
         if self.config.window is not None:
             self._enter_window(leaf, start, evicted)
+        if state is not None:
+            leaf.state = state
+            self.recent_states.insert(0, leaf)
+            self._thin_states(leaf)
         self._refresh(leaf)
         # The engine takes the leaf's end for the beginning of what was new and the units of its last part.
         leaf.hits += start + len(leaf.key) > counted
-        return Inserted(leaf, start)
+        return Inserted(leaf, state is not None)
 
     def tombstone(self, node: Node) -> None:
-        """Takes a node's window slots from it."""
+        """Takes a node's window slots from it; a state without its window is of no use, and goes, too."""
         self.pools.give_back_window(node.full)
         node.window = None
         self.recent.remove(node)
+        if node.state is not None:
+            self.drop_state(node)
+
+    def drop_state(self, node: Node) -> None:
+        """Takes a node's state from it."""
+        assert self.pools.states is not None
+        assert node.state is not None
+        self.pools.states.give_back([node.state])
+        node.state = None
+        self.recent_states.remove(node)
 
     def delete(self, leaf: Node) -> None:
         """Takes a leaf out, with its slots: the full ones go back first."""
         self.pools.full.give_back(leaf.full)
         if leaf.window is not None:
             self.tombstone(leaf)
+        if leaf.state is not None:
+            self.drop_state(leaf)
         assert leaf.parent is not None
         del leaf.parent.children[self._first(leaf.key)]
 
@@ -269,6 +312,28 @@ class RadixTree:
             self._publish(self.split(leaf, len(leaf.key) - tail))
         self._publish(leaf)
 
+    def _take_state(self, node: Node, state: int) -> bool:
+        """Gives an old node a state, if it has none; either way it counts as used."""
+        took = node.state is None
+        if took:
+            node.state = state
+            self.recent_states.insert(0, node)
+        else:
+            _to_front(self.recent_states, node)
+        node.used = self.now()
+        if took:
+            self._thin_states(node)
+        return took
+
+    def _thin_states(self, tail: Node) -> None:
+        """Drops states nearest the root where a path has more than it may; not those that are held or branched from."""
+        holders = [node for node in tail.path() if node.state is not None]
+        excess = len(holders) - self.config.most_states if self.config.most_states > 0 else 0
+        for node in reversed(holders[1:]):
+            if excess > 0 and not node.state_locks and len(node.children) == 1:
+                self.drop_state(node)
+                excess -= 1
+
     def _publish(self, node: Node) -> None:
         node.window = [self.pools.window_of[slot] for slot in node.full]
         self.recent.insert(0, node)
@@ -292,3 +357,8 @@ class RadixTree:
 
     def _first(self, key: Key) -> Hashable:
         return key.first_page(self.config.page_size)
+
+
+def _to_front(order: list[Node], node: Node) -> None:
+    order.remove(node)
+    order.insert(0, node)

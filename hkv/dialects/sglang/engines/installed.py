@@ -60,11 +60,11 @@ class InstalledSGLangEngine:
         """
         match operation:
             case structs.MatchOp():
-                return self._found(self._match(operation.tokens, operation))
+                return self._found(self._objects.match(self._cache, operation, operation.tokens))
             case structs.AdmitOp():
                 return self._admit(operation)
             case structs.EvictOp():
-                return structs.Freed(self._objects.evict(self._cache, operation.tokens))
+                return structs.Freed(self._objects.evict(self._cache, self._config, operation.tokens))
             case structs.StateOp():
                 return self._state()
         return self._of_request(operation)
@@ -75,11 +75,17 @@ class InstalledSGLangEngine:
             raise OperationError("id", operation.id, "a request that runs")
         match operation:
             case structs.ExtendOp():
-                return self._grow(request, operation.length)
+                self._objects.hold_states(self._cache, self._rows, request)
+                answer = self._grow(request, operation.length)
+                if answer.slots is not None and operation.track:
+                    self._objects.track(self._rows, request, operation.track)
+                return answer
             case structs.DecodeOp():
                 answer = self._grow(request, request.computed + 1, decode=True)
                 if answer.slots is not None:
                     request.full_untruncated_fill_ids.append(operation.token)
+                    if operation.track:
+                        self._objects.track(self._rows, request, request.computed)
                 return answer
             case structs.SlideOp():
                 if self._config.window is not None:
@@ -93,9 +99,6 @@ class InstalledSGLangEngine:
                 self._end(request, entered=isinstance(operation, structs.FinishOp))
         return None
 
-    def _match(self, tokens: list[int], keyed: structs.Keyed) -> Any:
-        return self._objects.match(self._cache, tokens, keyed.adapter, keyed.salt)
-
     def _found(self, result: Any) -> structs.Found:
         slots = self._cache.path_device_indices(result.last_device_node).tolist()
         return structs.Found(result.device_prefix_len, result.full_kv_hit_length, slots)
@@ -105,9 +108,11 @@ class InstalledSGLangEngine:
             raise OperationError("id", operation.id, "a name that no running request has")
         if not operation.tokens:
             raise OperationError("tokens", [], "at least 1 token")
-        result = self._match(operation.tokens[:-1], operation)
+        request = self._requests[operation.id] = self._objects.request(operation, self._rows.take())
+        result = self._objects.match(self._cache, operation, operation.tokens[:-1], request)
         found = self._found(result)
-        request = self._requests[operation.id] = self._objects.request(operation, result, self._rows.take())
+        request.last_node, request.swa_branching_seqlen = result.last_device_node, result.swa_branching_seqlen
+        request.kv.cache_protected_len = found.hit
         request.lock = self._cache.lock(result.last_device_node)
         self._write(request, 0, found.slots)
         return found
@@ -131,7 +136,7 @@ class InstalledSGLangEngine:
             self._cache.checkpoint(request, up_to=request.computed)
         self._cache.free_kv_row(request.kv, [(request.kv.cache_protected_len, request.computed)])
         self._cache.unlock(request.lock)
-        self._cache.on_release(request, checkpointed=entered)
+        self._objects.release(self._cache, self._rows, request, entered=entered)
         self._rows.give_back(request.kv.req_pool_idx)
 
     def _row(self, request: Any) -> list[int]:
@@ -143,14 +148,16 @@ class InstalledSGLangEngine:
         request.computed = request.kv.kv_allocated_len = request.kv.kv_committed_len = end
 
     def _state(self) -> structs.State:
-        pools, window = self._objects.pools(self._allocator, self._config)
-        nodes, recent = self._objects.tree(self._cache) if not self.lacks else (None, None)
+        pools, window = self._objects.pools(self._allocator, self._config, self._rows)
+        nodes, recent = self._objects.tree(self._cache, self._config) if not self.lacks else (None, None)
         requests = {
             id: structs.Owned(
                 self._row(request),
                 request.kv.cache_protected_len,
                 request.kv.cache_inserted_len,
                 request.kv.max_evicted_seqlen,
+                self._objects.states(request),
+                request.kv.mamba_last_track_seqlen,
             )
             for id, request in self._requests.items()
         }

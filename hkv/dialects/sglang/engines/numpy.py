@@ -49,9 +49,9 @@ class SGLangNumpyEngine:
                 given = (operation.tokens, operation.namespace, operation.priority)
                 return _found(manager.admit(operation.id, *given))
             case structs.ExtendOp():
-                return structs.Slots(manager.extend(operation.id, operation.length))
+                return structs.Slots(manager.extend(operation.id, operation.length, operation.track))
             case structs.DecodeOp():
-                slot = manager.decode(operation.id, operation.token)
+                slot = manager.decode(operation.id, operation.token, track=operation.track)
                 return structs.Slots(None if slot is None else [slot])
             case structs.SlideOp():
                 manager.slide(operation.id)
@@ -82,7 +82,7 @@ def _found(match: Any) -> structs.Found:
 
 
 def _state(manager: Manager) -> structs.State:
-    tree = manager.tree
+    tree, config = manager.tree, manager.config
     nodes = list(_walk(tree.root))
     numbers = {node: number for number, node in enumerate(nodes)}
     used = _places(node.used for node in [tree.root, *nodes])
@@ -94,7 +94,8 @@ def _state(manager: Manager) -> structs.State:
             tokens=node.key.tokens(),
             slots=list(node.full),
             window=None if node.window is None else list(node.window),
-            locks=(node.full_locks, node.window_locks),
+            state=node.state,
+            locks=structs.of_components(config, node.full_locks, node.window_locks, node.state_locks),
             mark=node.mark is not None,
             hits=node.hits,
             priority=node.priority,
@@ -105,14 +106,28 @@ def _state(manager: Manager) -> structs.State:
     ]
     pools = manager.pools
     return structs.State(
-        pools=[structs.Pool(list(pool.free), list(pool.waiting)) for pool in (pools.full, pools.window) if pool],
+        pools=[
+            structs.Pool(list(pool.free), list(pool.waiting))
+            for pool in (pools.full, pools.window, pools.states)
+            if pool
+        ],
         window=sorted(pools.window_of.items()),
         requests={
-            id: structs.Owned(list(request.row), request.protected, request.counted, request.evicted)
+            id: structs.Owned(
+                list(request.row),
+                request.protected,
+                request.counted,
+                request.evicted,
+                [state for state in (request.own, *request.tracking) if state is not None],
+                request.tracked,
+            )
             for id, request in manager.requests.items()
         },
         nodes=told,
-        recent=[numbers[node] for node in tree.recent],
+        recent=[
+            [numbers[node] for node in order]
+            for order in structs.of_components(config, [], tree.recent, tree.recent_states)[1:]
+        ],
     )
 
 

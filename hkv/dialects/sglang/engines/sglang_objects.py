@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import SGLangConfig
+from hkv.dialects.sglang.config import COMPONENTS, FULL, MAMBA, SWA, SGLangConfig
 
 UNUSED = ("torchvision", "compressed_tensors")
 """Packages that SGLang imports on the way to its cache, which uses nothing of them."""
@@ -69,11 +69,13 @@ with warnings.catch_warnings():
     from sglang.srt.managers.schedule_batch import ReqKvInfo
     from sglang.srt.mem_cache import allocation
     from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
     from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -100,10 +102,17 @@ class _NoMemory(BaseSWAKVPool):
 _NoMemory.__abstractmethods__ = frozenset()
 
 
-class Rows:
-    """The table of rows (`ReqToTokenPool`)."""
+class Rows(HybridReqToTokenPool):
+    """The table of rows, and the states' bookkeeping without states (`HybridReqToTokenPool`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: SGLangConfig) -> None:
+        self.mamba_allocator = MambaSlotAllocator(config.states or 0, "cpu")
+        self.mamba_pool = SimpleNamespace(replayssm_write_pos=None, copy_from=lambda source, target: None)
+        self.mamba_ping_pong_track_buffer_size = 2
+        self.mamba_initial_tracking_slots = 2 if config.tracked else 0
+        self.enable_mamba_extra_buffer = config.tracked
+        self.enable_mamba_extra_buffer_lazy = False
+        self.req_index_to_mamba_ping_pong_track_buffer_mapping = torch.zeros((ROWS, 2), dtype=torch.int64)
         self.req_to_token = torch.zeros((ROWS, ROW_TOKENS), dtype=torch.int64)
         self._free = list(range(ROWS))
 
@@ -121,7 +130,10 @@ class Rows:
 
 def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, Any]:
     """An empty cache with that tree, its rows and its allocator; it records KV events (`take_events`)."""
-    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", page_size=config.page_size))
+    arguments = ServerArgs(model_path="dummy", page_size=config.page_size)
+    arguments._mamba_cache_chunk_size = config.page_size
+    arguments.mamba_max_states_per_path = config.most_states
+    set_global_server_args_for_scheduler(arguments)
     given: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu", "need_sort": config.need_sort}
     if config.window is not None:
         allocator: Any = SWATokenToKVPoolAllocator(*config.num_slots, config.page_size, kvcache=_NoMemory(), **given)
@@ -134,7 +146,7 @@ def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, 
         parts = [allocator]
     for part in parts:
         part.use_triton_kernels = False
-    rows = Rows()
+    rows = Rows(config)
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=rows,
@@ -143,6 +155,7 @@ def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, 
         is_eagle=config.eagle,
         eviction_policy=config.policy,
         sliding_window_size=config.window,
+        enable_mamba_extra_buffer=config.tracked,
         tree_components=tuple(ComponentType[name] for name in config.components),
         tree_core_backend=backend,
         enable_kv_cache_events=True,
@@ -157,25 +170,27 @@ def tensor(slots: Sequence[int]) -> torch.Tensor:
     return torch.tensor(slots, dtype=torch.int64)
 
 
-def match(made: UnifiedRadixCache, tokens: list[int], adapter: str | None, salt: str | None) -> Any:
-    """The longest prefix of some tokens that SGLang has cached."""
-    return made.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), adapter, cache_salt=salt)))
+def match(made: UnifiedRadixCache, keyed: structs.Keyed, tokens: list[int], request: Any = None) -> Any:
+    """The longest prefix of some tokens that SGLang has cached; a request gets a state of its own for the one found."""
+    key = RadixKey(array("q", tokens), keyed.adapter, cache_salt=keyed.salt)
+    return made.match_prefix(MatchPrefixParams(key=key, cow_mamba=request is not None, req=request))
 
 
-def request(operation: structs.AdmitOp, result: Any, row: int) -> Any:
+def request(operation: structs.AdmitOp, row: int) -> Any:
     """A request, with what the cache asks of one (`Req`)."""
     made = SimpleNamespace(
         rid=operation.id,
-        kv=ReqKvInfo(req_pool_idx=row, cache_protected_len=result.device_prefix_len),
+        kv=ReqKvInfo(req_pool_idx=row),
         priority=operation.priority,
         extra_key=operation.adapter,
         cache_salt=operation.salt,
         origin_input_ids=array("q", operation.tokens),
         full_untruncated_fill_ids=array("q", operation.tokens),
-        last_node=result.last_device_node,
-        swa_branching_seqlen=result.swa_branching_seqlen,
+        last_node=None,
+        swa_branching_seqlen=None,
         computed=0,
         done=False,
+        ran=False,
         session=None,
         session_id=None,
         kv_rotation_base=None,
@@ -183,6 +198,43 @@ def request(operation: structs.AdmitOp, result: Any, row: int) -> Any:
     made.finished = lambda: made.done
     made.get_fill_ids = lambda: made.full_untruncated_fill_ids[: made.computed]
     return made
+
+
+def hold_states(made: UnifiedRadixCache, rows: Rows, request: Any) -> None:
+    """States for a request's first pass, as SGLang's scheduler gets them (`alloc_req_slots`)."""
+    request.ran = True
+    if not made.supports_mamba():
+        return
+    allocation.ensure_mamba_capacity(rows, [request], made)
+    if not request.kv.holds_mamba:
+        request.kv.mamba_pool_idx = rows.mamba_allocator.alloc(1)[0]
+    if rows.enable_mamba_extra_buffer and request.kv.mamba_ping_pong_track_buffer is None:
+        rows._alloc_ping_pong_buffer(request)
+        rows.req_index_to_mamba_ping_pong_track_buffer_mapping[request.kv.req_pool_idx] = (
+            request.kv.mamba_ping_pong_track_buffer
+        )
+
+
+def release(made: UnifiedRadixCache, rows: Rows, request: Any, *, entered: bool) -> None:
+    """Gives back what a request has beside slots; before its first pass that is the state of its match, if any."""
+    if request.ran:
+        made.on_release(request, checkpointed=entered)
+    elif request.kv.holds_mamba:
+        rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
+
+
+def track(rows: Rows, request: Any, length: int) -> None:
+    """A pass keeps a state (`_mamba_radix_cache_v2_req_prepare_for_extend`, `_mamba_prefix_cache_update`)."""
+    kv = request.kv
+    kv.mamba_prev_track_seqlen, kv.mamba_last_track_seqlen = None, length
+    kv.mamba_last_track_idx = kv.mamba_next_track_idx
+    kv.mamba_next_track_idx = rows.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
+
+
+def states(request: Any) -> list[int]:
+    """A request's own state, and those that keep what it was."""
+    own, kept = request.kv.mamba_pool_idx, request.kv.mamba_ping_pong_track_buffer
+    return ([] if own is None else [int(own)]) + ([] if kept is None else kept.tolist())
 
 
 def allocate(
@@ -205,28 +257,32 @@ def allocate(
     return slots.tolist()
 
 
-def evict(made: UnifiedRadixCache, tokens: Sequence[int]) -> list[int]:
+def evict(made: UnifiedRadixCache, config: SGLangConfig, tokens: Sequence[int]) -> list[int]:
     """Tokens that SGLang frees of each pool when so many are asked for."""
-    result = made.evict(EvictParams(num_tokens=tokens[0], swa_num_tokens=tokens[1] if len(tokens) > 1 else 0))
-    return [result.num_tokens_evicted, result.swa_num_tokens_evicted][: len(tokens)]
+    asked = dict(zip(config.components, tokens, strict=True))
+    params = EvictParams(num_tokens=asked[FULL], swa_num_tokens=asked.get(SWA, 0), mamba_num=asked.get(MAMBA, 0))
+    freed = made.evict(params)
+    each = (freed.num_tokens_evicted, freed.swa_num_tokens_evicted, freed.mamba_num_evicted)
+    return structs.of_components(config, *each)
 
 
-def pools(allocator: Any, config: SGLangConfig) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
+def pools(allocator: Any, config: SGLangConfig, rows: Rows) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
     """Free pages of each pool, and the window slots of full ones."""
 
     def one(part: Any) -> structs.Pool:
         waiting = [part.release_pages] if config.page_size == 1 else part.staged_pages
         return structs.Pool(part.free_pages.tolist(), [page for pages in waiting for page in pages.tolist()])
 
+    free = [] if config.states is None else [structs.Pool(rows.mamba_allocator.free_slots.tolist(), [])]
     if config.window is None:
-        return [one(allocator)], []
+        return [one(allocator), *free], []
     mapping = allocator.full_to_swa_index_mapping.tolist()[:-1]
     parts = [allocator.full_attn_allocator, allocator.swa_attn_allocator]
-    return [one(part) for part in parts], [(slot, other) for slot, other in enumerate(mapping) if other]
+    return [*map(one, parts), *free], [(slot, other) for slot, other in enumerate(mapping) if other]
 
 
-def tree(made: UnifiedRadixCache) -> tuple[list[structs.TreeNode], list[int]]:
-    """Nodes of SGLang's tree in Python, and the order of their window slots."""
+def tree(made: UnifiedRadixCache, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
+    """Nodes of SGLang's tree in Python, and the orders of their window slots and states."""
     core = made.tree_core
     nodes = list(_walk(core.root_node))
     numbers = {node.id: number for number, node in enumerate(nodes)}
@@ -234,7 +290,7 @@ def tree(made: UnifiedRadixCache) -> tuple[list[structs.TreeNode], list[int]]:
     ages = _places([node.creation_time for node in nodes])
     told = []
     for node in nodes:
-        full, window = (node.component_data[part] for part in (ComponentType.FULL, ComponentType.SWA))
+        full, window, state = (node.component_data[ComponentType[name]] for name in COMPONENTS)
         told.append(
             structs.TreeNode(
                 parent=numbers.get(node.parent.id, -1),
@@ -242,7 +298,8 @@ def tree(made: UnifiedRadixCache) -> tuple[list[structs.TreeNode], list[int]]:
                 tokens=list(node.key.token_ids),
                 slots=full.value.tolist(),
                 window=None if window.value is None else window.value.tolist(),
-                locks=(full.lock_ref, window.lock_ref),
+                state=None if state.value is None else int(state.value[0]),
+                locks=structs.of_components(config, full.lock_ref, window.lock_ref, state.lock_ref),
                 mark=window.metadata.get("uuid") is not None,
                 hits=node.hit_count,
                 priority=node.priority,
@@ -250,13 +307,11 @@ def tree(made: UnifiedRadixCache) -> tuple[list[structs.TreeNode], list[int]]:
                 made=ages[node.creation_time],
             )
         )
-    return told, [numbers[id] for id in _recent(core)]
+    return told, [[numbers[id] for id in _recent(core, ComponentType[name])] for name in config.components[1:]]
 
 
-def _recent(core: Any) -> Iterator[int]:
-    order = core.lru_lists.get(ComponentType.SWA)
-    if order is None:
-        return
+def _recent(core: Any, component: ComponentType) -> Iterator[int]:
+    order = core.lru_lists[component]
     node = order.head.lru_next[order._pt]
     while node is not order.tail:
         yield node.id
