@@ -125,8 +125,8 @@ class TreeNode(msgspec.Struct, forbid_unknown_fields=True):
 
 def of_components(config: SGLangConfig, full: T, window: T, states: T) -> list[T]:
     """Those of three things that belong to components which a cache has."""
-    each = dict(zip(COMPONENTS, (full, window, states), strict=True))
-    return [each[name] for name in config.components]
+    things = zip(COMPONENTS, (full, window, states), strict=True)
+    return [thing for name, thing in things if name in config.components]
 
 
 def order(namespace: tuple[str | None, str | None], tokens: list[int]) -> tuple[list[str], list[int]]:
