@@ -210,7 +210,7 @@ def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow]
         points = sorted((fits.max_model_len, fits.concurrency or 0.0) for _, fits in unordered)
         marked = [index for index, (length, _) in enumerate(points) if length in asked]
         places = [values.index(choice[name]) for name, values in styles[:2]] + [0, 0]
-        style = {
+        style: dict[str, Any] = {
             "color": COLOURS[models.index(model) % len(COLOURS)],
             "linestyle": DASHES[places[0] % len(DASHES)],
             "marker": MARKERS[places[1] % len(MARKERS)],
