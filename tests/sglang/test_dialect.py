@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +19,9 @@ from hkv.oracle.exploration import BreadthFirst, PlainWorld
 from hkv.oracle.record import Only, differ, record
 from hkv.oracle.shrink import Shrinker
 from hkv.oracle.verbs import explain
+from hkv.replay.result import ReplayResult
+from hkv.replay.verb import replay_trace
+from hkv.spec import FullAttention, SlidingWindow
 from reference.dialects.sglang.tree import Node, RadixTree
 
 DIALECT = registry.dialect_of(structs.NAME)
@@ -44,7 +49,7 @@ def entered(id: str, tokens: list[int]) -> list[structs.Operation]:
 def test_every_invariant_holds_in_every_state_of_a_small_cache() -> None:
     for window in (None, 1):
         given = header(3, window)
-        search = BreadthFirst(given, PlainWorld(DIALECT, given, Space(requests=1, prompt=2, max_model_len=2)))
+        search = BreadthFirst(given, PlainWorld(DIALECT, given, Space(requests=1, prompt=1, max_model_len=2)))
         search.run()
         assert search.report.exhausted, search.report.counterexample
         assert search.report.states > 40
@@ -171,3 +176,21 @@ def _followed(operation: structs.Operation) -> None:
     lifecycle.follow(first)
     lifecycle.answered(first, structs.Found(0, 0, []))
     lifecycle.follow(operation)
+
+
+CHATS = pathlib.Path(__file__).resolve().parents[2] / "examples" / "data" / "chat.jsonl"
+SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
+CACHE = [FullAttention(**SHAPE), SlidingWindow(**SHAPE, window=64)]
+
+
+def replayed(blocks: int | Sequence[int], engine: str = "numpy", **options: object) -> ReplayResult:
+    given = {"dialect": structs.NAME, "dialect_options": options, "engine": engine}
+    return replay_trace(CHATS, CACHE, blocks, limit=15, **given)
+
+
+def test_a_trace_is_replayed_and_a_window_s_share_decides_hits() -> None:
+    much, quarter, half = replayed(100_000), replayed(600, swa_full_tokens_ratio=0.25), replayed(600)
+    assert much.totals["preemptions"] == 0
+    assert much.totals["hit_tokens"] > max(quarter.totals["hit_tokens"], half.totals["hit_tokens"])
+    assert quarter.totals["hit_tokens"] != half.totals["hit_tokens"]
+    assert replayed([480, 120]).totals["hit_tokens"] == quarter.totals["hit_tokens"]

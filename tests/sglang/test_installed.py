@@ -15,7 +15,7 @@ from hkv.oracle.comparison import Comparison
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.record import Only, record
-from tests.sglang.test_dialect import entered, header
+from tests.sglang.test_dialect import entered, header, replayed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -72,3 +72,9 @@ def test_routers_are_not_told_that_a_prefix_lost_its_window(engine: str) -> None
     driven.perform(EvictOp(tokens=[0, 4]))
     assert driven.perform(MatchOp(tokens=[0, 1, 2, 3])).hit == 0
     assert told(driven) == 6
+
+
+def test_a_replay_is_that_of_the_engine_request_by_request() -> None:
+    for engine in ("sglang", "sglang-rust"):
+        for column, found in replayed(600, engine).requests.items():
+            assert list(found) == list(replayed(600).requests[column]), column

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hkv.contract.traffic import Choices
     from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
     from hkv.dialects.sglang.lifecycle import SGLangLifecycle
+    from hkv.dialects.sglang.replay_command import SGLangReplay
     from hkv.dialects.sglang.traffic import SGLangTraffic
 
 
@@ -107,6 +108,11 @@ class SGLangDialect(Dialect):
 
     def refuses(self, answer: Any) -> bool:
         return isinstance(answer, structs.Slots) and answer.slots is None
+
+    def replay_command(self) -> SGLangReplay:
+        from hkv.dialects.sglang.replay_command import SGLangReplay
+
+        return SGLangReplay()
 
     def resumptions(self, engine: SGLangNumpyEngine, operation: Any, id: str) -> Sequence[Resumption]:
         if isinstance(operation, structs.AdmitOp) and operation.id == id:

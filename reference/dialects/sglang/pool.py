@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.dialects.sglang.config import COMPONENTS, DECODE_LOSES_PAGE, FULL, SWA, SGLangConfig
+from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, FULL, SWA, SGLangConfig
 
 
 class SlotPool:
@@ -105,13 +105,18 @@ class Pools:
         self.window: SlotPool | None = others[0] if others else None
         self.states: SlotPool | None = None if config.states is None else SlotPool(config.states, 1)
         self.window_of: dict[int, int] = {}
+        self._components = config.components
         self._decode_loses_page = DECODE_LOSES_PAGE in config.bugs and config.page_size > 1
 
     @property
+    def all(self) -> list[SlotPool]:
+        """Those that there are, in the order of components."""
+        return [pool for pool in (self.full, self.window, self.states) if pool is not None]
+
+    @property
     def available(self) -> dict[str, int]:
-        """Tokens that there is room for, by component."""
-        pools = zip(COMPONENTS, (self.full, self.window, self.states), strict=True)
-        return {name: pool.available for name, pool in pools if pool is not None}
+        """Tokens, or states, that there is room for, by component."""
+        return {name: pool.available for name, pool in zip(self._components, self.all, strict=True)}
 
     def extend(self, start: int, end: int, last: int) -> list[int] | None:
         """As `SlotPool.extend`, in both pools or in neither."""

@@ -38,10 +38,14 @@ class InstalledSGLangEngine:
 
         if set(header.bugs) != set(structs.BUGS):
             raise ConfigError("bugs", header.bugs, f"those of SGLang {RELEASE}: {', '.join(structs.BUGS)}")
-        self._objects = sglang_objects
+        self.header, self._objects = header, sglang_objects
         self._config = to_config(header)
         self._cache, self._rows, self._allocator = sglang_objects.cache(self._config, self.backend)
         self._requests: dict[str, Any] = {}
+
+    def num_available(self) -> int:
+        """Pages of all pools, and states, that are free or that nobody holds."""
+        return self._objects.available(self._cache, self._config, self._allocator, self._rows)
 
     def published(self) -> bytes:
         """KV events since the last time, as SGLang's publisher sends them: one batch."""

@@ -21,6 +21,7 @@ class SGLangNumpyEngine:
       header: the configuration, as a log's first line.
 
     Attributes:
+      header: the same.
       manager: the reference's own object, for those who want to look inside.
 
     Raises:
@@ -33,7 +34,7 @@ class SGLangNumpyEngine:
         check_reference()
         from reference.dialects.sglang.manager import Manager
 
-        self.manager = Manager(to_config(header))
+        self.header, self.manager = header, Manager(to_config(header))
 
     def perform(self, operation: structs.Operation) -> Any:
         """Performs one operation and returns its answer.
@@ -72,6 +73,15 @@ class SGLangNumpyEngine:
                 return _state(manager)
         return None
 
+    def num_available(self) -> int:
+        """Pages of all pools, and states, that are free or that nobody holds."""
+        manager, nodes = self.manager, self.manager.tree.nodes()
+        free = sum(pool.available // pool.page_size for pool in manager.pools.all)
+        full = sum(len(node.full) for node in nodes if not node.full_locks)
+        window = sum(len(node.window or ()) for node in nodes if not node.window_locks)
+        states = sum(node.state is not None and not node.state_locks for node in nodes)
+        return free + (full + window) // manager.config.page_size + states
+
     def walk(self) -> Iterator[Node]:
         """Nodes of the tree in the order in which `state` lists them."""
         return _walk(self.manager.tree.root)
@@ -106,11 +116,7 @@ def _state(manager: Manager) -> structs.State:
     ]
     pools = manager.pools
     return structs.State(
-        pools=[
-            structs.Pool(list(pool.free), list(pool.waiting))
-            for pool in (pools.full, pools.window, pools.states)
-            if pool
-        ],
+        pools=[structs.Pool(list(pool.free), list(pool.waiting)) for pool in pools.all],
         window=sorted(pools.window_of.items()),
         requests={
             id: structs.Owned(

@@ -281,6 +281,17 @@ def pools(allocator: Any, config: SGLangConfig, rows: Rows) -> tuple[list[struct
     return [*map(one, parts), *free], [(slot, other) for slot, other in enumerate(mapping) if other]
 
 
+def available(made: UnifiedRadixCache, config: SGLangConfig, allocator: Any, rows: Rows) -> int:
+    """Pages of all pools, and states, that are free or that nobody holds."""
+    if config.window is None:
+        tokens = allocator.available_size() + made.full_evictable_size()
+    else:
+        full = allocator.full_available_size() + made.full_evictable_size()
+        tokens = full + allocator.swa_available_size() + made.swa_evictable_size()
+    states = 0 if config.states is None else rows.mamba_allocator.available_size() + made.mamba_evictable_size()
+    return tokens // config.page_size + states
+
+
 def tree(made: UnifiedRadixCache, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
     """Nodes of SGLang's tree in Python, and the orders of their window slots and states."""
     core = made.tree_core
