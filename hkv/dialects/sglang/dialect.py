@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,12 @@ if TYPE_CHECKING:
     from hkv.dialects.sglang.lifecycle import SGLangLifecycle
     from hkv.dialects.sglang.replay_command import SGLangReplay
     from hkv.dialects.sglang.traffic import SGLangTraffic
+
+LOST = {
+    structs.SLIDING_WINDOW: ("SWA", "its window slots were freed"),
+    structs.STATES: ("MAMBA", "no state of this length is kept"),
+}
+"""Components by their kinds of groups, and what full attention has and they have not."""
 
 
 class SGLangDialect(Dialect):
@@ -120,19 +125,16 @@ class SGLangDialect(Dialect):
         else:
             request = engine.manager.requests[id]
             tokens, namespace = request.tokens, request.namespace
-        config = engine.manager.config
-        found = copy.deepcopy(engine.manager).match(tokens[:-1], namespace)
-        after = found.full_length + config.page_size
-        more = after if after < len(tokens) else None
-        absent = (Lack(found.full_length, after - 1, "never entered, or evicted"),) if more else ()
-        full = Resumption(0, structs.FULL_ATTENTION, config.page_size, found.full_length, more, absent)
-        if config.window is None:
-            return (full,)
-        gone = (Lack(found.length, found.full_length - 1, "its window slots were freed"),) if found.branch else ()
-        window = Resumption(
-            1, structs.SLIDING_WINDOW, config.page_size, found.length, found.branch or more, gone or absent
-        )
-        return full, window
+        size, full = engine.manager.config.page_size, engine.alone(tokens[:-1], namespace, "FULL")
+        beyond = full + size if full + size < len(tokens) else None
+        absent = (Lack(full, full + size - 1, "never entered, or evicted"),) if beyond else ()
+        found = [Resumption(0, structs.FULL_ATTENTION, size, full, beyond, absent)]
+        for number, group in enumerate(engine.header.groups[1:], start=1):
+            name, why = LOST[group["kind"]]
+            length = engine.alone(tokens[:-1], namespace, name)
+            gone = (Lack(length, full - 1, why),) if length < full else absent
+            found.append(Resumption(number, group["kind"], size, length, full if length < full else beyond, gone))
+        return found
 
     def next_operations(self, engine: SGLangNumpyEngine, space: Space) -> Iterator[Any]:
         requests = engine.manager.requests

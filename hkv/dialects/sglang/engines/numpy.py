@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import MAMBA, SWA
 from hkv.dialects.sglang.log import to_config
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
+    from reference.dialects.sglang.key import Namespace
     from reference.dialects.sglang.manager import Manager
     from reference.dialects.sglang.tree import Node
 
@@ -81,6 +85,14 @@ class SGLangNumpyEngine:
         window = sum(len(node.window or ()) for node in nodes if not node.window_locks)
         states = sum(node.state is not None and not node.state_locks for node in nodes)
         return free + (full + window) // manager.config.page_size + states
+
+    def alone(self, tokens: Sequence[int], namespace: Namespace, name: str) -> int:
+        """Tokens at which one component alone, and full attention, could resume; nothing is changed."""
+        manager = copy.deepcopy(self.manager)
+        only = {"window": None, "num_slots": manager.config.num_slots[:1]} if name != SWA else {}
+        changes: dict[str, Any] = {**only, **({"states": None} if name != MAMBA else {})}
+        manager.tree.config = dataclasses.replace(manager.config, **changes)
+        return manager.match(tokens, namespace).length
 
     def walk(self) -> Iterator[Node]:
         """Nodes of the tree in the order in which `state` lists them."""
