@@ -144,12 +144,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
 def at_most(largest: int | None) -> Iterator[None]:
     """Files of this process grow no larger than this."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # Python would keep a module's first bytes as all
     try:
         if largest is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = kept
 
 
 def definition(command: str) -> click.Command:
