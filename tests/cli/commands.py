@@ -144,7 +144,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
 def at_most(largest: int | None) -> Iterator[None]:
     """Files of this process grow no larger than this."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # Python would keep a module's first bytes as all
+    kept = sys.dont_write_bytecode
+    # Python would keep the first bytes of a compiled module as the whole; processes that it starts would, too.
+    sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     try:
         if largest is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
@@ -152,6 +154,7 @@ def at_most(largest: int | None) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         sys.dont_write_bytecode = kept
+        del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 def definition(command: str) -> click.Command:

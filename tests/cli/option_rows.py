@@ -164,7 +164,8 @@ ROWS = [
         REPLAY,
         f"{SCHEDULE}--groups full:16;--num-blocks 80;--eagle all;--retention dense;--lookahead 3",
         "--memory 1GiB;--tp 1;--block-size 16;--kv-dtype auto;--draft x;--dialect rtp-llm/single;--linear-step 1;"
-        f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check",
+        f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check;"
+        "--swa-full-tokens-ratio 1",
     ),
     *_rows(f"{REPLAY} --retention dense", "--engine {in}/wrong.py:Blind"),  # so that there are hits not to see
     *_rows("replay {in}/long.jsonl --json - --engine numpy --groups full:16 --num-blocks 2000", "--device a100"),
@@ -186,6 +187,9 @@ ROWS = [
     *_rows(
         f"{REPLAY_RTP} --prefix-tree".replace("mamba:16 --num-blocks 60", "swa:16:17 --num-blocks 40"),
         "--independent-eviction",
+    ),
+    *_rows(
+        f"{REPLAYED} --dialect sglang-0.5.23 --groups full:16,swa:16:64 --num-blocks 60", "--swa-full-tokens-ratio 9"
     ),
     *_rows(
         REPLAY_RTP_MODEL,
