@@ -8,7 +8,6 @@ keeps it: splits move the mark along, so that whoever unlocks walks over exactly
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 from reference.dialects.sglang.tree import Node
@@ -38,7 +37,7 @@ class Locks:
 
     def __init__(self, window: int | None) -> None:
         self._window = window
-        self._marks = itertools.count(1)
+        self._marks = 0
 
     def lock(self, node: Node) -> Receipt:
         """Holds a node and what is before it (`inc_lock_ref`)."""
@@ -52,7 +51,7 @@ class Locks:
             each.window_locks += 1
             covered += len(each.key)
             if covered >= (self._window or 0):
-                each.mark = mark = next(self._marks) if each.mark is None else each.mark
+                mark = each.mark = self._name() if each.mark is None else each.mark
         return Receipt(node, mark)
 
     def unlock(self, receipt: Receipt) -> None:
@@ -67,6 +66,10 @@ class Locks:
         if receipt.mark is not None and not receipt.window_released:
             self._unlock_rest(receipt)
             receipt.window_released = True
+
+    def _name(self) -> int:
+        self._marks += 1
+        return self._marks
 
     def _unlock_rest(self, receipt: Receipt) -> None:
         receipt.node.state_locks -= receipt.node.parent is not None
