@@ -222,6 +222,8 @@ def prepared(text: str) -> tuple[str, str | None]:
         text = re.sub(pattern, replacement, text)
     if re.search(r"[, ]vllm\b(?![_-])", text):
         return text, "vLLM 0.33 to be installed"
+    if re.search(r"[, ]sglang\b(?![_-])", text):
+        return text, "SGLang 0.5.23 to be installed"
     return text, "hkv[events]" if "--endpoint" in text else None
 
 
