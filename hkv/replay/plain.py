@@ -22,8 +22,8 @@ from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedul
 from hkv.spec import LayerSpec, spec_to_log
 
 
-class PlainLoop(StepLoop):
-    """A schedule in which a whole prompt gets its blocks at once, and requests are named by tokens.
+class TokenLoop(StepLoop):
+    """A schedule in which requests are named by tokens; `_held` says how many of each running one's have slots.
 
     A trace says which prefixes are equal, not what they consist of: the tokens of a block are its prefix key, over and
     over; those after the last key are -1.
@@ -40,6 +40,16 @@ class PlainLoop(StepLoop):
         super().__init__(engine, schedule, arrivals, observer)
         self._key_tokens = key_tokens
         self._held: dict[str, int] = {}
+
+    def _named(self, live: LiveRequest, first: int) -> list[int]:
+        """Tokens of a request from the `first` on."""
+        known = min(live.tokens, len(live.keys) * self._key_tokens)
+        named = [int(live.keys[place // self._key_tokens]) for place in range(first, known)]
+        return named + [-1] * (live.tokens - max(first, known))
+
+
+class PlainLoop(TokenLoop):
+    """A schedule in which a whole prompt gets its blocks at once."""
 
     def _found(self, live: LiveRequest, tokens: list[int]) -> int:
         """Tokens that an admission would find now; nothing is changed. Asked where the dialect tells of misses."""
@@ -70,11 +80,6 @@ class PlainLoop(StepLoop):
         self._held[live.id] = live.tokens
         return True
 
-    def _named(self, live: LiveRequest, first: int) -> list[int]:
-        known = min(live.tokens, len(live.keys) * self._key_tokens)
-        named = [int(live.keys[place // self._key_tokens]) for place in range(first, known)]
-        return named + [-1] * (live.tokens - max(first, known))
-
 
 class PlainMisses(HitReasons, Protocol):
     """Says of an engine what groups lack beyond a hit; `reasons` are all that it may name, as tables list them."""
@@ -91,7 +96,7 @@ class PlainCache(ReplayedCache):
         self,
         header: PlainHeader,
         specs: Sequence[LayerSpec],
-        loop: Callable[..., PlainLoop],
+        loop: Callable[..., TokenLoop],
         misses: type[PlainMisses] | None = None,
     ) -> None:
         blocks, groups = header.num_blocks, Topology.of_specs(specs).groups
@@ -115,7 +120,7 @@ class PlainCache(ReplayedCache):
 
     def loop(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
-    ) -> PlainLoop:
+    ) -> TokenLoop:
         misses = self._misses(driven, self.key_tokens) if self._misses is not None and self._tells else None
         loop = self._loop(driven, self.key_tokens, schedule, coming, Recorder(self.blocks + 1, misses, progress))
         loop.asks = misses is not None
@@ -125,19 +130,22 @@ class PlainCache(ReplayedCache):
 class PlainReplayCommand(ReplayCommand):
     """Groups over one pool, or over one each where the dialect's logs begin with a `PooledHeader`."""
 
-    def __init__(self, loop: Callable[..., PlainLoop], misses: type[PlainMisses] | None = None) -> None:
+    def __init__(self, loop: Callable[..., TokenLoop], misses: type[PlainMisses] | None = None) -> None:
         self._loop, self._misses = loop, misses
 
     def num_blocks(self, options: dict[str, Any]) -> Sequence[int]:
         """Blocks of the pool, or of each pool; as `--num-blocks` has them unless the dialect divides them up."""
         return options["num_blocks"]
 
+    def header(self, options: dict[str, Any]) -> PlainHeader:
+        """Header of the cache that the options ask for."""
+        groups = [spec_to_log(spec) for spec in options["groups"]]
+        name = options["dialect"]
+        return registry.dialect_of(name).header_of(name, groups, self.num_blocks(options))
+
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
         for name, default in (("caching", True), ("lookahead", 0)):
             if options[name] != default:
                 raise ConfigError(name, options[name], f"{default}: {options['dialect']} has no other")
-        groups = [spec_to_log(spec) for spec in options["groups"]]
-        dialect = registry.dialect_of(options["dialect"])
-        header = dialect.header_of(options["dialect"], groups, self.num_blocks(options))
-        cache = PlainCache(header, options["groups"], self._loop, self._misses)
+        cache = PlainCache(self.header(options), options["groups"], self._loop, self._misses)
         return StudiedCache(cache, schedule_for_groups(options), groups_text(options["groups"]))

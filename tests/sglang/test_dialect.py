@@ -194,3 +194,15 @@ def test_a_trace_is_replayed_and_a_window_s_share_decides_hits() -> None:
     assert much.totals["hit_tokens"] > max(quarter.totals["hit_tokens"], half.totals["hit_tokens"])
     assert quarter.totals["hit_tokens"] != half.totals["hit_tokens"]
     assert replayed([480, 120]).totals["hit_tokens"] == quarter.totals["hit_tokens"]
+
+
+def test_a_preempted_request_is_computed_again_in_chunks() -> None:
+    given = {"dialect": structs.NAME, "engine": "numpy", "step_tokens": 300}
+    found = replay_trace(CHATS, CACHE, 240, limit=15, **given)
+    assert found.totals["preemptions"] > 0
+    fits = (
+        found.requests["prompt"] + found.requests["output"] <= 2100
+    )  # tokens that the full pool has slots for, roughly
+    assert fits.sum() > 10
+    assert set(found.requests["outcome"][fits]) == {"finished"}
+    assert found.requests["recomputed"][fits].sum() > 0

@@ -223,9 +223,10 @@ class DecodeOp(Operation, tag="decode"):
 
 
 class SlideOp(Operation, tag="slide"):
-    """The window slots that a decoding request reads no more are freed."""
+    """The window slots that a decoding request reads no more are freed, once there are at least `every`."""
 
     id: str
+    every: int = 1
 
 
 class CheckpointOp(Operation, tag="checkpoint"):

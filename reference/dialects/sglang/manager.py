@@ -135,9 +135,11 @@ class Manager:
                 self._track(request, len(request.row))
         return slot
 
-    def slide(self, id: str) -> None:
-        """Frees the window's slots that a decoding request reads no more (`evict_sliding_windows`)."""
-        self._slide(self._request(id), len(self._request(id).row))
+    def slide(self, id: str, every: int = 1) -> None:
+        """Frees the window's slots that a decoding request reads no more, once they are so many or more
+        (`evict_sliding_windows`)."""
+        request = self._request(id)
+        self._slide(request, len(request.row), every)
 
     def checkpoint(self, id: str) -> None:
         """Enters what a running request has computed (`checkpoint_kv_cache`)."""
@@ -209,9 +211,9 @@ class Manager:
             slots = {"owned": len(prompt), "counted": len(prompt)}
             self.tree.insert(prompt, request.row, priority=request.priority + 1, **slots)
 
-    def _slide(self, request: Request, length: int) -> None:
+    def _slide(self, request: Request, length: int, every: int = 1) -> None:
         """Frees window slots of a request's own that a query at `length` does not read, but for whole pages' sake."""
-        if self.config.window is None or length - self.config.window < request.evicted + 1:
+        if self.config.window is None or length - self.config.window < request.evicted + every:
             return
         size = self.config.page_size
         start = max(request.evicted, request.protected)

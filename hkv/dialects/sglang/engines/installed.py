@@ -93,7 +93,7 @@ class InstalledSGLangEngine:
                 return answer
             case structs.SlideOp():
                 if self._config.window is not None:
-                    self._cache.evict_sliding_windows(request, request.computed)
+                    self._cache.evict_sliding_windows(request, request.computed, eviction_interval=operation.every)
             case structs.CheckpointOp():
                 self._cache.checkpoint(request, up_to=request.computed)
                 return structs.Row(self._row(request), request.kv.cache_protected_len)

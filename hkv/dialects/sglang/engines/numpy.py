@@ -59,7 +59,7 @@ class SGLangNumpyEngine:
                 slot = manager.decode(operation.id, operation.token, track=operation.track)
                 return structs.Slots(None if slot is None else [slot])
             case structs.SlideOp():
-                manager.slide(operation.id)
+                manager.slide(operation.id, operation.every)
             case structs.CheckpointOp():
                 manager.checkpoint(operation.id)
                 request = manager.requests[operation.id]
