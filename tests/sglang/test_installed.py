@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hkv.contract.events import KeyIndex, decode_batch
-from hkv.dialects.sglang.log import BUGS, NAME, AdmitOp, EvictOp, MatchOp, StateOp
+from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.log import NAME, AdmitOp, EvictOp, MatchOp, StateOp
 from hkv.dialects.sglang.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.comparison import Comparison

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from hkv.contract.bugs import Bug, check_bugs, listed
 from hkv.errors import ConfigError
 
 FULL, SWA, MAMBA = COMPONENTS = ("FULL", "SWA", "MAMBA")
@@ -18,8 +19,24 @@ FULL, SWA, MAMBA = COMPONENTS = ("FULL", "SWA", "MAMBA")
 POLICIES = ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
 """`--radix-eviction-policy`: the order in which leaves leave."""
 
-SPLIT_TOUCHES_SUFFIX, DECODE_LOSES_PAGE = BUGS = ("split-touches-suffix", "decode-loses-page")
-"""Defects of SGLang 0.5.23 that a cache may reproduce (`hkv.dialects.sglang.log.BUGS` says what they are)."""
+SPLIT_TOUCHES_SUFFIX, DECODE_LOSES_PAGE = "split-touches-suffix", "decode-loses-page"
+
+BUGS = listed(
+    Bug(
+        name=SPLIT_TOUCHES_SUFFIX,
+        engine="SGLang 0.5.23 UnifiedTreeCore._split_node",
+        contract="what nobody asked for keeps its place in the order of eviction",
+        behaviour="a match that ends inside a node makes the rest of it the most recently used leaf: prompts entered "
+        "later are evicted before it",
+    ),
+    Bug(
+        name=DECODE_LOSES_PAGE,
+        engine="SGLang 0.5.23 SWATokenToKVPoolAllocator.alloc_decode",
+        contract="an allocation that is refused changes nothing",
+        behaviour="the full pool's page is taken before the window's pool is asked; when that refuses, it is lost",
+    ),
+)
+"""Defects of SGLang 0.5.23's cache."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +87,7 @@ class SGLangConfig:
             raise ConfigError("page_size", self.page_size, "1 token, where only the last state is known")
         if self.most_states < -1 or self.most_states == 0:
             raise ConfigError("most_states", self.most_states, "a positive number, or -1")
-        if unknown := sorted(self.bugs - set(BUGS)):
-            raise ConfigError("bugs", unknown[0], f"some of {', '.join(BUGS)}")
+        check_bugs(self.bugs, BUGS)
 
     @property
     def components(self) -> tuple[str, ...]:

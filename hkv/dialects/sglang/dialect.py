@@ -10,6 +10,7 @@ from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import Lack, Resumption
 from hkv.contract.explore_command import TOKENS, Space
 from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.traffic import FEATURES, MOVES
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SGLangDialect(Dialect):
     )
     engine_versions = MappingProxyType({"sglang": "0.5.23", "sglang-rust": "0.5.23"})
     default_pair = ("sglang", "numpy")
-    bugs = structs.BUGS
+    bugs = BUGS
     move_names = MOVES
 
     @property

@@ -34,10 +34,20 @@ class SGLangLifecycle:
         self._pools, self._window = len(header.num_blocks), config.window or 0
 
     def follow(self, operation: structs.Operation) -> None:
-        """Checks one operation; `answered` takes note of what its answer decides.
+        """Checks one operation, and ends a request; `answered` takes note of what its answer decides.
 
         Raises:
           OperationError: names the field that does not fit what came before; nothing changed.
+        """
+        self.check(operation)
+        if isinstance(operation, structs.FinishOp | structs.AbortOp):
+            del self.requests[operation.id]
+
+    def check(self, operation: structs.Operation) -> None:
+        """Checks one operation, which may be asked about without being performed.
+
+        Raises:
+          OperationError: as of `follow`.
         """
         match operation:
             case structs.MatchOp() | structs.StateOp():
@@ -82,7 +92,5 @@ class SGLangLifecycle:
                 raise OperationError("id", id, f"a request {self._window} tokens beyond what the tree has of it")
             case structs.CheckpointOp() | structs.FinishOp() if not request.ran:
                 raise OperationError("id", id, "a request that has computed a token since it came")
-            case structs.FinishOp() | structs.AbortOp():
-                del self.requests[id]
             case _:
                 pass

@@ -10,39 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeVar
 
 import msgspec
 
-from hkv.contract.bugs import Bug, check_bugs, listed
 from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
-from hkv.dialects.sglang.config import COMPONENTS, DECODE_LOSES_PAGE, SPLIT_TOUCHES_SUFFIX, SGLangConfig
+from hkv.dialects.sglang.config import SGLangConfig
 from hkv.errors import ConfigError
-
-T = TypeVar("T")
 
 NAME = "sglang-0.5.23"
 """The dialect's name in headers."""
 
 FULL_ATTENTION, SLIDING_WINDOW, STATES = KINDS = ("full_attention", "sliding_window", "mamba")
 """Kinds of groups: FULL, SWA and MAMBA as SGLang's components are called."""
-
-BUGS = listed(
-    Bug(
-        name=SPLIT_TOUCHES_SUFFIX,
-        engine="SGLang 0.5.23 UnifiedTreeCore._split_node",
-        contract="what nobody asked for keeps its place in the order of eviction",
-        behaviour="a match that ends inside a node makes the rest of it the most recently used leaf: prompts entered "
-        "later are evicted before it",
-    ),
-    Bug(
-        name=DECODE_LOSES_PAGE,
-        engine="SGLang 0.5.23 SWATokenToKVPoolAllocator.alloc_decode",
-        contract="an allocation that is refused changes nothing",
-        behaviour="the full pool's page is taken before the window's pool is asked; when that refuses, it is lost",
-    ),
-)
-"""Defects of SGLang 0.5.23's cache."""
 
 
 class Header(PooledHeader, kw_only=True):
@@ -121,17 +100,6 @@ class TreeNode(msgspec.Struct, forbid_unknown_fields=True):
     priority: int
     used: int
     made: int
-
-
-def of_components(config: SGLangConfig, full: T, window: T, states: T) -> list[T]:
-    """Those of three things that belong to components which a cache has."""
-    things = zip(COMPONENTS, (full, window, states), strict=True)
-    return [thing for name, thing in things if name in config.components]
-
-
-def order(namespace: tuple[str | None, str | None], tokens: list[int]) -> tuple[list[str], list[int]]:
-    """Place of a node among its siblings."""
-    return [name or "" for name in namespace], tokens
 
 
 class Pool(msgspec.Struct, forbid_unknown_fields=True):
@@ -291,9 +259,10 @@ def to_config(header: Header) -> SGLangConfig:
         raise ConfigError("groups", header.groups, "pages of one size, of 1 token at least")
     if len(header.num_blocks) != len(kinds):
         raise ConfigError("num_blocks", header.num_blocks, f"pages of {len(kinds)} pools")
-    check_bugs(header.bugs, BUGS)
     counts = dict(zip(kinds, header.num_blocks, strict=True))
     windows = [group.get("window") for group in header.groups if group["kind"] == SLIDING_WINDOW]
+    if any(type(window) is not int for window in windows):
+        raise ConfigError("groups", header.groups, "a window in tokens of the sliding window")
     return SGLangConfig(
         page_size=size,
         num_slots=tuple(size * count for kind, count in counts.items() if kind != STATES),
@@ -318,7 +287,7 @@ RULES: Mapping[str, str] = MappingProxyType(
     {
         "hit/none": "a request finds nothing",
         "hit/full": "a request takes all that full attention has cached",
-        "hit/window": "a request takes less than full attention has cached, for want of a window",
+        "hit/window": "a request takes less than full attention has cached, for want of a window or a state",
         "extend/granted": "a chunk gets slots",
         "extend/refused": "a chunk finds no room",
         "decode/granted": "a token gets a slot",

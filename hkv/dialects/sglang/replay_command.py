@@ -16,6 +16,7 @@ import msgspec
 from hkv.contract.log import PlainHeader
 from hkv.contract.options import Number, option
 from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import BUGS
 from hkv.replay.plain import PlainReplayCommand, TokenLoop
 from hkv.replay.schedule import LiveRequest, Refusal
 
@@ -95,4 +96,4 @@ class SGLangReplay(PlainReplayCommand):
         return full, blocks[0] - full
 
     def header(self, options: dict[str, Any]) -> PlainHeader:
-        return msgspec.structs.replace(super().header(options), bugs=sorted(structs.BUGS))
+        return msgspec.structs.replace(super().header(options), bugs=sorted(BUGS))

@@ -7,7 +7,7 @@ from typing import Any
 
 from hkv.contract.traffic import Choices
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import POLICIES
+from hkv.dialects.sglang.config import BUGS, POLICIES
 from hkv.dialects.sglang.lifecycle import SGLangLifecycle
 from hkv.errors import HKVError
 
@@ -55,7 +55,7 @@ def draw_header(choices: Choices, feature: str, name: str, kinds: frozenset[str]
         need_sort=feature == "sorted",
         tracked=stateful and tracked,
         most_states=choices.pick((-1, 1, 2)) if stateful else -1,
-        bugs=sorted(structs.BUGS),
+        bugs=sorted(BUGS),
     )
 
 
@@ -139,10 +139,8 @@ class SGLangTraffic:
         return kind(id=id)
 
     def _legal(self, operation: Any) -> bool:
-        lifecycle = SGLangLifecycle(self._header)
-        lifecycle.requests = dict(self._lifecycle.requests)
         try:
-            lifecycle.follow(operation)
+            self._lifecycle.check(operation)
         except HKVError:
             return False
         return True

@@ -38,7 +38,7 @@ class Request:
       ran: whether it has computed a token since it came.
       own: its own state, which each forward pass goes on from; None before the first.
       tracking: two states in turn that keep what it was at lengths it has passed; none unless that is asked for.
-      next: which of the two is written next; `last`: which was written last.
+      next: which of the two is written next; the other one was written last.
       tracked: length of the last of them; None where none was kept since it was entered.
       branch: length at which its first insert ends, so that the prefix it shares there gets a window; None for none.
     """
@@ -56,7 +56,6 @@ class Request:
     own: int | None = None
     tracking: list[int] = dataclasses.field(default_factory=list[int])
     next: int = 0
-    last: int = 1
     tracked: int | None = None
     branch: int | None = None
 
@@ -92,7 +91,11 @@ class Manager:
         row, lock = match.node.slots(), self.locks.lock(match.node)
         request = Request(list(tokens), len(tokens), namespace, priority, row, lock, match.length)
         if match.node.state is not None:  # it is shared with nobody: the first pass copies it
-            request.own = self._state()
+            try:
+                request.own = self._state()
+            except OperationError:
+                self.locks.unlock(lock)
+                raise
         # Beside states a window has no say in where an insert ends: a state stands for its length alone.
         request.branch = None if self.config.window is None or self.config.states is not None else match.branch
         self.requests[id] = request
@@ -107,10 +110,10 @@ class Manager:
           track: length at which the pass keeps a state; 0 for none.
         """
         request = self._request(id)
-        self._hold_states(request)
         start, size = len(request.row), self.config.page_size
         if not start < length <= len(request.tokens):
             raise OperationError("length", length, f"from {start + 1} to {len(request.tokens)} tokens")
+        self._hold_states(request)
         # With pages the engine asks for one more than could be needed.
         evict_for(self.tree, length - start + (size if size > 1 else 0))
         slots = self.pools.extend(start, length, request.row[-1] if request.row else -1)
@@ -263,7 +266,7 @@ class Manager:
 
     def _track(self, request: Request, length: int) -> None:
         """A pass keeps a state of a length, in the one of the two that was not written last."""
-        request.tracked, request.last, request.next = length, request.next, 1 - request.next
+        request.tracked, request.next = length, 1 - request.next
 
     def _to_enter(self, request: Request, length: int, *, finished: bool) -> tuple[int, int | None]:
         """The length at which a request is entered, and the state of that length; 0 where it has kept none.
@@ -275,9 +278,10 @@ class Manager:
             return length, request.own if finished else self._state()
         if request.tracked is None:
             return 0, None
-        kept = request.tracking[request.last]
+        last = 1 - request.next
+        kept = request.tracking[last]
         if not finished:
-            request.tracking[request.last] = self._state()
+            request.tracking[last] = self._state()
         return request.tracked, kept
 
     def _forget_state(self, request: Request, state: int | None) -> None:

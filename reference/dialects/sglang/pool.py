@@ -5,7 +5,7 @@ to its end; larger pages go back to its front, so that the page freed last is us
 padding: no request ever has it.
 
 Where layers have windows there are two pools. Every token gets a slot in both, and requests and the tree remember the
-full pool's; a mapping leads from there to the window's, and 0 in it says that the window's slot has been given back.
+full pool's; a mapping leads from there to the window's, but for slots whose window has been given back.
 """
 
 from __future__ import annotations

@@ -1,1 +1,42 @@
-"""Engines under SGLang's rules: the reference, and an installed SGLang with its Python or its Rust tree."""
+"""Engines under SGLang's rules: the reference, and an installed SGLang with its Python or its Rust tree.
+
+Here is what both say alike of their trees, so that states can be compared: the order of nodes, and places for times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from hkv.dialects.sglang.config import COMPONENTS, SGLangConfig
+
+T = TypeVar("T")
+
+
+def of_components(config: SGLangConfig, full: T, window: T, states: T) -> list[T]:
+    """Those of three things that belong to components which a cache has."""
+    things = zip(COMPONENTS, (full, window, states), strict=True)
+    return [thing for name, thing in things if name in config.components]
+
+
+def walk(node: T, named: Callable[[T], tuple[Iterable[str | None], list[int]]]) -> Iterator[T]:
+    """Nodes after one, each before those after it; of siblings, the one with the smaller namespace and first tokens.
+
+    Args:
+      node: has `children`, by whatever.
+      named: namespace and tokens of a node.
+    """
+
+    def place(child: T) -> tuple[list[str], list[int]]:
+        namespace, tokens = named(child)
+        return [name or "" for name in namespace], tokens
+
+    children: dict[Any, T] = node.children  # type: ignore[attr-defined]
+    for child in sorted(children.values(), key=place):
+        yield child
+        yield from walk(child, named)
+
+
+def places(values: Iterable[T]) -> dict[T, int]:
+    """Place of each of some times among them, from 0 for the earliest."""
+    return {value: place for place, value in enumerate(sorted(set(values)))}  # type: ignore[type-var]

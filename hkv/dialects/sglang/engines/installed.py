@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.log import to_config
 from hkv.errors import ConfigError, OperationError
 
@@ -36,8 +37,8 @@ class InstalledSGLangEngine:
         _require_sglang(release)
         from hkv.dialects.sglang.engines import sglang_objects
 
-        if set(header.bugs) != set(structs.BUGS):
-            raise ConfigError("bugs", header.bugs, f"those of SGLang {RELEASE}: {', '.join(structs.BUGS)}")
+        if set(header.bugs) != set(BUGS):
+            raise ConfigError("bugs", header.bugs, f"those of SGLang {RELEASE}: {', '.join(BUGS)}")
         self.header, self._objects = header, sglang_objects
         self._config = to_config(header)
         self._cache, self._rows, self._allocator = sglang_objects.cache(self._config, self.backend)
@@ -79,7 +80,6 @@ class InstalledSGLangEngine:
             raise OperationError("id", operation.id, "a request that runs")
         match operation:
             case structs.ExtendOp():
-                self._objects.hold_states(self._cache, self._rows, request)
                 answer = self._grow(request, operation.length)
                 if answer.slots is not None and operation.track:
                     self._objects.track(self._rows, request, operation.track)
@@ -125,6 +125,8 @@ class InstalledSGLangEngine:
         start, known = request.computed, len(request.full_untruncated_fill_ids)
         if not decode and not start < length <= known:
             raise OperationError("length", length, f"from {start + 1} to {known} tokens")
+        if not decode:
+            self._objects.hold_states(self._cache, self._rows, request)
         if decode and start != known:
             raise OperationError("id", request.rid, "a request whose tokens all have slots")
         last = self._row(request)[-1] if start else -1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import MAMBA, SWA
+from hkv.dialects.sglang.engines import of_components, places, walk
 from hkv.dialects.sglang.log import to_config
 from hkv.version import check_reference
 
@@ -74,7 +75,7 @@ class SGLangNumpyEngine:
                 wanted = dict(zip(manager.config.components, operation.tokens, strict=True))
                 return structs.Freed(list(manager.evict(wanted).values()))
             case _:
-                return _state(manager)
+                return _state(self)
         return None
 
     def num_available(self) -> int:
@@ -96,19 +97,19 @@ class SGLangNumpyEngine:
 
     def walk(self) -> Iterator[Node]:
         """Nodes of the tree in the order in which `state` lists them."""
-        return _walk(self.manager.tree.root)
+        return walk(self.manager.tree.root, lambda node: (node.key.namespace, node.key.tokens()))
 
 
 def _found(match: Any) -> structs.Found:
     return structs.Found(match.length, match.full_length, match.node.slots())
 
 
-def _state(manager: Manager) -> structs.State:
-    tree, config = manager.tree, manager.config
-    nodes = list(_walk(tree.root))
+def _state(engine: SGLangNumpyEngine) -> structs.State:
+    manager = engine.manager
+    tree, config, nodes = manager.tree, manager.config, list(engine.walk())
     numbers = {node: number for number, node in enumerate(nodes)}
-    used = _places(node.used for node in [tree.root, *nodes])
-    made = _places(node.made for node in nodes)
+    used = places(node.used for node in [tree.root, *nodes])
+    made = places(node.made for node in nodes)
     told = [
         structs.TreeNode(
             parent=-1 if node.parent is None else numbers.get(node.parent, -1),
@@ -117,7 +118,7 @@ def _state(manager: Manager) -> structs.State:
             slots=list(node.full),
             window=None if node.window is None else list(node.window),
             state=node.state,
-            locks=structs.of_components(config, node.full_locks, node.window_locks, node.state_locks),
+            locks=of_components(config, node.full_locks, node.window_locks, node.state_locks),
             mark=node.mark is not None,
             hits=node.hits,
             priority=node.priority,
@@ -144,17 +145,6 @@ def _state(manager: Manager) -> structs.State:
         nodes=told,
         recent=[
             [numbers[node] for node in order]
-            for order in structs.of_components(config, [], tree.recent, tree.recent_states)[1:]
+            for order in of_components(config, [], tree.recent, tree.recent_states)[1:]
         ],
     )
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    """Nodes after one, each before those after it; of siblings, the one with the smaller namespace and first tokens."""
-    for child in sorted(node.children.values(), key=lambda each: structs.order(each.key.namespace, each.key.tokens())):
-        yield child
-        yield from _walk(child)
-
-
-def _places(values: Any) -> dict[Any, int]:
-    return {value: place for place, value in enumerate(sorted(set(values)))}

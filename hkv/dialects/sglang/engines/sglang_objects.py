@@ -17,6 +17,7 @@ from typing import Any
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import COMPONENTS, FULL, MAMBA, SWA, SGLangConfig
+from hkv.dialects.sglang.engines import of_components, places, walk
 
 UNUSED = ("torchvision", "compressed_tensors")
 """Packages that SGLang imports on the way to its cache, which uses nothing of them."""
@@ -263,7 +264,7 @@ def evict(made: UnifiedRadixCache, config: SGLangConfig, tokens: Sequence[int]) 
     params = EvictParams(num_tokens=asked[FULL], swa_num_tokens=asked.get(SWA, 0), mamba_num=asked.get(MAMBA, 0))
     freed = made.evict(params)
     each = (freed.num_tokens_evicted, freed.swa_num_tokens_evicted, freed.mamba_num_evicted)
-    return structs.of_components(config, *each)
+    return of_components(config, *each)
 
 
 def pools(allocator: Any, config: SGLangConfig, rows: Rows) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
@@ -295,10 +296,12 @@ def available(made: UnifiedRadixCache, config: SGLangConfig, allocator: Any, row
 def tree(made: UnifiedRadixCache, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
     """Nodes of SGLang's tree in Python, and the orders of their window slots and states."""
     core = made.tree_core
-    nodes = list(_walk(core.root_node))
+    nodes = list(
+        walk(core.root_node, lambda node: ((node.key.extra_key, node.key.cache_salt), list(node.key.token_ids)))
+    )
     numbers = {node.id: number for number, node in enumerate(nodes)}
-    used = _places([core.root_node.last_access_time, *(node.last_access_time for node in nodes)])
-    ages = _places([node.creation_time for node in nodes])
+    used = places([core.root_node.last_access_time, *(node.last_access_time for node in nodes)])
+    ages = places([node.creation_time for node in nodes])
     told = []
     for node in nodes:
         full, window, state = (node.component_data[ComponentType[name]] for name in COMPONENTS)
@@ -310,7 +313,7 @@ def tree(made: UnifiedRadixCache, config: SGLangConfig) -> tuple[list[structs.Tr
                 slots=full.value.tolist(),
                 window=None if window.value is None else window.value.tolist(),
                 state=None if state.value is None else int(state.value[0]),
-                locks=structs.of_components(config, full.lock_ref, window.lock_ref, state.lock_ref),
+                locks=of_components(config, full.lock_ref, window.lock_ref, state.lock_ref),
                 mark=window.metadata.get("uuid") is not None,
                 hits=node.hit_count,
                 priority=node.priority,
@@ -327,16 +330,3 @@ def _recent(core: Any, component: ComponentType) -> Iterator[int]:
     while node is not order.tail:
         yield node.id
         node = node.lru_next[order._pt]
-
-
-def _walk(node: Any) -> Iterator[Any]:
-    def place(child: Any) -> Any:
-        return structs.order((child.key.extra_key, child.key.cache_salt), list(child.key.token_ids))
-
-    for child in sorted(node.children.values(), key=place):
-        yield child
-        yield from _walk(child)
-
-
-def _places(values: list[float]) -> dict[float, int]:
-    return {value: place for place, value in enumerate(sorted(set(values)))}
