@@ -33,6 +33,7 @@ from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.replay.run import Timing, interned_arrivals
 from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.schedule_state import Arriving
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TOKENS_PER_ID, read_trace
 from hkv.spec import spec_from_text
@@ -115,7 +116,8 @@ class Vllm:
     def __init__(self, python: str, case: Case, folder: pathlib.Path, prepared: Any) -> None:
         self._arrays = folder / "arrays.npz"
         self._ids = folder / "ids.npz"
-        np.savez(self._arrays, requests=prepared.requests[:-1], keys=prepared.keys)
+        columns = [Arriving.STEP, Arriving.PROMPT, Arriving.OUTPUT, Arriving.KEY_START]
+        np.savez(self._arrays, requests=prepared.requests[:-1, columns], keys=prepared.keys)
         self._job = {
             "mode": case.mode,
             "groups": case.groups,
