@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import inspect
 import os
-import pathlib
 import select
 import shlex
 import signal
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
@@ -28,11 +23,11 @@ from hkv.errors import (
     ConfigError,
     EngineProcessError,
     EngineTimeoutError,
-    HKVError,
     OperationError,
     UnsupportedConfigError,
 )
 from hkv.files import LINES_IN_LIMIT, input_limit
+from hkv.foreign import python_function, split_name
 
 REFERENCE = "numpy"
 """Name that a dialect gives to its reference."""
@@ -89,10 +84,8 @@ def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
     base, at, release = name.partition("@")
     if base in built_in():
         return _built_in(base, release if at else None)
-    module, separator, attribute = name.rpartition(":")
-    if not separator or not module or not attribute:
-        raise ConfigError("engine", name, f"one of {forms()}")
-    return _attribute(name, _module(name, module), attribute)
+    split_name("engine", name, forms())
+    return python_function("engine", name, "taking a header")
 
 
 def _built_in(name: str, release: str | None) -> EngineFactory:
@@ -110,46 +103,6 @@ def _built_in(name: str, release: str | None) -> EngineFactory:
         return factory(header, release=release)
 
     return make
-
-
-def _module(name: str, module: str) -> ModuleType:
-    try:
-        if module.endswith(".py"):
-            return _load(pathlib.Path(module))
-        return importlib.import_module(module)
-    except HKVError:
-        raise
-    except Exception as error:
-        raise ConfigError("engine", name, f"a module that can be imported ({type(error).__name__}: {error})") from error
-
-
-def _load(path: pathlib.Path) -> ModuleType:
-    """The module that a file is; its neighbours can be imported, as when it is run."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    path = path.resolve()
-    name = f"hkv_engine:{path}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _attribute(name: str, module: ModuleType, attribute: str) -> Any:
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError("engine", name, f"a class or function {attribute} in {module.__name__}, taking a header")
-    return found
 
 
 # A process that speaks the process protocol: `docs/oplog.md`.
