@@ -191,7 +191,7 @@ def documents(installed: Installed) -> None:
         (folder / path).write_bytes((ROOT / "tests" / "data" / "oplogs" / "core-0.jsonl").read_bytes())
     for name in ("TRACE", "conversation_trace.jsonl", "chat.jsonl"):
         installed.run(f"trace chat -o {name} --requests 20 --seed 1")
-    lines = found_in([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+    lines = found_in([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))])
     commands = [prepared(line.removeprefix("hkv ")) for line in lines if line not in FRAGMENTS]
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         apart = [beside.submit(installed.run, *command) for command in commands if re.match(APART, command[0])]

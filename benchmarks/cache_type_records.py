@@ -48,7 +48,7 @@ class TypeDifference:
     def known(self) -> str:
         """Name of the upstream defect, or of HKV's limit, for which it refuses what vLLM plans; or nothing.
 
-        `docs/startup.md` has them.
+        `docs/planning.md` has them.
         """
         if self.theirs is None or not isinstance(self.ours, str):
             return ""

@@ -1,6 +1,6 @@
 """Counts configs by their judge and by what it says of HKV's reading: `python benchmarks/judged_models.py`.
 
-`--differences` prints what the judges say otherwise, `--markdown` the section of docs/models.md that
+`--differences` prints what the judges say otherwise, `--markdown` the section of docs/tables/models.md that
 `model_tables.py` writes. `--shrink` takes out of `tests/data/model_classes/expected.json` what is no longer true of
 HKV; it adds nothing.
 """
@@ -84,7 +84,7 @@ def share(outcomes: collections.Counter[Outcome]) -> float:
 
 
 def section() -> str:
-    """The section of docs/models.md."""
+    """The section of docs/tables/models.md."""
     found = counts()
     lines = [HEAD, "| | " + " | ".join(SOURCES[source] for source in found) + " |", "|---|" + "--:|" * len(found)]
     lines.append("| configs | " + " | ".join(str(outcomes.total()) for outcomes in found.values()) + " |")
@@ -157,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shrink", action="store_true", help="shorten expected.json")
     parser.add_argument("--differences", action="store_true", help="print every difference and refusal")
-    parser.add_argument("--markdown", action="store_true", help="print the section of docs/models.md")
+    parser.add_argument("--markdown", action="store_true", help="print the section of docs/tables/models.md")
     arguments = parser.parse_args()
     if arguments.shrink:
         known = json.loads(EXPECTED.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Writes docs/models.md from the configs in tests/data/models: `python benchmarks/model_tables.py`.
+"""Writes docs/tables/models.md from the configs in tests/data/models: `python benchmarks/model_tables.py`.
 
 Every number comes from the same code as `hkv plan`; the derivations by hand are in tests/data/model_totals.json, and a
 test evaluates them.
@@ -17,7 +17,7 @@ from hkv.spec import AttentionSpec, Mamba
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "data" / "models"
-TARGET = ROOT / "docs" / "models.md"
+TARGET = ROOT / "docs" / "tables" / "models.md"
 
 HEAD = """# What public models cache
 
@@ -26,7 +26,8 @@ bytes of one token (of one snapshot for recurrent states), and the fields of `co
 is derived by hand and checked by a test. Sizes are for one GPU, in the model's own element type.
 
 Configs: `tests/data/models`, with the values that the `transformers` library gives each family by default, so a
-released checkpoint may differ: `docs/released-models.md` has those. Written by `python benchmarks/model_tables.py`.
+released checkpoint may differ: `docs/tables/released-models.md` has those. Written by
+`python benchmarks/model_tables.py`.
 """
 
 

@@ -1,10 +1,10 @@
-"""Scores of test suites under `hkv mutate` (docs/mutation.md): HKV's own, a toy engine's, and `hkv diff` on vLLM.
+"""Scores of test suites under `hkv mutate` (docs/explore.md): HKV's own, a toy engine's, and `hkv diff` on vLLM.
 
 With `--sample` a module of each room is edited in places drawn at random, in minutes. Without it every module of every
 room is edited everywhere and judged by all tests of its room, which takes many cores a night. Verdicts are kept in
 FOLDER, and a second run begins with them.
 
-Example: python benchmarks/mutation.py /tmp/verdicts --sample --markdown docs/mutation.md
+Example: python benchmarks/mutation.py /tmp/verdicts --sample --markdown docs/explore.md
 """
 
 from __future__ import annotations

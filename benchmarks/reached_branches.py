@@ -5,7 +5,7 @@ seeds that together reach all branches, and all pairs of rules that one operatio
 written where the feature `steered` of the traffic finds them.
 
 Example:
-  python benchmarks/reached_branches.py --seeds 50 --markdown docs/reached-branches.md
+  python benchmarks/reached_branches.py --seeds 50 --markdown docs/tables/reached-branches.md
   python benchmarks/reached_branches.py --seeds 250 --keep 50
 """
 

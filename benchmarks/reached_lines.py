@@ -4,7 +4,7 @@ Every seed of every feature is performed by the engine `vllm` under coverage. Li
 that run when a module is imported. What is not reached stands in a table by function, with the reason.
 
 Example:
-  VLLM/bin/python benchmarks/reached_lines.py --seeds 50 --markdown docs/reached-branches.md
+  VLLM/bin/python benchmarks/reached_lines.py --seeds 50 --markdown docs/tables/reached-branches.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes docs/released-models.md: `python benchmarks/released_tables.py`.
+"""Writes docs/tables/released-models.md: `python benchmarks/released_tables.py`.
 
 Every number comes from the same code as `hkv plan`; origins from hkv/model/released/index.toml.
 """
@@ -14,7 +14,7 @@ from hkv.errors import HKVError
 from hkv.model.huggingface import read_model
 from hkv.model.released import Released, released_models
 
-TARGET = pathlib.Path(__file__).resolve().parent.parent / "docs" / "released-models.md"
+TARGET = pathlib.Path(__file__).resolve().parent.parent / "docs" / "tables" / "released-models.md"
 
 HEAD = """# Released models, by name
 

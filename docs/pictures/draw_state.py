@@ -1,4 +1,4 @@
-"""Draws the pictures of `docs/state.md` from the arrays of a cache in which a few requests really ran.
+"""Draws the pictures of `docs/cache.md` from the arrays of a cache in which a few requests really ran.
 
 Example:
   python docs/pictures/draw_state.py docs/pictures

@@ -2,7 +2,7 @@
 
 One value, a `Cache`, holds everything; each function gives a new one and is jitted, the old one donated: do not use it
 again. All may be called inside a `jit`, `scan` or `while_loop` of the caller's. The rules are vLLM 0.33's, as
-`hkv.cache.step` and `hkv.cache.arrivals` state them (`docs/step.md`).
+`hkv.cache.step` and `hkv.cache.arrivals` state them (`docs/cache.md`).
 """
 
 # jax.numpy types some of its own arguments as unknown.

@@ -63,7 +63,8 @@ def command(given: _Options) -> int | None:
     With --follow, logs that a live engine is still writing (docs/attach.md) are held against an engine in this process,
     a second behind: what the live engine pays is the recording alone.
 
-    With --invariants no engine is asked: a log is judged by what always holds in such a cache (docs/invariants.md).
+    With --invariants no engine is asked: a log is judged by the invariants of any such cache
+    (docs/tables/invariants.md).
 
     Exit status: 0 all agree, 1 some have a verdict of --fail-on, 2 unusable input.
 

@@ -66,7 +66,7 @@ class _Options(Reported):
         (),
         metavar="FILE",
         type=click.Path(),
-        help="Layers listed by hand, in JSON (docs/reading.md), in place of a CONFIG or beside some; repeatable.",
+        help="Layers listed by hand, in JSON (docs/planning.md), in place of a CONFIG or beside some; repeatable.",
     )
     memory: str | None = option(
         *(None, "--memory", "--kv-cache-memory-bytes"),

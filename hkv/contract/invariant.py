@@ -52,7 +52,7 @@ class Invariant:
 
     Attributes:
       name: in one or two words.
-      promises: the published invariants that it stands for, `B-I1` to `B-I38`; `docs/invariants.md` says what they are.
+      promises: the published invariants that it stands for, `B-I1` to `B-I38`; `docs/tables/invariants.md` lists them.
       dialect: name of the dialect whose rules promise it.
       after: operations after which it holds; `EVERY` for all.
       check: finds what is wrong. Its docstring says what is promised, and the exceptions by example.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -93,14 +95,14 @@ COUNTS = {"found": 5, "all": "1,000", "tries": 10}
 
 @pytest.mark.parametrize(("name", "figure"), [("found", 6), ("all", 999), ("tries", 11)])
 def test_one_count_that_drifted_is_named_and_written(name: str, figure: int) -> None:
-    made = [{**COUNTS, name: figure}]
+    made: list[Mapping[str, Any]] = [{**COUNTS, name: figure}]
     (problem,) = EXACT.drift(PAGE, made)
     assert problem.startswith(f"{name}: published ")
     assert EXACT.drift(EXACT.rewritten(PAGE, made), made) == []
 
 
 def test_rows_that_drifted_are_named_and_written() -> None:
-    made = [{"rows": ["| a | 2 |"]}]
+    made: list[Mapping[str, Any]] = [{"rows": ["| a | 2 |"]}]
     assert ROWS.drift(PAGE, made) == ["published, not made: | a | 1 |", "made, not published: | a | 2 |"]
     assert ROWS.drift(ROWS.rewritten(PAGE, made), made) == []
 
@@ -172,7 +174,7 @@ def test_an_unknown_name_is_refused() -> None:
 # Console blocks of documents: all of the output is compared, and each block is compared somewhere.
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BY_TESTS = {"docs/checking-your-engine.md", "docs/upstream-bugs.md"}
 """Pages whose blocks tests run; `benchmarks/claims.py` runs those of others."""
 

@@ -25,7 +25,7 @@ from hkv.chunks.transfer import Transfer
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXPLAINED = tomllib.loads(mutation.EXPLAINED.read_text("utf-8"))
-PAGE = (ROOT / "docs" / "mutation.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "explore.md").read_text("utf-8")
 
 
 def test_modules_and_tests_are_there() -> None:
@@ -84,7 +84,7 @@ def test_lmcache_moves_the_same_bytes(geometry, operation):
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
 def test_vllm_writes_with_these_arguments():
-    from vllm import _custom_ops
+    from vllm import _custom_ops  # pyright: ignore[reportMissingImports]
 
     expected = ["key", "value", "key_cache", "value_cache", "slot_mapping", "kv_cache_dtype", "k_scale", "v_scale"]
     assert list(inspect.signature(_custom_ops.reshape_and_cache_flash).parameters) == expected

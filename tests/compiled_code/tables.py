@@ -1,4 +1,4 @@
-"""The tables of `docs/compiled-code.md`, made from the records, and how two sets of records differ."""
+"""The tables of `docs/tables/compiled-code.md`, made from the records, and how two sets of records differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tests.compiled_code import cases, record
 from tests.compiled_code.record import Record
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "compiled-code.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "tables" / "compiled-code.md"
 START, END = "<!-- tables -->", "<!-- end of tables -->"
 Records = Mapping[str, Mapping[str, Record]]
 

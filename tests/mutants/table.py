@@ -1,4 +1,4 @@
-"""The kill table: as figures, on the terminal, and as `docs/mutants.md`."""
+"""The kill table: as figures, on the terminal, and as `docs/tables/mutants.md`."""
 
 from __future__ import annotations
 
@@ -211,8 +211,8 @@ OWN_TITLES = ("| mutant | function | edit | caught by |", "|---|---|---|---|")
 HEAD = """# Mutants
 
 Each row is a defect planted in this code by itself, and what notices it. This page is written by
-`python -m tests.mutants --markdown docs/mutants.md`; `--only NAME --cases` prints a case, `--help` says more. The
-rows are data: `tests/mutants/rows`. [mutants-in-vllm.md](mutants-in-vllm.md) and
+`python -m tests.mutants --markdown docs/tables/mutants.md`; `--only NAME --cases` prints a case, `--help` says more.
+The rows are data: `tests/mutants/rows`. [mutants-in-vllm.md](mutants-in-vllm.md) and
 [mutants-in-sglang.md](mutants-in-sglang.md) have those that are planted in the engines themselves.
 
 Rows with *upstream* are bugs that shipped in an engine, or were proposed and caught in review, planted as an edit of

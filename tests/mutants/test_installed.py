@@ -14,7 +14,7 @@ from tests.mutants.row import DIFF, Planted, Verdict
 from tests.mutants.suite_judge import judge_by_diff
 from tests.mutants.table import package_table, record, recorded
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "mutants-in-vllm.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "tables" / "mutants-in-vllm.md"
 ROWS = {row.name: row for row in IN_PACKAGES["vllm"]}
 NAMED = (
     *("eagle-drop-forgotten", "state-reused-before-it-is-computed", "freed-under-a-step-in-flight"),

@@ -1,4 +1,4 @@
-"""`docs/state.md`: its pictures show what the code draws."""
+"""`docs/cache.md`: its pictures show what the code draws."""
 
 from __future__ import annotations
 

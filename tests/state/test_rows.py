@@ -168,11 +168,12 @@ def test_ratio_and_null_are_data_and_cost_no_compilation():
         rows, _, _ = jitted.pop(rows, np.int32(0))
 
     serve(1, 0)
-    before = [function._cache_size() for function in (jitted.append, jitted.set_at, jitted.pop)]
+    programs: Any = (jitted.append, jitted.set_at, jitted.pop)
+    before = [program._cache_size() for program in programs]
     for ratio in (1, 2, 3):
         for null in (0, -1):
             serve(ratio, null)
-    assert [function._cache_size() for function in (jitted.append, jitted.set_at, jitted.pop)] == before
+    assert [program._cache_size() for program in programs] == before
 
 
 def test_an_operation_takes_its_rows_over():
@@ -182,14 +183,15 @@ def test_an_operation_takes_its_rows_over():
     assert not grown.blocks.is_deleted()
 
 
-# The example of a loop in docs/state.md runs.
+# The example of a loop in docs/cache.md runs.
 
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
 def test_the_example_of_a_loop_counts_registered_blocks() -> None:
-    code = re.findall(r"```python\n(.*?)```", (DOCS / "state.md").read_text(), re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", (DOCS / "cache.md").read_text(), re.DOTALL)
+    code = [block for block in found if "def count_cached" in block]
     assert len(code) == 1
     scope: dict[str, Any] = {"__name__": "example"}
     exec(code[0], scope)

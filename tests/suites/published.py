@@ -1,6 +1,6 @@
 """The published invariants of KV caches, `B-I1` to `B-I38`, and which check stands for each.
 
-`docs/invariants.md` is made of this; `python -m tests.suites.published docs/invariants.md` writes it.
+`docs/tables/invariants.md` is made of this; `python -m tests.suites.published docs/tables/invariants.md` writes it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _row(check: Any, where: str) -> Row:
 
 
 def page() -> str:
-    """`docs/invariants.md`."""
+    """`docs/tables/invariants.md`."""
     every = rows()
     lines = [*HEAD, "", "| | what always holds | checks |", "|---|---|---|"]
     for id, sentence in PUBLISHED.items():
@@ -119,12 +119,12 @@ HEAD = (
     "`hkv.dialects.rtp_llm.invariants.RtpWatch`), those of a suite of random cases of this code. The last table",
     "has the exceptions; [mutants.md](mutants.md) shows which bug each of the checks catches.",
     "",
-    "This page is written by `python -m tests.suites.published docs/invariants.md`.",
+    "This page is written by `python -m tests.suites.published docs/tables/invariants.md`.",
 )
 
 EXCEPTIONS = (
     "Where a promise is not asked for, and why; a check that is not here holds always. Capital letters name causes in",
-    "`hkv.dialects.vllm.traffic.hit_comparison` ([hits.md](hits.md) explains them).",
+    "`hkv.dialects.vllm.traffic.hit_comparison` ([hits.md](../hits.md) explains them).",
 )
 
 

@@ -40,7 +40,7 @@ def test_recorded_decisions_make_the_same_case_again():
     assert draw_addressing(Recorded(None, first.made)) == case
 
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "invariants.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "tables" / "invariants.md"
 
 
 def test_every_published_invariant_has_a_check_or_a_reason():

@@ -1,7 +1,6 @@
 """Groups, layers, pools: what is accepted, what is refused and with which words, and what can be asked."""
 
 import dataclasses
-import pathlib
 import subprocess
 import sys
 
@@ -22,14 +21,14 @@ from hkv.model.group_policy import (
     group_type_of,
 )
 from hkv.model.topology import Group, Layer, Topology
-from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
+from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, MLAAttention, OpaqueState, SlidingWindow
 
 FULL = FullAttention(block_size=16)
 WINDOW = SlidingWindow(block_size=16, window=64)
 STATE = Mamba(block_size=32)
 
 
-def group(tag, *layers, spec=FULL, **fields):
+def group(tag, *layers, spec: LayerSpec = FULL, **fields):
     return Group(tag=tag, spec=spec, layers=layers, **fields)
 
 
@@ -321,9 +320,3 @@ def test_policy_is_default_then_state_cache_then_overrides():
 def test_a_description_is_checked_at_once(fields):
     with pytest.raises(TopologyError):
         CacheDescription(**fields)
-
-
-def test_the_documented_example(capsys):
-    page = pathlib.Path(__file__).parents[2] / "docs" / "topology.md"
-    exec(page.read_text().split("```python\n")[1].split("```")[0], {})
-    assert capsys.readouterr().out == "('full', 'linear') 2\n"

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.quoted.claim import AnyClaim, Claim, Output
 from benchmarks.quoted.sources import MUTATE
 
-EXPLORE, MUTATION, SHARDING = "docs/explore.md", "docs/mutation.md", "docs/sharding.md"
+EXPLORE, SHARDING = "docs/explore.md", "docs/sharding.md"
 
 
 def _resharded(row: str, name: str, forwarded: bool = False) -> Claim:
@@ -42,9 +42,9 @@ CLAIMS: tuple[AnyClaim, ...] = (
         lambda made: {"transitions": made["transitions"]},
     ),
     Output(EXPLORE, "hkv explore --plant window-one-short", ("plant",)),
-    Output(MUTATION, MUTATE, ("mutate toy",)),
+    Output(EXPLORE, MUTATE, ("mutate toy",)),
     Claim(
-        "docs/mutants.md",
+        "docs/tables/mutants.md",
         "{killed} of {mutants} mutants killed",
         ("mutants",),
         _killed,
@@ -69,7 +69,7 @@ CLAIMS: tuple[AnyClaim, ...] = (
         lambda made: {name: made[name] for name in ("cases", "equal", "both", "alone")},
     ),
     Claim(
-        "docs/chunks.md",
+        "docs/data-plane.md",
         "the {formats} engine formats",
         ("declarations",),
         lambda made: {"formats": made["chunk_formats"]},
@@ -81,7 +81,7 @@ CLAIMS: tuple[AnyClaim, ...] = (
         lambda made: {"rules": made["rules"]},
     ),
     Claim(
-        "docs/topology.md",
+        "docs/data-plane.md",
         "has the {fields} fields of RTP-LLM's `CacheGroupPolicy`",
         ("declarations",),
         lambda made: {"fields": made["policy_fields"]},

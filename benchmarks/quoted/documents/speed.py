@@ -1,4 +1,4 @@
-"""Claims of `docs/benchmarks.md`, and of other documents about times: ratios are compared with the published spread.
+"""Claims of `docs/evidence.md`, and of other documents about times: ratios are compared with the published spread.
 
 A time by itself belongs to a machine: it may be four times shorter or longer elsewhere.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.quoted.claim import Claim, Spread
 
-DOCUMENT = "docs/benchmarks.md"
+DOCUMENT = "docs/evidence.md"
 ELSEWHERE = 4.0
 """Factor by which a time may be longer or shorter on another machine."""
 
@@ -147,15 +147,15 @@ CLAIMS = (
     *(_scaling("pool", size, 4_096) for size in (300_000, 1_000_000)),
     *(_scaling("length", 100_000, tokens) for tokens in (256, 1_024, 16_384, 65_536)),
     Claim(
-        "docs/step.md",
+        "docs/cache.md",
         "gave {many_least} to {many_most} and {one_least} to {one_most}.",
         ("speed steps",),
         lambda made: {"many": made["many"], "one": made["one"]},
         {"many": Spread("many_least", "many_most"), "one": Spread("one_least", "one_most")},
     ),
-    _times("docs/step.md", "64 steps a dispatch | {ms} |", "speed steps", {"ms": "many_ms"}),
-    _times("docs/step.md", "statuses read each time | {ms} |", "speed steps", {"ms": "one_ms"}),
-    _times("docs/step.md", "hashing and manager | {ms} |", "speed steps", {"ms": "vllm_ms"}),
+    _times("docs/cache.md", "64 steps a dispatch | {ms} |", "speed steps", {"ms": "many_ms"}),
+    _times("docs/cache.md", "statuses read each time | {ms} |", "speed steps", {"ms": "one_ms"}),
+    _times("docs/cache.md", "hashing and manager | {ms} |", "speed steps", {"ms": "vllm_ms"}),
     _compiled("`hkv.dialects.vllm.machine.run`, every operation", "run"),
     _compiled("the same, reporting block ids and events", "reporting"),
     _compiled("the schedule of `hkv replay`", "schedule"),

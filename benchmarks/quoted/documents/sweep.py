@@ -1,4 +1,4 @@
-"""Claims of `docs/sweep.md`: every row of its table."""
+"""Claims of `docs/tables/sweep.md`: every row of its table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.quoted.claim import AnyClaim, Claim
 
-DOCUMENT = "docs/sweep.md"
+DOCUMENT = "docs/tables/sweep.md"
 
 MODELS = ("gemma-3-27b", "gemma-4-26b-a4b", "gpt-oss-120b", "mimo-v2-flash", "llama-4-scout", "qwen3-next-80b-a3b")
 RTP_MODELS = ("qwen3-next-80b-a3b", "deepseek-v4-flash")
