@@ -44,7 +44,7 @@ def is_library(place: str) -> bool:
 
 
 def python_function(argument: str, name: str, purpose: str) -> Callable[..., Any]:
-    """What `MODULE:NAME` or `FILE.py:NAME` names: a function or class, with the `purpose` that errors name.
+    """Function or class that `MODULE:NAME` or `FILE.py:NAME` names; errors tell its `purpose`.
 
     Raises:
       ConfigError: there is no such module, or nothing in it that can be called.

@@ -15,39 +15,22 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
+from hkv.contract.option_fields import KEY
+from hkv.contract.option_fields import argument as argument
+from hkv.contract.option_fields import group as group
+from hkv.contract.option_fields import listed as listed
+from hkv.contract.option_fields import option as option
 from hkv.errors import ConfigError, MissingExtraError
 from hkv.limits import MAX_COUNT, MAX_RANKS, MAX_SECONDS, MAX_SEED, MAX_TOKENS
 
 Declared = TypeVar("Declared")
-
-_OPTION = "hkv.contract.options"
-
-
-def option(default: Any = None, /, *names: str, **settings: Any) -> Any:
-    """A field that is an option: its default, its names where it has others than the field's, and click's settings."""
-    return dataclasses.field(default=default, metadata={_OPTION: (names, settings)})
-
-
-def argument(default: Any = None, **settings: Any) -> Any:
-    """A field that is an argument, with click's settings."""
-    return dataclasses.field(default=default, metadata={_OPTION: settings})
-
-
-def group(declared: type[Declared]) -> Any:
-    """A field that holds options declared elsewhere, at this place of the help."""
-    return dataclasses.field(default_factory=declared, metadata={_OPTION: declared})
-
-
-def listed(options: Sequence[click.Option]) -> Any:
-    """A field that holds the values of options by name, at this place of the help."""
-    return dataclasses.field(default_factory=dict, metadata={_OPTION: tuple(options)})
 
 
 def parameters(declared: type) -> list[click.Parameter]:
     """Arguments and options of a command, in the order of the fields that declare them, inherited ones last."""
     found: list[click.Parameter] = []
     for field in sorted(dataclasses.fields(declared), key=lambda field: field.name not in declared.__annotations__):
-        match field.metadata.get(_OPTION):
+        match field.metadata.get(KEY):
             case (tuple(names), dict(settings)):
                 found.append(_option(field, names, settings))
             case dict(settings):
@@ -60,6 +43,11 @@ def parameters(declared: type) -> list[click.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any], names: Sequence[str], settings: dict[str, Any]) -> click.Option:
+    match settings.get("type"):
+        case range(start=least, stop=end):
+            settings = settings | {"type": click.IntRange(least, end - 1)}
+        case tuple(choices):
+            settings = settings | {"type": click.Choice(choices)}
     inferred: dict[str, Any] = {"default": None} if any("/" in name for name in names) else {}  # not yes, and not no
     if field.default == ():
         inferred |= {"multiple": True}
@@ -76,7 +64,7 @@ def declared_of(declared: type[Declared], values: Mapping[str, Any]) -> Declared
     """The options as one value, of those that click found."""
     made: dict[str, Any] = {}
     for field in dataclasses.fields(declared):  # type: ignore[arg-type]
-        match field.metadata.get(_OPTION):
+        match field.metadata.get(KEY):
             case type() as inner:
                 made[field.name] = declared_of(inner, values)
             case tuple((click.Option(), *_)) as options:

@@ -7,13 +7,12 @@ so that keys can be compared with recorded ones byte by byte.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
-
-import cbor2
 
 from hkv.errors import ConfigError, MissingExtraError, OperationError
 
@@ -33,7 +32,7 @@ def sha256(value: Any) -> bytes:
 
 def sha256_cbor(value: Any) -> bytes:
     """SHA-256 of the value's canonical CBOR; depends on nothing but the value."""
-    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+    return hashlib.sha256(_cbor()(value, canonical=True)).digest()
 
 
 def xxhash(value: Any) -> bytes:
@@ -43,7 +42,13 @@ def xxhash(value: Any) -> bytes:
 
 def xxhash_cbor(value: Any) -> bytes:
     """128-bit XXH3 of the value's canonical CBOR."""
-    return _xxh3(cbor2.dumps(value, canonical=True))
+    return _xxh3(_cbor()(value, canonical=True))
+
+
+@functools.cache
+def _cbor() -> Callable[..., bytes]:
+    """The encoder, loaded with the first key: plans, which need no keys, do without its package."""
+    return importlib.import_module("cbor2").dumps
 
 
 def _xxh3(data: bytes) -> bytes:

@@ -8,21 +8,22 @@ fewer bits leave the cache as it is. Checkpoints of organisations that pack the 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import importlib.resources
 import json
 import math
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
-
-import msgspec
 
 FOLDER = importlib.resources.files("hkv.model.released")
 
 
-class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Released:
     """A released model.
 
     Attributes:
@@ -38,7 +39,7 @@ class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: tuple[str, ...]
     form: Literal["copy", "excerpt", "values"]
     source: str
-    other_sources: dict[str, str] = {}
+    other_sources: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     compared: tuple[str, ...] = ()
     note: str = ""
     name: str = ""
@@ -58,8 +59,14 @@ class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def released_models() -> tuple[Released, ...]:
     """Every released model that HKV ships a config of, by name."""
     text = (FOLDER / "index.toml").read_text(encoding="utf-8")
-    entries = msgspec.toml.decode(text, type=dict[str, Released])
-    return tuple(msgspec.structs.replace(entries[name], name=name) for name in sorted(entries))
+    entries = sorted(tomllib.loads(text).items())
+    return tuple(
+        Released(name=name, **{key: _frozen(value) for key, value in fields.items()}) for name, fields in entries
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def find(name: str) -> Released | None:
@@ -97,14 +104,16 @@ PACKING = frozenset(["nvidia", "amd"])
 SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 
 
-class Variants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclasses.dataclass(frozen=True)
+class Variants:
     """Repositories with a released model's values; of those that differ in their longest request, its tokens."""
 
     same: str = ""
-    longest: dict[str, int] = {}
+    longest: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
-class Resolved(msgspec.Struct, frozen=True):
+@dataclasses.dataclass(frozen=True)
+class Resolved:
     """The config for a name, and a line for the plan where the name is not the released model's own."""
 
     model: Released
@@ -118,7 +127,7 @@ def variants() -> dict[str, tuple[Released, int | None]]:
     text = (FOLDER / "variants.toml").read_text(encoding="utf-8")
     known = {model.name: model for model in released_models()}
     found: dict[str, tuple[Released, int | None]] = {}
-    for name, listed in msgspec.toml.decode(text, type=dict[str, Variants]).items():
+    for name, listed in ((name, Variants(**fields)) for name, fields in tomllib.loads(text).items()):
         lengths = {**dict.fromkeys(listed.same.split()), **listed.longest}
         for repository, longest in lengths.items():
             for alias in (repository.lower(), repository.lower().partition("/")[2]):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import click
-
-from hkv.contract.options import option
+from hkv.contract.option_fields import option
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_SPECULATIVE_TOKENS, MAX_TOKENS, check_whole
 
@@ -42,26 +40,26 @@ class RtpOptions:
         1,
         "draft_modules",
         "--draft-modules",
-        type=click.IntRange(1, MAX_SPECULATIVE_TOKENS),
+        type=range(1, MAX_SPECULATIVE_TOKENS + 1),
         help="Copies of the draft, with --dialect rtp-llm.",
     )
     pools: str = option(
         "shared",
         default=None,
-        type=click.Choice(["shared", "independent"]),
+        type=("shared", "independent"),
         help="One pool, or one a group; left out, one where the model's groups can share it.",
     )
-    role: str = option("", default=None, type=click.Choice(ROLES), help="Work of the server.  [default: both]")
+    role: str = option("", default=None, type=ROLES, help="Work of the server.  [default: both]")
     prefill_ranks: int = option(
         1,
-        type=click.IntRange(1, MAX_RANKS),
+        type=range(1, MAX_RANKS + 1),
         help="Context-parallel ranks of the prefill servers behind a decode server.",
     )
     step: int = option(
         1,
         "linear_step",
         "--linear-step",
-        type=click.IntRange(0, MAX_TOKENS),
+        type=range(0, MAX_TOKENS + 1),
         help="Blocks between two kept states, by which pools of windows shrink.",
     )
     pinned: bool = option(

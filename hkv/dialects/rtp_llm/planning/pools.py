@@ -7,17 +7,17 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
-from hkv.contract.options import option
-from hkv.contract.plan_command import Capacity
+from hkv.contract.option_fields import option
 from hkv.dialects.rtp_llm.config import RESERVE_RATIO, reserve_for_ratio
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.sizes import BlockBytes
 from hkv.errors import PlanError
 from hkv.model.group_policy import CpMapping, GroupPolicy, GroupType
+
+if TYPE_CHECKING:
+    from hkv.contract.plan_command import Capacity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,7 @@ class _Pool(NamedTuple):
 def reserve_option(name: str = "") -> Any:
     """A field for `--reserve-ratio`, with the dialect's name before its help where a command has several."""
     said = f"{name}Percent of the blocks that a first allocation leaves free.  [default: {RESERVE_RATIO}]"
-    return option(type=click.IntRange(0, 100), help=said)
+    return option(type=range(101), help=said)
 
 
 def reserve_ratio(options: dict[str, Any]) -> int:
@@ -258,6 +258,8 @@ def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) ->
     Each comes alone, with all but its last blocks (`DECODED`) as its prompt, finds its blocks beside the reserve, and
     decodes to its end; windows and states are pruned as it does (RTP-LLM `removeSkippedBlocks`).
     """
+    from hkv.contract.plan_command import Capacity  # a row of `hkv plan`'s table; pools do without its packages
+
     held = [_held(plan, group, tokens, options.drafts + 1 if options.drafts else 0) for group in plan.groups]
     every = range(len(plan.groups))
     members = [list(every)] if plan.shared else [[group] for group in every]

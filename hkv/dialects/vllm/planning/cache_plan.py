@@ -18,11 +18,12 @@ from hkv.dialects.vllm.planning.plan import (
     PlanOptions,
     group_record,
     plan_record,
+    tensor_layout,
     tensor_record,
 )
 from hkv.dialects.vllm.planning.residency import Residency, simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
-from hkv.errors import LayoutError, PlanError
+from hkv.errors import PlanError
 from hkv.layout.block_layout import Layout
 from hkv.model.huggingface import Model
 from hkv.model.topology import Topology
@@ -304,26 +305,6 @@ class CachePlan:
         layout = tensor_layout(tensor, self.served.plan, self.kernel_block_size)
         shaped = {"shape": list(layout.shape), "strides": list(layout.strides), "dtype": layout.dtype}
         return tensor_record(tensor) | shaped
-
-
-def tensor_layout(tensor: CacheTensor, plan: Plan, kernel_block_size: int = 0) -> Layout:
-    """The layout of a tensor, its blocks cut into kernel blocks where its kind has any."""
-    spec = tensor.spec
-    split = None
-    if kernel_block_size and not spec.snapshot and spec.prefix_cacheable:
-        if spec.block_size % kernel_block_size and kernel_block_size % spec.block_size:
-            raise LayoutError("kernel_block_size", kernel_block_size, f"a divisor of the {spec.block_size}-token block")
-        split = min(kernel_block_size, spec.block_size)
-    return Layout.of_spec(
-        spec,
-        plan.layout,
-        num_blocks=plan.num_blocks,
-        num_layers=len(tensor.layers),
-        layer_stride=tensor.layer_stride,
-        block_stride=tensor.block_stride,
-        offset=tensor.offset,
-        kernel_block_size=split,
-    )
 
 
 def waste(group: PlannedGroup, bytes_per_block: int) -> float:

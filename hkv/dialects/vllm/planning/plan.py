@@ -8,7 +8,8 @@ from typing import Any
 
 from hkv.contract.bugs import check_bugs
 from hkv.dialects.vllm.bugs import BUGS
-from hkv.errors import PlanError
+from hkv.errors import LayoutError, PlanError
+from hkv.layout.block_layout import Layout
 from hkv.layout.orders import Order
 from hkv.model.topology import Group
 from hkv.spec import LayerSpec, RequestLimits
@@ -146,6 +147,26 @@ class Plan:
         """The groups as the block manager knows them, tagged `g0`, `g1`, ..."""
         named = ((f"g{index}", group) for index, group in enumerate(self.groups))
         return tuple(Group(tag=tag, spec=each.spec, layers=each.names, eagle=each.eagle) for tag, each in named)
+
+
+def tensor_layout(tensor: CacheTensor, plan: Plan, kernel_block_size: int = 0) -> Layout:
+    """The layout of a tensor, its blocks cut into kernel blocks where its kind has any."""
+    spec = tensor.spec
+    split = None
+    if kernel_block_size and not spec.snapshot and spec.prefix_cacheable:
+        if spec.block_size % kernel_block_size and kernel_block_size % spec.block_size:
+            raise LayoutError("kernel_block_size", kernel_block_size, f"a divisor of the {spec.block_size}-token block")
+        split = min(kernel_block_size, spec.block_size)
+    return Layout.of_spec(
+        spec,
+        plan.layout,
+        num_blocks=plan.num_blocks,
+        num_layers=len(tensor.layers),
+        layer_stride=tensor.layer_stride,
+        block_stride=tensor.block_stride,
+        offset=tensor.offset,
+        kernel_block_size=split,
+    )
 
 
 # Input of a plan besides the layers: lengths, parallel shape, layout and switches of the engine.
