@@ -73,7 +73,7 @@ class NextRelease(NumpyEngine):
     """A release whose rules are the old ones."""
 
     def __init__(self, header: oplog.Header, release: str | None = None) -> None:
-        installed_vllm._require_vllm(release)
+        installed_vllm.require_vllm(release)
         super().__init__(header)
 
 

@@ -33,7 +33,7 @@ class InstalledVllmEngine:
     """
 
     def __init__(self, header: oplog.Header, release: str | None = None) -> None:
-        _require_vllm(release)
+        require_vllm(release)
         config = to_config(header)
         self._config = config
         self._hash, self._hasher = vllm_objects.hasher(config)
@@ -318,7 +318,12 @@ def _agree(name: str, told: Any, due: Any) -> None:
         raise OperationError(name, told, f"{due}, as vLLM's own rows, queue and index have it")
 
 
-def _require_vllm(release: str | None) -> None:
+def require_vllm(release: str | None) -> None:
+    """Makes sure that vLLM is installed, of a release, or of any 0.33 where that is None; and that it keeps quiet.
+
+    Raises:
+      ConfigError: it is not.
+    """
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,88 @@
+"""vLLM's second tier as a dialect: where everything that HKV asks of it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hkv.contract.dialect import Dialect
+from hkv.dialects.vllm.offload import log as structs
+
+if TYPE_CHECKING:
+    from hkv.contract.case import ShrinkRules
+    from hkv.contract.invariant import Invariant, PlainWatch
+    from hkv.contract.log import Lifecycle, LogFormat
+    from hkv.contract.traffic import Choices, Moves
+
+
+class OffloadDialect(Dialect):
+    """Rules of vLLM 0.33.0's `OffloadingConnector`. Modules are imported when they are asked for."""
+
+    names = structs.NAMES[:1]
+    title = "vLLM 0.33's offloading"
+    kinds = ("full_attention",)
+    engines = MappingProxyType(
+        {
+            "numpy": "hkv.dialects.vllm.offload.numpy:OffloadNumpyEngine",
+            "vllm-offload": "hkv.dialects.vllm.offload.installed:InstalledOffloadEngine",
+        }
+    )
+    engine_versions = MappingProxyType({"vllm-offload": "0.33.0"})
+    default_pair = ("vllm-offload", "numpy")
+    move_names = ("store", "begin", "load", "done", "end", "clear", "events", "state")
+
+    @property
+    def log(self) -> LogFormat:
+        return structs.FORMAT
+
+    def lifecycle(self, header: structs.Header) -> Lifecycle:
+        from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle
+
+        return PoolLifecycle()
+
+    @property
+    def shrink_rules(self) -> ShrinkRules:
+        from hkv.dialects.vllm.offload.shrink_rules import SHRINK_RULES
+
+        return SHRINK_RULES
+
+    def features(self, name: str) -> tuple[str, ...]:
+        from hkv.dialects.vllm.offload.traffic import POOL_FEATURES
+
+        return POOL_FEATURES
+
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> structs.Header:
+        from hkv.dialects.vllm.offload.traffic import draw_header
+
+        return draw_header(choices, feature, name)
+
+    def drive(self, header: structs.Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
+        from hkv.dialects.vllm.offload.traffic import drive
+
+        drive(header, choices, perform, steps)
+
+    def moves(self, header: structs.Header, choices: Choices, perform: Callable[[Any], Any]) -> Moves:
+        from hkv.dialects.vllm.offload.traffic import PoolTraffic
+
+        return PoolTraffic(header, choices, perform)
+
+    @property
+    def invariants(self) -> Mapping[str, Invariant]:
+        from hkv.dialects.vllm.offload.invariants import INVARIANTS
+
+        return INVARIANTS
+
+    def watch(self, engine: Any, header: structs.Header) -> PlainWatch:
+        from hkv.contract.invariant import PlainWatch
+
+        return PlainWatch(engine, header, self.invariants.values(), structs.StateOp())
+
+    @property
+    def coverage(self) -> Mapping[str, str]:
+        return structs.RULES
+
+    def exercised(self, log: Any) -> dict[str, int]:
+        return structs.exercised(log)

@@ -1,0 +1,47 @@
+"""Invariants of the second tier, asked of its whole state after every operation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from hkv.contract.invariant import PlainMoment, Register
+from hkv.dialects.vllm.offload import log as structs
+
+INVARIANTS = Register(structs.OFFLOAD)
+
+
+@INVARIANTS.invariant("chunks are somewhere")
+def chunks_are_somewhere(moment: PlainMoment) -> Iterator[str]:
+    """Each chunk that was handed out has one key, or is free, and in one place only."""
+    pool: structs.PoolState = moment.after.pool
+    places = Counter([*pool.free, *(chunk.id for chunk in pool.chunks)])
+    if twice := sorted(id for id, times in places.items() if times > 1):
+        yield f"chunks {twice} are in two places"
+    if lost := sorted(set(range(pool.handed_out)) - set(places)):
+        yield f"chunks {lost} are nowhere"
+    if beyond := sorted(id for id in places if id >= min(pool.handed_out, moment.header.num_blocks[-1])):
+        yield f"chunks {beyond} were never handed out"
+
+
+@INVARIANTS.invariant("keys are in one place")
+def keys_are_in_one_place(moment: PlainMoment) -> Iterator[str]:
+    """A key has one chunk; what ARC remembers as gone is not there, and no more than the tier has chunks."""
+    pool: structs.PoolState = moment.after.pool
+    keys = Counter([chunk.key for chunk in pool.chunks] + [key for gone in pool.gone for key in gone])
+    if twice := sorted(key for key, times in keys.items() if times > 1):
+        yield f"keys {twice} are in two places"
+    if any(len(gone) > moment.header.num_blocks[-1] for gone in pool.gone):
+        yield f"{list(map(len, pool.gone))} keys are remembered as gone"
+
+
+@INVARIANTS.invariant("no chunk leaves under a transfer")
+def no_chunk_leaves_under_a_transfer(moment: PlainMoment) -> Iterator[str]:
+    """What is read or written keeps its key and its chunk until its job is done, or the tier is emptied."""
+    if isinstance(moment.operation, structs.ClearOp):
+        return
+    after = {chunk.key: chunk.id for chunk in moment.after.pool.chunks}
+    for chunk in moment.before.pool.chunks:
+        done = isinstance(moment.operation, structs.DoneOp)
+        if chunk.readers and not done and after.get(chunk.key) != chunk.id:
+            yield f"chunk {chunk.id} of {chunk.key} left while it had {chunk.readers} readers"

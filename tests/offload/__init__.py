@@ -1,0 +1,1 @@
+"""Tests of vLLM's second tier as a dialect."""
