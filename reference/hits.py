@@ -7,6 +7,7 @@ them: it knows what a query reads (`LayerSpec.reads`) and what stands in the cac
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hkv.dialects.vllm.config import VllmConfig
 
@@ -32,6 +33,51 @@ def longest_hit_by_definition(config: VllmConfig, has_entry: HasEntry, num_token
     return max((length for length in lengths if can_resume(config, has_entry, length)), default=0)
 
 
+class ConnectorDefinition(NamedTuple):
+    """Hit that a KV connector is told, by its definition; lengths in tokens.
+
+    Attributes:
+      hit: the local hit.
+      own: of each group, the largest length at which it and those of equal spec can resume; 0 where never cached.
+      lagging: groups whose own is shorter than `hit`: a load has to supply what they read at the end of the whole.
+    """
+
+    hit: int
+    own: tuple[int, ...]
+    lagging: tuple[int, ...]
+
+
+def connector_hit_by_definition(config: VllmConfig, has_entry: HasEntry, num_tokens: int) -> ConnectorDefinition:
+    """The hit of a request whose groups a connector may complete (vLLM 0.33 `get_computed_blocks_for_connector`).
+
+    Beside recurrent states it is the largest length at which full attention alone can resume, unless another group
+    alone can resume later, which shows that values of full attention were lost. Then, and in every other cache, it is
+    the common hit, and no group lags.
+
+    Args:
+      config: the groups and their rules.
+      has_entry: predicate: the cache holds an entry of this request's prefixes.
+      num_tokens: tokens the request has.
+    """
+    specs = config.topology.specs
+    lengths = range(0, num_tokens, hit_alignment(config)) if config.caching else range(1)
+    twins = [[twin for twin, other in enumerate(specs) if spec.prefix_cacheable and other == spec] for spec in specs]
+    able = [
+        [
+            n
+            for n in lengths
+            if twins[group] and all(can_resume_alone(config, has_entry, each, n) for each in twins[group])
+        ]
+        for group in range(len(specs))
+    ]
+    own = tuple(max(found, default=0) for found in able)
+    full = config.completed_group
+    if full is None or max(own) > own[full]:
+        return ConnectorDefinition(longest_hit_by_definition(config, has_entry, num_tokens), own, ())
+    behind = (group for group, spec in enumerate(specs) if spec.prefix_cacheable and own[group] < own[full])
+    return ConnectorDefinition(own[full], own, tuple(behind))
+
+
 def hit_alignment(config: VllmConfig) -> int:
     """Tokens of which every hit is a multiple.
 
@@ -45,11 +91,15 @@ def hit_alignment(config: VllmConfig) -> int:
 
 def can_resume(config: VllmConfig, has_entry: HasEntry, length: int) -> bool:
     """True if every group can resume at `length`, drafts included. A group that caches no prefixes has no say."""
+    specs = config.topology.specs
     return all(
-        can_read(config, has_entry, group, length) and can_draft(config, has_entry, group, length)
-        for group, spec in enumerate(config.topology.specs)
-        if spec.prefix_cacheable
+        can_resume_alone(config, has_entry, group, length) for group, spec in enumerate(specs) if spec.prefix_cacheable
     )
+
+
+def can_resume_alone(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:
+    """True if one group, which caches prefixes, can resume at `length`, a draft's value included."""
+    return can_read(config, has_entry, group, length) and can_draft(config, has_entry, group, length)
 
 
 def can_read(config: VllmConfig, has_entry: HasEntry, group: int, length: int) -> bool:

@@ -82,6 +82,9 @@ def _print_groups(found: Explanation, title: str) -> None:
         click.echo(f"the lookup found {found.found}: {title}'s way of looking differs from the definition here")
         for cause in found.causes:
             click.echo(f"  {cause}")
+    if found.lagging:
+        lagging = ", ".join(map(str, found.lagging))
+        click.echo(f"full attention has them; a load has to bring the end of groups {lagging} (equal specs together)")
     beyond = next((group.next for group in found.groups), None)
     lacks = "lacks nothing more: no longer hit is possible" if beyond is None else f"lacks for {beyond} tokens"
     rows = ((each.group, f"{each.kind}:{each.block_size}", each.largest, _lacks(each)) for each in found.groups)

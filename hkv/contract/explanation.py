@@ -70,6 +70,7 @@ class Explanation:
       found: the hit that the line's `lookup` found; None for other operations.
       causes: causes for which the two may differ, by name.
       groups: from where each group could resume.
+      lagging: of a hit that a connector is told, groups that lack its end, which a load has to bring.
     """
 
     line: int
@@ -86,6 +87,7 @@ class Explanation:
     causes: tuple[str, ...] = ()
     groups: tuple[Resumption, ...] = ()
     differs: str = ""
+    lagging: tuple[int, ...] = ()
 
 
 def find_request(log: Log, line: int, request: str | None, arrives: type, needed: bool = True) -> tuple[Any, str, int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from hkv.contract.invariant import InvariantError
 from hkv.dialects.vllm.engines.engine import apply, missing_methods
 from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.invariants import INVARIANTS, Watch
 from hkv.dialects.vllm.lifecycle import Lifecycle
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ConnectorHit, Header
@@ -40,22 +44,22 @@ def allocate(id: str, new: int, **fields: Any) -> oplog.AllocateOp:
     return oplog.AllocateOp(id=id, new=new, **{**plain, **fields})
 
 
-def filled(engine: Any, *, lost: int) -> list[list[int]]:
+def filled(perform: Callable[[oplog.Operation], Any], *, lost: int) -> list[list[int]]:
     """Rows of 16 tokens that were computed and freed, after the block of one group lost its key."""
     for operation in (oplog.StepOp(), oplog.RequestOp(id="a", tokens=list(range(16))), allocate("a", 16)):
-        apply(engine, operation)
-    rows = engine.state().rows["a"]
+        perform(operation)
+    rows = perform(oplog.StateOp()).rows["a"]
     for operation in (oplog.AdvanceOp(id="a", tokens=16), oplog.FreeOp(id="a"), oplog.StepOp()):
-        apply(engine, operation)
-    engine.evict([rows[lost][3]])
-    engine.request("b", list(range(20)), None)
+        perform(operation)
+    perform(oplog.EvictOp(blocks=[rows[lost][3]]))
+    perform(oplog.RequestOp(id="b", tokens=list(range(20))))
     return rows
 
 
 @pytest.mark.parametrize("factory", [NumpyEngine, JaxEngine])
 def test_the_hit_of_full_attention_counts_where_the_state_is_gone(factory: type) -> None:
     engine = factory(header(FULL, STATE))
-    rows = filled(engine, lost=1)
+    rows = filled(functools.partial(apply, engine), lost=1)
     found = engine.connector_lookup("b", None)
     assert (found.hit, found.diverged, found.shared_prefix) == (16, True, 0)
     assert found.hits[0] == 16 > found.hits[1]
@@ -96,6 +100,21 @@ def test_its_hit_is_adopted_by_rows_alone() -> None:
     with pytest.raises(OperationError, match="hit = 4"):
         lifecycle.follow(allocate("a", 1, hit=4))
     lifecycle.follow(allocate("a", 1, hit=4, external=4, rows=[[1], []]))
+
+
+def test_a_state_that_nobody_supplies_is_named() -> None:
+    """A scheduler that goes on from a diverged hit without a load breaks `supplied`; with a load of the rest it may."""
+    for external, broken in ((0, True), (2, False)):
+        watch = Watch(NumpyEngine(header(FULL, STATE)), header(FULL, STATE), [INVARIANTS["supplied"]])
+        filled(watch.perform, lost=1)
+        found = watch.perform(oplog.ConnectorLookupOp(id="b"))
+        assert isinstance(found, ConnectorHit)
+        adopt = allocate("b", 1, hit=found.hit, external=external, rows=found.blocks)
+        if broken:
+            with pytest.raises(InvariantError, match=r"group 1 (lacks column 3|holds no block)"):
+                watch.perform(adopt)
+        else:
+            watch.perform(adopt)
 
 
 def test_earlier_versions_do_not_know_it() -> None:

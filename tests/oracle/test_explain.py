@@ -163,6 +163,23 @@ def test_recorded_logs_are_explained_by_the_definition(data_dir: pathlib.Path) -
     assert longer > 3
 
 
+def test_a_hit_of_full_attention_alone_names_what_a_load_has_to_bring(data_dir: pathlib.Path) -> None:
+    path = data_dir / "oplogs" / "external-connector-0.jsonl"
+    found = explain(read_log(path), 67)
+    assert (found.hit, found.found, found.causes) == (24, 24, ())
+    assert found.lagging == (2, 3)  # groups of equal spec are looked up together
+    assert [(group.largest, group.next, bool(group.lacks)) for group in found.groups] == [
+        (24, 24, False),
+        (24, 24, False),
+        (18, 24, True),
+        (24, 24, False),
+    ]
+    assert found.groups[2].lacks[0].why == "lost on line 33, from block 9 (allocate r3)"
+    done = CliRunner().invoke(command, [str(path), "--line", "67"])
+    assert "a load has to bring the end of groups 2, 3 (" in done.output
+    assert "differs from the definition" not in done.output
+
+
 def test_command(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(encode([HEADER, *LINES]))

@@ -13,7 +13,7 @@ from hkv.dialects.vllm.traffic.live import drive
 
 SEEDS = 64
 
-LATER = {"event fields": 3, "zeroing": 3, "offers": 3, "connector hits": 4, "truncation": 4}
+LATER = {"event fields": 3, "zeroing": 3, "offers": 3, "connector hits": 4, "supplied": 4, "truncation": 4}
 """Versions of the log that first say what invariants are about; 2 for others."""
 
 VERSION_3 = "version 3"

@@ -17,7 +17,10 @@ from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, has_en
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.strategies import headers, hit_cases
-from reference.hits import can_read, longest_hit_by_definition
+from reference.hits import can_read, connector_hit_by_definition, longest_hit_by_definition
+
+assert settings.default is not None
+EXAMPLES = settings.default.max_examples
 
 
 def case(specs, eagle, num_tokens, entries, **settings):
@@ -83,7 +86,7 @@ def test_without_caching_nothing_is_hit():
 
 
 @given(found=hit_cases())
-@settings(max_examples=settings.default.max_examples * 6)
+@settings(max_examples=EXAMPLES * 6)
 def test_the_iteration_finds_the_definition_unless_a_named_cause_applies(found):
     check(found)
 
@@ -96,7 +99,7 @@ def check(found: Case) -> None:
 
 
 @given(found=hit_cases())
-@settings(max_examples=settings.default.max_examples * 3)
+@settings(max_examples=EXAMPLES * 3)
 def test_what_the_iteration_finds_can_be_read(found):
     """Whatever it finds, every position the next query reads is there; off-grid chunks are the one exception."""
     if Cause.CHUNK_OFF_GRID in causes(found.config, found.num_tokens):
@@ -104,6 +107,37 @@ def test_what_the_iteration_finds_can_be_read(found):
     hit = found.by_iteration()
     for group, spec in enumerate(found.config.topology.specs):
         assert not spec.prefix_cacheable or can_read(found.config, found.has_entry, group, hit), f"{found}: {hit}"
+
+
+@given(found=hit_cases())
+@settings(max_examples=EXAMPLES * 3)
+def test_what_each_group_finds_alone_is_the_definition_unless_a_named_cause_applies(found):
+    """Alone, an EAGLE window proves its own end, so that `DROP_NOT_REPEATED` makes nothing longer."""
+    own = connector_hit_by_definition(found.config, found.has_entry, found.num_tokens).own
+    named = causes(found.config, found.num_tokens)
+    for group, (told, best) in enumerate(zip(found.each_by_iteration(), own, strict=True)):
+        allowed = {Cause.CHUNK_OFF_GRID} if told > best else {*Cause} - {Cause.CHUNK_OFF_GRID}
+        assert told == best or named & allowed, f"{found}: group {group} finds {told}, not {best}"
+
+
+@pytest.mark.parametrize(
+    ("entries", "hit", "own", "lagging"),
+    [
+        ([[4, 8, 12, 16], [8, 16], [12, 16]], 16, (16, 16, 16), ()),
+        ([[4, 8, 12, 16], [8], [12, 16]], 16, (16, 8, 16), (1,)),  # a load brings the state after 16 tokens
+        ([[4, 8, 12, 16], [], [4, 8]], 16, (16, 0, 8), (1, 2)),
+        ([[4, 8], [8, 16], [4, 8, 12, 16]], 8, (8, 16, 16), ()),  # values of full attention were lost
+        ([[4, 8], [16], [4, 8, 12, 16]], 0, (8, 16, 16), ()),
+    ],
+)
+def test_what_a_connector_is_told(entries, hit, own, lagging):
+    found = case([full(4), mamba(4), swa(4, 6)], [], 17, entries)
+    assert connector_hit_by_definition(found.config, found.has_entry, 17) == (hit, own, lagging)
+
+
+def test_without_states_a_connector_is_told_the_common_hit():
+    found = case([full(4), swa(4, 6)], [], 17, [[4, 8, 12, 16], [4, 8]])
+    assert connector_hit_by_definition(found.config, found.has_entry, 17) == (8, (16, 8), ())
 
 
 def test_every_small_cache_agrees_unless_a_named_cause_applies():
@@ -152,7 +186,7 @@ def test_an_unproven_hit_needs_no_window_of_one_token():
 
 
 @given(data=st.data())
-@settings(max_examples=settings.default.max_examples)
+@settings(max_examples=EXAMPLES)
 def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data):
     header, steps = data.draw(headers(FEATURES)), data.draw(st.integers(1, 16))
     engine = NumpyEngine(header)
@@ -161,6 +195,7 @@ def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data
     def perform(operation):
         answer = apply(engine, operation)
         if isinstance(operation, oplog.LookupOp):
+            assert isinstance(answer, oplog.Hit)
             num_tokens = engine.manager.requests[operation.id].num_tokens
             best = longest_hit_by_definition(config, has_entry(engine.manager, operation.id), num_tokens)
             directions = {cause.direction for cause in causes(config, num_tokens)}

@@ -51,7 +51,7 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
     check_there(id, line, story.engine.manager.requests)
     situation = story.situation(id)
     held = story.blocks_of(id)
-    hit, groups = _resumptions(story, id)
+    hit, groups, lagging = _resumptions(story, id, operation)
     answer = story.answers[-1] if stop == line - 1 else story.perform(line - 2)
     held |= story.blocks_of(id)
     held |= {lack.block for group in groups for lack in group.lacks if lack.block is not None}
@@ -72,6 +72,7 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
         causes=tuple(sorted(cause.value for cause in causes(story.config, num_tokens))),
         groups=groups,
         differs=story.differs,
+        lagging=lagging,
     )
 
 
@@ -89,15 +90,20 @@ def _of_a_line(story: Story, line: int, operation: str) -> Explanation:
 # Boundaries at which each group alone could resume a request, by definition, and the entries it lacks for more.
 
 
-def _resumptions(story: Story, id: str) -> tuple[int, tuple[Resumption, ...]]:
-    """The largest boundary at which every group can resume, in tokens, and each group that can be cached, alone.
+def _resumptions(story: Story, id: str, operation: Operation) -> tuple[int, tuple[Resumption, ...], tuple[int, ...]]:
+    """The hit that a lookup may find, in tokens; each group that can be cached, alone; and the groups that lag behind.
 
-    Asks the definition of a hit (`reference.hits`), not how an engine looks for one.
+    Asks the definition of a hit (`reference.hits`), not how an engine looks for one. Of what a connector is told,
+    groups lag that lack the hit's end; they are then asked for it, and else for the next longer hit.
     """
     config, judge = story.config, _Judge(story, id)
-    num_tokens = story.engine.manager.requests[id].num_tokens
+    limit = getattr(operation, "limit", None)
+    num_tokens = story.engine.manager.requests[id].num_tokens if limit is None else limit + 1
     alignment = hits.hit_alignment(config)
-    hit = hits.longest_hit_by_definition(config, judge.has_entry, num_tokens)
+    hit, lagging = hits.longest_hit_by_definition(config, judge.has_entry, num_tokens), ()
+    if isinstance(operation, oplog.ConnectorLookupOp):
+        hit, _, lagging = hits.connector_hit_by_definition(config, judge.has_entry, num_tokens)
+    wanted = hit if lagging else hit + alignment
     lengths = range(0, num_tokens, alignment) if config.caching else range(1)
     groups = []
     for group, spec in enumerate(config.topology.specs):
@@ -105,10 +111,10 @@ def _resumptions(story: Story, id: str) -> tuple[int, tuple[Resumption, ...]]:
             continue
         able = [length for length in lengths if not judge.lacks(group, length)]
         largest = max(able, default=0)
-        beyond = hit + alignment if hit + alignment in lengths else None
+        beyond = wanted if wanted in lengths else None
         lacks = () if beyond is None else tuple(judge.lacks(group, beyond))
         groups.append(Resumption(group, spec.kind, config.block_size(group), largest, beyond, lacks))
-    return hit, tuple(groups)
+    return hit, tuple(groups), lagging
 
 
 class _Judge:

@@ -9,6 +9,7 @@ from hkv.dialects.vllm.invariants.moment import Moment, invariant
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
     AllocateOp,
+    Allocation,
     CommitOp,
     ConnectorHit,
     ConnectorLookupOp,
@@ -18,7 +19,7 @@ from hkv.dialects.vllm.log.structs import (
     TruncateOp,
 )
 from hkv.dialects.vllm.traffic.hit_comparison import Cause, causes
-from reference.hits import hit_alignment, longest_hit_by_definition
+from reference.hits import HasEntry, connector_hit_by_definition, hit_alignment, longest_hit_by_definition
 
 # What a connector is told comes first: its invariants say more of a wrong row than those of any hit.
 
@@ -28,8 +29,10 @@ def connector_hits(moment: Moment) -> Iterator[str]:
     """Of a hit that a connector is told, every block holds the request's own prefix up to its column, in its group.
 
     Holds after `connector_lookup`. Rows reach no further than the hit or the group's own, and the hit is `diverged`
-    only where some group's own is shorter. Exception: with hits inside blocks, keys besides a block's primary one are
-    not seen, so that a block may be cached as another part of itself; its group still has to be the one.
+    only where some group's own is shorter. Each group's own is the longest by definition, unless a cause of
+    `hkv.dialects.vllm.traffic.hit_comparison` applies. Exception: with hits inside blocks, keys besides a block's
+    primary one are not seen, so that a block may be cached as another part of itself; its group still has to be the
+    one, and lengths are not judged.
     """
     config, answer, operation = moment.config, moment.answer, moment.operation
     assert isinstance(answer, ConnectorHit)
@@ -43,6 +46,13 @@ def connector_hits(moment: Moment) -> Iterator[str]:
         for column, block in enumerate(row):
             if block and (problem := _wrongly_told(moment, operation.id, group, block, (column + 1) * size)):
                 yield f"block {block} is told as column {column} of group {group}, and {problem}"
+    num_tokens = _searched(moment, operation)
+    if config.partial_hits or (operation.limit is not None and config.eagle_group_ids) or causes(config, num_tokens):
+        return
+    own = connector_hit_by_definition(config, _has_entry(moment, operation.id), num_tokens).own
+    for group, (told, best) in enumerate(zip(answer.hits, own, strict=True)):
+        if told != best:
+            yield f"group {group} alone can resume at {best} tokens, and is said to find {told}"
 
 
 def _wrongly_told(moment: Moment, id: str, group: int, block: int, end: int) -> str:
@@ -58,6 +68,35 @@ def _wrongly_told(moment: Moment, id: str, group: int, block: int, end: int) -> 
         return f"is cached as {tokens} tokens"
     prefix = moment.ledger.prefix(id, end)
     return "" if prefix is not None and key in moment.book.keys.get(prefix, ()) else "holds another prefix"
+
+
+@invariant("supplied", "B-I8", "B-I17", after=(AllocateOp,))
+def supplied(moment: Moment) -> Iterator[str]:
+    """Of a hit that is adopted, every group has what the first computed token reads, or a load brings it.
+
+    Holds after an `allocate` that admits a request, at hit and external tokens together. Positions of the hit lie in
+    blocks that the row adopts, under the key of this very prefix, those beyond in new ones; a recurrent state, which
+    ends exactly there, is adopted only if nothing is loaded. Exceptions: chunks that do not start at blocks
+    (`CHUNK_OFF_GRID`); with hits inside blocks a state's block may be copied, and only its presence is judged.
+    """
+    config, operation, answer = moment.config, moment.operation, moment.answer
+    assert isinstance(operation, AllocateOp)
+    assert isinstance(answer, Allocation)
+    if answer.blocks is None or not operation.hit:
+        return
+    rows, whole = moment.after.rows[operation.id], operation.hit + operation.external
+    for group, spec in enumerate(config.topology.specs):
+        if not spec.prefix_cacheable or kinds.layer(spec).off_grid:
+            continue
+        size = config.block_size(group)
+        for column in sorted({position // size for positions in spec.reads(whole) for position in positions}):
+            block = rows[group][column] if column < len(rows[group]) else 0
+            end = min(whole, (column + 1) * size)
+            adopted = column * size < operation.hit and not (spec.snapshot and operation.external)
+            if not block:
+                yield f"{operation.id} goes on at {whole} tokens, and column {column} of group {group} holds no block"
+            elif adopted and not config.partial_hits and moment.before.cached.get(block, (group, 0, ""))[1] < end:
+                yield f"{operation.id} adopts {operation.hit} tokens, and group {group} lacks column {column}"
 
 
 @invariant("truncation", "B-I10", after=(TruncateOp,))
@@ -162,14 +201,18 @@ def draft_margin(moment: Moment) -> Iterator[str]:
         yield f"{answer.hit} tokens were found; with the unit after them, which drafts give up, {best} are proven"
 
 
-def _searched(moment: Moment, operation: LookupOp) -> int:
+def _searched(moment: Moment, operation: LookupOp | ConnectorLookupOp) -> int:
     """One more than the most tokens of the hit: those of the request, or as the lookup says."""
     tokens = len(moment.ledger.requests[operation.id].tokens)
     return tokens if operation.limit is None else operation.limit + 1
 
 
 def _definition(moment: Moment, id: str, num_tokens: int) -> int:
-    return longest_hit_by_definition(moment.config, lambda group, end: moment.has_entry(id, group, end), num_tokens)
+    return longest_hit_by_definition(moment.config, _has_entry(moment, id), num_tokens)
+
+
+def _has_entry(moment: Moment, id: str) -> HasEntry:
+    return lambda group, end: moment.has_entry(id, group, end)
 
 
 def _may_be_hit(moment: Moment, hit: int) -> bool:

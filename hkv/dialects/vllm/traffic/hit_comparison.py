@@ -16,6 +16,7 @@ from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_siz
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec, spec_to_text
+from reference.dialects.vllm.connector import alone
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.manager import Manager
@@ -54,13 +55,21 @@ class Case:
 
     def by_iteration(self) -> int:
         """The longest hit, in tokens, as the reference finds it under vLLM 0.33's rules."""
+        return longest_hit(*self._filled()).hit
+
+    def each_by_iteration(self) -> list[int]:
+        """The hit that each group finds by itself, in tokens, as the reference looks for it."""
+        cache, request = self._filled()
+        return alone(cache, request, None)[1]
+
+    def _filled(self) -> tuple[Coordinator, Request]:
         cache = Coordinator(self.config, VLLM.kind)
         cache.pool.records = False
         for block, (group, end) in enumerate(sorted(self.entries), start=1):
             cache.pool.insert((group, end), block, end)
         size = self.config.hash_block_size
         keys = list(range(size, self.keyed + 1, size))
-        return longest_hit(cache, Request("request", self.num_tokens, self.num_tokens, [*keys])).hit
+        return cache, Request("request", self.num_tokens, self.num_tokens, [*keys])
 
     def __str__(self) -> str:
         groups = [
