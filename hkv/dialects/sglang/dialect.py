@@ -14,12 +14,13 @@ from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.traffic import FEATURES, MOVES
 
 if TYPE_CHECKING:
+    from hkv.contract.attach import Observed, Session
     from hkv.contract.case import ShrinkRules
     from hkv.contract.invariant import Invariant, PlainWatch
-    from hkv.contract.log import LogFormat
+    from hkv.contract.log import Log, LogFormat
     from hkv.contract.traffic import Choices
     from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
-    from hkv.dialects.sglang.lifecycle import SGLangLifecycle
+    from hkv.dialects.sglang.lifecycle import SGLangLifecycle, TreeLifecycle
     from hkv.dialects.sglang.replay_command import SGLangReplay
     from hkv.dialects.sglang.traffic import SGLangTraffic
 
@@ -38,9 +39,9 @@ class SGLangDialect(Dialect):
     kinds = structs.KINDS
     engines = MappingProxyType(
         {
-            "numpy": "hkv.dialects.sglang.engines.numpy:SGLangNumpyEngine",
-            "sglang": "hkv.dialects.sglang.engines.installed:InstalledSGLangEngine",
-            "sglang-rust": "hkv.dialects.sglang.engines.installed:RustSGLangEngine",
+            "numpy": "hkv.dialects.sglang.engines.numpy:engine",
+            "sglang": "hkv.dialects.sglang.engines.installed:python",
+            "sglang-rust": "hkv.dialects.sglang.engines.installed:rust",
         }
     )
     engine_versions = MappingProxyType({"sglang": "0.5.23", "sglang-rust": "0.5.23"})
@@ -52,10 +53,10 @@ class SGLangDialect(Dialect):
     def log(self) -> LogFormat:
         return structs.FORMAT
 
-    def lifecycle(self, header: structs.Header) -> SGLangLifecycle:
-        from hkv.dialects.sglang.lifecycle import SGLangLifecycle
+    def lifecycle(self, header: structs.Header) -> SGLangLifecycle | TreeLifecycle:
+        from hkv.dialects.sglang.lifecycle import SGLangLifecycle, TreeLifecycle
 
-        return SGLangLifecycle(header)
+        return TreeLifecycle(header) if header.tree else SGLangLifecycle(header)
 
     @property
     def shrink_rules(self) -> ShrinkRules:
@@ -101,16 +102,38 @@ class SGLangDialect(Dialect):
     def watch(self, engine: Any, header: structs.Header) -> PlainWatch:
         from hkv.contract.invariant import PlainWatch
 
+        if header.tree:
+            raise self.lacks("invariants of a tree alone, which logs of live caches are about")
         if "tree" in self.lacking(engine):
             raise self.lacks("an engine that shows its tree, which invariants look at")
         return PlainWatch(engine, header, self.invariants.values(), structs.StateOp())
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        return structs.RULES
+        from hkv.dialects.sglang.coverage import RULES
+
+        return RULES
 
     def exercised(self, log: Any) -> dict[str, int]:
-        return structs.exercised(log)
+        from hkv.dialects.sglang.coverage import exercised
+
+        return exercised(log)
+
+    attached_package = "sglang"
+
+    def ended(self, log: Log) -> str:
+        last = log.operations[-1] if log.operations else None
+        return last.reason if isinstance(last, structs.EndedOp) else ""
+
+    def attach(self, target: Any, session: Session) -> Observed:
+        from hkv.dialects.sglang.attach import attach
+
+        return attach(target, session)
+
+    def attach_all(self, session: Session) -> Callable[[], None]:
+        from hkv.dialects.sglang.attach import attach_all
+
+        return attach_all(session)
 
     def refuses(self, answer: Any) -> bool:
         return isinstance(answer, structs.Slots) and answer.slots is None

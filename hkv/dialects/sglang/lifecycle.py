@@ -52,6 +52,8 @@ class SGLangLifecycle:
         match operation:
             case structs.MatchOp() | structs.StateOp():
                 return
+            case _ if not isinstance(operation, structs.OPERATIONS):
+                raise OperationError("op", type(operation).__name__, "an operation on a cache, its requests included")
             case structs.EvictOp():
                 if len(operation.tokens) != self._pools:
                     raise OperationError("tokens", operation.tokens, f"tokens for each of {self._pools} pools")
@@ -94,3 +96,47 @@ class SGLangLifecycle:
                 raise OperationError("id", id, "a request that has computed a token since it came")
             case _:
                 pass
+
+
+class TreeLifecycle:
+    """Follows a log of a tree alone: nodes are named before they are locked, and locks are undone once.
+
+    Args:
+      header: the log's.
+    """
+
+    def __init__(self, header: structs.Header) -> None:
+        structs.to_config(header)
+        self._nodes, self._locks = set[int](), set[str]()
+
+    def follow(self, operation: structs.Operation) -> None:
+        """Checks one operation, and performs it.
+
+        Raises:
+          OperationError: names the field that does not fit what came before; nothing changed.
+        """
+        match operation:
+            case structs.MatchOp(node=int() as node) | structs.InsertOp(node=node):
+                self._nodes.add(node)
+            case structs.LockOp(id=id, node=node):
+                if node not in self._nodes:
+                    raise OperationError("node", node, "a node that was named")
+                if id in self._locks:
+                    raise OperationError("id", id, "a name that no lock has")
+                self._locks.add(id)
+            case structs.UnlockOp(id=id) | structs.ReleaseWindowOp(id=id):
+                if id not in self._locks:
+                    raise OperationError("id", id, "a lock that is held")
+                if isinstance(operation, structs.UnlockOp):
+                    self._locks.remove(id)
+            case structs.LeaveOp(kind=kind) if kind not in structs.KINDS:
+                raise OperationError("kind", kind, f"one of {', '.join(structs.KINDS)}")
+            case structs.ResetOp():
+                self._nodes, self._locks = set(), set()
+            case _ if not isinstance(operation, structs.OF_TREES):
+                raise OperationError("op", type(operation).__name__, "an operation on a tree alone")
+            case _:
+                pass
+
+    def answered(self, operation: structs.Operation, answer: object) -> None:
+        """Nothing is decided by an answer."""

@@ -8,12 +8,9 @@ of N blocks has pages 1 to N, and a slot is a page's number times its tokens, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-
 import msgspec
 
-from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
+from hkv.contract.log import LogFormat, PlainOperation, PooledHeader
 from hkv.dialects.sglang.config import SGLangConfig
 from hkv.errors import ConfigError
 
@@ -33,6 +30,7 @@ class Header(PooledHeader, kw_only=True):
       need_sort: whether freed pages are sorted before they are handed out again.
       tracked: whether requests keep states of lengths that they have passed.
       most_states: most states on a path; -1 for any number.
+      tree: whether the log is of the tree alone, and slots come with what is entered.
     """
 
     policy: str = "lru"
@@ -40,6 +38,7 @@ class Header(PooledHeader, kw_only=True):
     need_sort: bool = False
     tracked: bool = False
     most_states: int = -1
+    tree: bool = False
 
 
 class Found(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,8 +158,13 @@ class Keyed(Operation, kw_only=True):
 
 
 class MatchOp(Keyed, tag="match"):
-    """It is asked how much of some tokens is cached, which counts as a use of it."""
+    """It is asked how much of some tokens is cached, which counts as a use of it.
 
+    Attributes:
+      node: of a tree alone, name by which later operations call the node that the answer ends at.
+    """
+
+    node: int | None = None
     want: Found | None = None
 
 
@@ -235,11 +239,96 @@ class StateOp(Operation, tag="state"):
     want: State | None = None
 
 
+# Operations on a tree alone, whose pools are somebody else's: what SGLang's cache asks of its core.
+
+
+class Gone(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `leave`: full slots that are given back, full slots whose window's are, and states."""
+
+    full: list[int]
+    window: list[int]
+    states: list[int]
+
+
+class Entered(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `insert`: units that the tree had, whether it took the state, and what it gives back."""
+
+    known: int
+    took: bool
+    gone: Gone
+
+
+class Held(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `lock`: whether the window's part ends before the root."""
+
+    marked: bool
+
+
+class InsertOp(Keyed, tag="insert", kw_only=True):
+    """Tokens are entered (`InsertParams`).
+
+    Attributes:
+      node: name by which later operations call the node that they end at.
+      slots: full slots, one a unit.
+      window: the window slots that these are mapped to, 0 for none; empty where there is no window.
+      owned: so many slots are the tree's already.
+      evicted: of so many, the window's slots have been freed.
+      counted: so many units this request has entered before.
+      priority: of the request.
+      state: the state after the last token, if layers have states.
+    """
+
+    node: int
+    slots: list[int]
+    window: list[int] = msgspec.field(default_factory=list[int])
+    owned: int = 0
+    evicted: int = 0
+    counted: int = 0
+    priority: int = 0
+    state: int | None = None
+    want: Entered | None = None
+
+
+class LockOp(Operation, tag="lock"):
+    """A node and what is before it are held, until the lock of that name is undone."""
+
+    id: str
+    node: int
+    want: Held | None = None
+
+
+class UnlockOp(Operation, tag="unlock"):
+    """A lock is undone."""
+
+    id: str
+
+
+class LeaveOp(Operation, tag="leave"):
+    """So many nodes leave, or lose what is cached for one of `KINDS`, for the sake of that kind."""
+
+    kind: str
+    steps: int
+    want: Gone | None = None
+
+
+class ResetOp(Operation, tag="reset"):
+    """The tree forgets everything."""
+
+
+class EndedOp(Operation, tag="ended"):
+    """The tree was asked for more than a log has words for; it went on, and the log ends."""
+
+    reason: str
+
+
 OPERATIONS = (
     *(MatchOp, AdmitOp, ExtendOp, DecodeOp, SlideOp, CheckpointOp),
     *(ReleaseWindowOp, FinishOp, AbortOp, EvictOp, StateOp),
 )
 """The operations."""
+
+OF_TREES = MatchOp, InsertOp, LockOp, UnlockOp, ReleaseWindowOp, LeaveOp, ResetOp, EndedOp, StateOp
+"""Those on a tree alone."""
 
 
 def to_config(header: Header) -> SGLangConfig:
@@ -277,83 +366,7 @@ def to_config(header: Header) -> SGLangConfig:
     )
 
 
-FORMAT = LogFormat(Header, OPERATIONS, to_config, {"parent": -1, "most_states": -1}, "sglang_")
+ALL = tuple(dict.fromkeys(OPERATIONS + OF_TREES))
+
+FORMAT = LogFormat(Header, ALL, to_config, {"parent": -1, "most_states": -1}, "sglang_")
 """Header and operations, by name."""
-
-
-# Rules that a log may exercise, as far as its operations and the recorded answers show.
-
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "hit/none": "a request finds nothing",
-        "hit/full": "a request takes all that full attention has cached",
-        "hit/window": "a request takes less than full attention has cached, for want of a window or a state",
-        "extend/granted": "a chunk gets slots",
-        "extend/refused": "a chunk finds no room",
-        "decode/granted": "a token gets a slot",
-        "decode/refused": "a token finds no room",
-        "enter/chunk": "a running request enters what it has computed",
-        "enter/rewritten": "the tree's slots take the place of a request's own",
-        "enter/whole": "a request ends and enters all",
-        "enter/nothing": "a request ends and enters nothing",
-        "window/slid": "a request frees slots behind its window",
-        "window/released": "a request gives back the lock on a prefix's window",
-        "window/tombstone": "a node is cached without its window slots",
-        "evict/full": "leaves are evicted as asked for",
-        "evict/window": "window slots are evicted as asked for",
-        "state/kept": "a pass keeps a state",
-        "evict/states": "states are evicted as asked for",
-        "key/namespace": "tokens are cached apart under an adapter or a salt",
-    }
-)
-"""The rules."""
-
-
-def exercised(log: Log) -> dict[str, int]:
-    """Times that a log exercised each of `RULES`; those that it did not are left out."""
-    counts = dict.fromkeys(RULES, 0)
-    rows: dict[str, Sequence[int]] = {}
-    named = {FULL_ATTENTION: "full", SLIDING_WINDOW: "window", STATES: "states"}
-    names = [named[group["kind"]] for group in log.header.groups]
-    for operation in log.operations:
-        for rule in _shown(operation, rows, names):
-            counts[rule] += 1
-    return {rule: count for rule, count in counts.items() if count}
-
-
-def _shown(operation: Operation, rows: dict[str, Sequence[int]], names: Sequence[str]) -> list[str]:
-    """Rules that one operation shows.
-
-    Args:
-      operation: the operation.
-      rows: slots of each running request, as far as answers tell them.
-      names: of the pools.
-    """
-    match operation:
-        case MatchOp(want=Found() as found) | AdmitOp(want=Found() as found):
-            if isinstance(operation, AdmitOp):
-                rows[operation.id] = found.slots
-            hit = "hit/none" if not found.full else "hit/window" if found.hit < found.full else "hit/full"
-            return [hit] + ["key/namespace"] * (operation.namespace != (None, None))
-        case ExtendOp(want=Slots(slots)) | DecodeOp(want=Slots(slots)):
-            rows[operation.id] = [*rows.get(operation.id, ()), *(slots or ())]
-            name = "extend" if isinstance(operation, ExtendOp) else "decode"
-            kept = ["state/kept"] * (slots is not None and bool(operation.track))
-            return [f"{name}/{'refused' if slots is None else 'granted'}", *kept]
-        case CheckpointOp(want=Row(slots)):
-            rewritten = slots != rows.get(operation.id)
-            rows[operation.id] = slots
-            return ["enter/chunk"] + ["enter/rewritten"] * rewritten
-        case SlideOp():
-            return ["window/slid"]
-        case ReleaseWindowOp():
-            return ["window/released"]
-        case FinishOp():
-            return ["enter/whole"]
-        case AbortOp():
-            return ["enter/nothing"]
-        case EvictOp(want=Freed(tokens)):
-            return [f"evict/{name}" for name, freed in zip(names, tokens, strict=True) if freed]
-        case StateOp(want=State(nodes=list(nodes))) if "window" in names:
-            return ["window/tombstone"] * any(node.window is None for node in nodes)
-    return []

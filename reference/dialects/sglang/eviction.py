@@ -56,6 +56,18 @@ def evict_for(tree: RadixTree, tokens: int = 0, states: int = 0) -> None:
     _Eviction(tree).run(enough)
 
 
+def evict_steps(tree: RadixTree, component: str, steps: int) -> None:
+    """Lets so many nodes leave for one component's sake, or as many as may (`evict_device_next_node`)."""
+    left = steps
+
+    def enough(name: str, freed: int) -> bool:
+        nonlocal left
+        left -= name == component
+        return name != component or left < 0
+
+    _Eviction(tree).run(enough)
+
+
 class _Eviction:
     """One eviction of a tree, and what it freed so far."""
 

@@ -63,7 +63,7 @@ class Locks:
 
     def release_window(self, receipt: Receipt) -> None:
         """Gives the window's part back, and the state's, once the request reads them no more (`release_swa`)."""
-        if receipt.mark is not None and not receipt.window_released:
+        if not receipt.window_released:
             self._unlock_rest(receipt)
             receipt.window_released = True
 

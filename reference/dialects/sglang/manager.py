@@ -150,7 +150,9 @@ class Manager:
 
     def release_window(self, id: str) -> None:
         """Gives back the lock on the window's part of a request's prefix, which it has decoded past."""
-        self.locks.release_window(self._request(id).lock)
+        lock = self._request(id).lock
+        if lock.mark is not None:
+            self.locks.release_window(lock)
 
     def finish(self, id: str) -> None:
         """A request ends, and what it has computed is entered."""

@@ -97,10 +97,12 @@ class Match(NamedTuple):
 
 
 class Inserted(NamedTuple):
-    """Outcome of an insert: the node that ends it, and whether the tree took the state that was given."""
+    """Outcome of an insert: the node that ends it, whether the tree took the state that was given, and of how many
+    units it had nodes before."""
 
     node: Node
     took_state: bool
+    known: int
 
 
 class RadixTree:
@@ -227,7 +229,7 @@ class RadixTree:
         if start == len(key):
             took = bool(key) and state is not None and self._take_state(node, state)
             self._refresh(node)
-            return Inserted(node, took)
+            return Inserted(node, took, start)
         used = self.now()
         leaf = Node(key[start:], node, slots[start : len(key)], None, used, used[0], priority)
         node.children[self._first(leaf.key)] = leaf
@@ -240,7 +242,7 @@ class RadixTree:
         self._refresh(leaf)
         # The engine takes the leaf's end for the beginning of what was new and the units of its last part.
         leaf.hits += start + len(leaf.key) > counted
-        return Inserted(leaf, state is not None)
+        return Inserted(leaf, state is not None, start)
 
     def tombstone(self, node: Node) -> None:
         """Takes a node's window slots from it; a state without its window is of no use, and goes, too."""

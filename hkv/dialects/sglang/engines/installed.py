@@ -6,13 +6,15 @@ What the scheduler does around them is done here, by the scheduler's own functio
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.config import BUGS, COMPONENTS
 from hkv.dialects.sglang.log import to_config
 from hkv.errors import ConfigError, OperationError
 
@@ -26,6 +28,10 @@ class InstalledSGLangEngine:
       header: the configuration, as a log's first line.
       release: the version that SGLang must have, whatever its rules; None for 0.5.23.
 
+    Attributes:
+      header: the same.
+      params: of the cache, which is made of them when it is first asked.
+
     Raises:
       ConfigError: SGLang is not installed, or another release of it; a configuration that it cannot represent; defects
         of 0.5.23 that the header does not name, or others.
@@ -34,15 +40,21 @@ class InstalledSGLangEngine:
     backend = "python"
 
     def __init__(self, header: structs.Header, release: str | None = None) -> None:
-        _require_sglang(release)
+        require_sglang(release)
         from hkv.dialects.sglang.engines import sglang_objects
 
         if set(header.bugs) != set(BUGS):
             raise ConfigError("bugs", header.bugs, f"those of SGLang {RELEASE}: {', '.join(BUGS)}")
         self.header, self._objects = header, sglang_objects
         self._config = to_config(header)
-        self._cache, self._rows, self._allocator = sglang_objects.cache(self._config, self.backend)
+        self.params = sglang_objects.params_of(self._config, self.backend)
+        self._rows, self._allocator = self.params.req_to_token_pool, self.params.token_to_kv_pool_allocator
         self._requests: dict[str, Any] = {}
+
+    @functools.cached_property
+    def _cache(self) -> Any:
+        """The cache, made of `params` when it is first asked."""
+        return self._objects.cache(self.params)
 
     def num_available(self) -> int:
         """Pages of all pools, and states, that are free or that nobody holds."""
@@ -155,7 +167,7 @@ class InstalledSGLangEngine:
 
     def _state(self) -> structs.State:
         pools, window = self._objects.pools(self._allocator, self._config, self._rows)
-        nodes, recent = self._objects.tree(self._cache, self._config) if not self.lacks else (None, None)
+        nodes, recent = self._objects.tree(self._cache.tree_core, self._config) if not self.lacks else (None, None)
         requests = {
             id: structs.Owned(
                 self._row(request),
@@ -176,7 +188,99 @@ class RustSGLangEngine(InstalledSGLangEngine):
     backend = "rust"
 
 
-def _require_sglang(release: str | None) -> None:
+class InstalledTree:
+    """SGLang 0.5.23's tree alone, under its own cache: what is entered brings slots, and the pools count for nothing.
+
+    It is observed as a live one is, and answers what it is seen to do.
+
+    Args:
+      header: the configuration, as a log's first line.
+      backend: `python` or `rust`.
+      release: the version that SGLang must have, whatever its rules; None for 0.5.23.
+
+    Raises:
+      ConfigError: as of `InstalledSGLangEngine`.
+    """
+
+    def __init__(self, header: structs.Header, backend: str, release: str | None = None) -> None:
+        require_sglang(release)
+        from hkv.dialects.sglang.attach import Observer
+        from hkv.dialects.sglang.engines import sglang_objects
+
+        self.header, self._objects = header, sglang_objects
+        self.lacks = () if backend == "python" else ("tree",)
+        self._answer: Any = None
+        params = sglang_objects.params_of(to_config(header), backend)
+        self._cache, self._allocator = sglang_objects.cache(params), params.token_to_kv_pool_allocator
+        Observer(header, params, self, "none").hook(self._cache.tree_core)
+        self._nodes: dict[int, int] = {}
+        self._locks: dict[str, Any] = {}
+
+    # A sink that keeps the last answer (`hkv.contract.attach.Sink`).
+
+    def calls_to(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:
+        return perform
+
+    def step_ends(self) -> None:
+        pass
+
+    def begin(self, header: Any) -> None:
+        pass
+
+    def operation(self, operation: Any, answer: Any) -> None:
+        self._answer = operation, answer
+
+    def close(self) -> None:
+        raise OperationError("op", "an operation on a tree alone", "one for which a log has words")
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it is not one on a tree, or SGLang fails.
+        """
+        cache, self._answer = self._cache, (None, None)
+        self._objects.take_all(self._allocator)
+        match operation:
+            case structs.MatchOp():
+                self._objects.match(cache, operation, operation.tokens)
+            case structs.InsertOp():
+                self._objects.insert(cache, self._allocator, operation)
+            case structs.LockOp():
+                self._locks[operation.id] = cache.lock(self._nodes[operation.node])
+            case structs.UnlockOp():
+                cache.unlock(self._locks.pop(operation.id))
+            case structs.ReleaseWindowOp():
+                cache.release_swa(self._locks[operation.id])
+            case structs.LeaveOp():
+                self._objects.leave(cache, COMPONENTS[structs.KINDS.index(operation.kind)], operation.steps)
+            case structs.ResetOp():
+                cache.reset()
+            case structs.StateOp():
+                shown = (None, None) if self.lacks else self._objects.tree(cache.tree_core, to_config(self.header))
+                return structs.State([], [], {}, *shown)
+            case structs.EndedOp():
+                pass
+            case _:
+                raise OperationError("op", type(operation).__name__, "an operation on a tree alone")
+        seen, answer = self._answer
+        if isinstance(operation, structs.MatchOp | structs.InsertOp) and operation.node is not None:
+            self._nodes[operation.node] = seen.node
+        return answer
+
+
+def python(header: structs.Header, release: str | None = None) -> InstalledSGLangEngine | InstalledTree:
+    """SGLang under a header, its tree in Python: the whole cache, or the tree alone."""
+    return InstalledTree(header, "python", release) if header.tree else InstalledSGLangEngine(header, release)
+
+
+def rust(header: structs.Header, release: str | None = None) -> InstalledSGLangEngine | InstalledTree:
+    """SGLang under a header, its tree in Rust."""
+    return InstalledTree(header, "rust", release) if header.tree else RustSGLangEngine(header, release)
+
+
+def require_sglang(release: str | None = None) -> None:
+    """Raises ConfigError unless SGLang of a release is installed; None for 0.5.23."""
     try:
         version = importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import MAMBA, SWA
+from hkv.dialects.sglang.config import COMPONENTS, MAMBA, SWA
 from hkv.dialects.sglang.engines import of_components, places, walk
 from hkv.dialects.sglang.log import to_config
+from hkv.errors import OperationError
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
+    from reference.dialects.sglang.core import TreeCore
     from reference.dialects.sglang.key import Namespace
     from reference.dialects.sglang.manager import Manager
-    from reference.dialects.sglang.tree import Node
+    from reference.dialects.sglang.tree import Node, RadixTree
 
 
 class SGLangNumpyEngine:
@@ -75,7 +77,7 @@ class SGLangNumpyEngine:
                 wanted = dict(zip(manager.config.components, operation.tokens, strict=True))
                 return structs.Freed(list(manager.evict(wanted).values()))
             case _:
-                return _state(self)
+                return _state(manager)
         return None
 
     def num_available(self) -> int:
@@ -97,16 +99,87 @@ class SGLangNumpyEngine:
 
     def walk(self) -> Iterator[Node]:
         """Nodes of the tree in the order in which `state` lists them."""
-        return walk(self.manager.tree.root, lambda node: (node.key.namespace, node.key.tokens()))
+        return _walk(self.manager.tree)
+
+
+class SGLangNumpyTree:
+    """The reference's tree alone, whose pools are somebody else's.
+
+    Args:
+      header: the configuration, as a log's first line.
+
+    Attributes:
+      header: the same.
+      core: the reference's own object.
+    """
+
+    core: TreeCore
+
+    def __init__(self, header: structs.Header) -> None:
+        check_reference()
+        from reference.dialects.sglang.core import TreeCore
+
+        self.header, self.core = header, TreeCore(to_config(header))
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it is not one on a tree, or cannot come now; nothing changed.
+        """
+        core = self.core
+        match operation:
+            case structs.MatchOp():
+                found = core.match(operation.tokens, operation.namespace)
+                if operation.node is not None:
+                    core.nodes[operation.node] = found.node
+                return _found(found)
+            case structs.InsertOp():
+                return self._insert(operation)
+            case structs.LockOp():
+                return structs.Held(core.lock(operation.id, operation.node))
+            case structs.UnlockOp():
+                core.unlock(operation.id)
+            case structs.ReleaseWindowOp():
+                core.release_window(operation.id)
+            case structs.LeaveOp():
+                core.leave(COMPONENTS[structs.KINDS.index(operation.kind)], operation.steps)
+                return structs.Gone(*core.take_returned())
+            case structs.ResetOp():
+                core.reset()
+            case structs.EndedOp():
+                pass
+            case structs.StateOp():
+                return structs.State([], [], {}, *_nodes(core.tree))
+            case _:
+                raise OperationError("op", type(operation).__name__, "an operation on a tree alone")
+        return None
+
+    def _insert(self, operation: structs.InsertOp) -> structs.Entered:
+        names = ("owned", "evicted", "counted", "priority", "state")
+        given = {name: getattr(operation, name) for name in names}
+        slots, window = list(operation.slots), operation.window
+        inserted = self.core.insert(operation.tokens, operation.namespace, slots, window, **given)
+        self.core.nodes[operation.node] = inserted.node
+        return structs.Entered(inserted.known, inserted.took_state, structs.Gone(*self.core.take_returned()))
+
+
+def engine(header: structs.Header) -> SGLangNumpyEngine | SGLangNumpyTree:
+    """The reference under a header: the whole cache, or its tree alone."""
+    return SGLangNumpyTree(header) if header.tree else SGLangNumpyEngine(header)
+
+
+def _walk(tree: RadixTree) -> Iterator[Node]:
+    return walk(tree.root, lambda node: (node.key.namespace, node.key.tokens()))
 
 
 def _found(match: Any) -> structs.Found:
     return structs.Found(match.length, match.full_length, match.node.slots())
 
 
-def _state(engine: SGLangNumpyEngine) -> structs.State:
-    manager = engine.manager
-    tree, config, nodes = manager.tree, manager.config, list(engine.walk())
+def _nodes(tree: RadixTree) -> tuple[list[structs.TreeNode], list[list[int]]]:
+    """Nodes of a tree, and the orders of their window slots and states."""
+    config, nodes = tree.config, list(_walk(tree))
     numbers = {node: number for number, node in enumerate(nodes)}
     used = places(node.used for node in [tree.root, *nodes])
     made = places(node.made for node in nodes)
@@ -127,11 +200,16 @@ def _state(engine: SGLangNumpyEngine) -> structs.State:
         )
         for node in nodes
     ]
+    orders = of_components(config, [], tree.recent, tree.recent_states)[1:]
+    return told, [[numbers[node] for node in order] for order in orders]
+
+
+def _state(manager: Manager) -> structs.State:
     pools = manager.pools
     return structs.State(
-        pools=[structs.Pool(list(pool.free), list(pool.waiting)) for pool in pools.all],
-        window=sorted(pools.window_of.items()),
-        requests={
+        [structs.Pool(list(pool.free), list(pool.waiting)) for pool in pools.all],
+        sorted(pools.window_of.items()),
+        {
             id: structs.Owned(
                 list(request.row),
                 request.protected,
@@ -142,9 +220,5 @@ def _state(engine: SGLangNumpyEngine) -> structs.State:
             )
             for id, request in manager.requests.items()
         },
-        nodes=told,
-        recent=[
-            [numbers[node] for node in order]
-            for order in of_components(config, [], tree.recent, tree.recent_states)[1:]
-        ],
+        *_nodes(manager.tree),
     )

@@ -73,7 +73,7 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
     from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
@@ -129,8 +129,8 @@ class Rows(HybridReqToTokenPool):
         self._free.append(row)
 
 
-def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, Any]:
-    """An empty cache with that tree, its rows and its allocator; it records KV events (`take_events`)."""
+def params_of(config: SGLangConfig, backend: str) -> CacheInitParams:
+    """Parameters of an empty cache with that tree; it records KV events (`take_events`)."""
     arguments = ServerArgs(model_path="dummy", page_size=config.page_size)
     arguments._mamba_cache_chunk_size = config.page_size
     arguments.mamba_max_states_per_path = config.most_states
@@ -147,10 +147,9 @@ def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, 
         parts = [allocator]
     for part in parts:
         part.use_triton_kernels = False
-    rows = Rows(config)
-    params = CacheInitParams(
+    return CacheInitParams(
         disable=False,
-        req_to_token_pool=rows,
+        req_to_token_pool=Rows(config),
         token_to_kv_pool_allocator=allocator,
         page_size=config.page_size,
         is_eagle=config.eagle,
@@ -161,9 +160,13 @@ def cache(config: SGLangConfig, backend: str) -> tuple[UnifiedRadixCache, Rows, 
         tree_core_backend=backend,
         enable_kv_cache_events=True,
     )
+
+
+def cache(params: CacheInitParams) -> UnifiedRadixCache:
+    """A cache of these parameters."""
     made = UnifiedRadixCache(params)
     made.pretty_print = lambda: None  # SGLang prints its tree before it refuses
-    return made, rows, allocator
+    return made
 
 
 def tensor(slots: Sequence[int]) -> torch.Tensor:
@@ -175,6 +178,47 @@ def match(made: UnifiedRadixCache, keyed: structs.Keyed, tokens: list[int], requ
     """The longest prefix of some tokens that SGLang has cached; a request gets a state of its own for the one found."""
     key = RadixKey(array("q", tokens), keyed.adapter, cache_salt=keyed.salt)
     return made.match_prefix(MatchPrefixParams(key=key, cow_mamba=request is not None, req=request))
+
+
+def insert(made: UnifiedRadixCache, allocator: Any, operation: structs.InsertOp) -> None:
+    """Enters tokens with slots that SGLang's pools know nothing of."""
+    slots = tensor(operation.slots)
+    if operation.window:
+        allocator.full_to_swa_index_mapping[slots] = tensor(operation.window)
+    key = RadixKey(array("q", operation.tokens), operation.adapter, made.tree_core.is_eagle, cache_salt=operation.salt)
+    made.insert(
+        InsertParams(
+            key,
+            slots,
+            None if operation.state is None else tensor([operation.state]),
+            prev_prefix_len=operation.owned,
+            component_evicted_seqlens={ComponentType.SWA: operation.evicted},
+            inserted_len=operation.counted,
+            priority=operation.priority,
+        )
+    )
+
+
+def take_all(allocator: Any) -> None:
+    """Leaves nothing free in SGLang's pools, so that it can be given back what was never taken."""
+    for part in (
+        getattr(allocator, "full_attn_allocator", allocator),
+        getattr(allocator, "swa_attn_allocator", allocator),
+    ):
+        part.free_pages = part.free_pages[:0]
+
+
+def leave(made: UnifiedRadixCache, name: str, steps: int) -> None:
+    """Lets so many nodes leave for a component's sake."""
+    component, tracker = ComponentType[name], dict.fromkeys(made.tree_components, 0)
+    made.tree_core.evict_device_start(component, 1 << 40)
+    for _ in range(steps):
+        node, moved = made._evict_device_next_node(component, tracker)
+        if node is not None:
+            made._evict_device_leaf(node, tracker)
+        elif not moved:
+            break
+    made.tree_core.evict_device_end(component)
 
 
 def request(operation: structs.AdmitOp, row: int) -> Any:
@@ -293,9 +337,8 @@ def available(made: UnifiedRadixCache, config: SGLangConfig, allocator: Any, row
     return tokens // config.page_size + states
 
 
-def tree(made: UnifiedRadixCache, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
+def tree(core: Any, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
     """Nodes of SGLang's tree in Python, and the orders of their window slots and states."""
-    core = made.tree_core
     nodes = list(
         walk(core.root_node, lambda node: ((node.key.extra_key, node.key.cache_salt), list(node.key.token_ids)))
     )
