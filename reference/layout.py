@@ -103,7 +103,7 @@ def element_addresses(spec: LayerSpec, cells: dict[Coordinate, int], states_per_
     return found
 
 
-PLANES = ("nvfp4", "fp8_ds_mla_v4", "fp8_indexer", "kv_halves")
+PLANES = ("nvfp4", "fp8_ds_mla_v4", "fp8_indexer", "kv_halves", "rocm_pages")
 """Packings whose parts are not side by side in a cell."""
 
 
@@ -169,6 +169,20 @@ def page_order(spec: AttentionSpec, states: int) -> Iterator[tuple[str, int, int
                 yield from row("key", head, state, spec.dtype, spec.head_size)
             for state in range(states):
                 yield from row("value", head, state, spec.dtype, spec.value_size)
+    elif spec.quantization == "rocm_pages":
+        item = item_bytes(spec.dtype)
+        vector = 16 // item
+        for head in range(spec.num_kv_heads):
+            for first in range(0, spec.head_size, vector):
+                for state in range(states):
+                    for element in range(first, first + vector):
+                        for byte in range(item):
+                            yield "key", head, state, element, byte
+        for head in range(spec.num_kv_heads):
+            for element in range(spec.head_size):
+                for state in range(states):
+                    for byte in range(item):
+                        yield "value", head, state, element, byte
     elif spec.quantization == "nvfp4":
         for side in ("key", "value"):
             for head in range(spec.num_kv_heads):

@@ -126,7 +126,7 @@ def command(given: _Options) -> None:
     held = [_element(layout, byte) for byte in given.offsets]
     result = {"layout": _description(layout), "addresses": found, "bytes": held}
     if given.image:
-        drawn = levels(layout, _place([*found, *held]))
+        drawn = levels(layout, _place(layout, [*found, *held]))
         write_output(given.image, figure(drawn, _names(layout), _title(layout, given.spec_text), given.image))
     if talks(given.json_path, given.image):
         _print(layout, given.spec_text, found, held)
@@ -259,11 +259,13 @@ def _element(layout: Layout, byte: int) -> dict[str, Any]:
     }
 
 
-def _place(answers: list[dict[str, Any]]) -> Place:
+def _place(layout: Layout, answers: list[dict[str, Any]]) -> Place:
     """The cell to zoom into: that of the first answer that is one, else the first of all."""
     for answer in answers:
         if answer["part"] is not None:
-            return Place(answer["layer"], answer["block"], answer["head"], answer["state"], 0)
+            part = layout.part(answer["part"])
+            head = answer["head"] if part.steps is None else part.first_head
+            return Place(answer["layer"], answer["block"], head, answer["state"], 0)
     return Place(0, 0, 0, 0, 0)
 
 
@@ -304,7 +306,7 @@ def _part(layout: Layout, name: str) -> dict[str, Any]:
 def _print(layout: Layout, spec_text: str, found: list[dict[str, Any]], held: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{_title(layout, spec_text)}[/bold], {layout.end:,} bytes in all\n")
-    boxes = terminal(levels(layout, _place([*found, *held])), _names(layout), min(console.width, 132))
+    boxes = terminal(levels(layout, _place(layout, [*found, *held])), _names(layout), min(console.width, 132))
     console.print(boxes, highlight=False, no_wrap=True)
     console.print(_axes_table(layout))
     console.print(_parts_table(layout))

@@ -251,20 +251,22 @@ class Layout:
 
     def _cells_of(self, part: Part) -> StridedView:
         offset, cell = self.offset + part.offset, (self.strides[H], self.strides[N])
-        if part.strides is None:
+        if part.strides is None or part.steps is not None:
             offset += part.first_head * self.strides[H]
-        else:
-            self._check_plane(part.name)
+        if part.strides is not None:
+            self._check_plane(part)
             cell = part.strides
         heads = self.shape[H] if part.heads is None else part.heads
         shape = (self.shape[L], self.num_blocks, self.split, heads, self.shape[N], *part.shape)
         return StridedView(shape, self._grouped_strides(*cell, *part.element_strides), offset, part.dtype)
 
-    def _check_plane(self, name: str) -> None:
+    def _check_plane(self, part: Part) -> None:
         rows = self.strides[N] == self.shape[C] or self.shape[N] == 1
-        heads = self.strides[H] == self.shape[N] * self.shape[C] or self.shape[H] == 1
+        heads = self.strides[H] == self.shape[N] * self.shape[C] or self.shape[H] == 1 or part.steps is not None
         if not (rows and heads):
-            expected = f"an order that keeps a page in the order H, N, C without gaps, as {name} is a plane of the page"
+            expected = (
+                f"an order that keeps a page in the order H, N, C without gaps, as {part.name} is a plane of the page"
+            )
             raise LayoutError("layout", self.order.value, expected)
 
     def address(self, layer: int, block: int, head: int, state: int, byte: int = 0) -> int:

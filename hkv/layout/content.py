@@ -27,6 +27,8 @@ class Part:
       first_head: head slot of the part's head 0; only for parts in cells.
       heads: heads of the part, None for every head slot.
       strides: (head, state) strides inside the page in bytes for a part in a plane, None for a part in cells.
+      steps: bytes between neighbours along each axis of `shape`, None for a dense one. A part that has them lies in one
+        head slot, `first_head`, whatever its heads.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Part:
     first_head: int = 0
     heads: int | None = None
     strides: tuple[int, int] | None = None
+    steps: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +48,7 @@ class Part:
     @property
     def element_strides(self) -> tuple[int, ...]:
         """Bytes between neighbours along each axis of `shape`."""
-        return dense_strides(self.shape, item_bytes(self.dtype))
+        return self.steps or dense_strides(self.shape, item_bytes(self.dtype))
 
 
 QUANTIZATIONS = {
@@ -61,6 +64,7 @@ QUANTIZATIONS = {
     "mxfp8_ds_mla_v41": "DeepSeek V4.1: 512 float8, 16 power-of-two scales; 528 bytes",
     "fp8_indexer": "sparse indexer: all float8 keys of a page, then one float32 scale per 128 of each key; 132 bytes",
     "kv_planes": "head slot 0 holds every head's K, head slot 1 every head's V (ROCm attention, b12x)",
+    "rocm_pages": "head slot 0 holds K in vectors of 16 bytes, tokens between them; head slot 1 V, tokens innermost",
     "kv_halves": "the first half of each head's run is K of every token, the second half V (CPU attention)",
 }
 """Packings this module can take apart, with one line about each."""
@@ -111,9 +115,13 @@ def quantize(spec: AttentionSpec, name: str) -> AttentionSpec:
         if spec.head_size % 128:
             raise LayoutError("head_size", spec.head_size, "a multiple of 128, the elements that share a scale")
         changes |= {"dtype": "uint8", "state_content_bytes": spec.head_size // 128 * 132}
-    elif name == "kv_planes":
+    elif name in ("kv_planes", "rocm_pages"):
         if spec.head_size != spec.value_size:
             raise LayoutError("head_size_v", spec.value_size, f"{spec.head_size}, as K and V have a plane each")
+        if name == "rocm_pages" and spec.head_size * item_bytes(spec.dtype) % VECTOR_BYTES:
+            elements = VECTOR_BYTES // item_bytes(spec.dtype)
+            expected = f"a multiple of {elements}, the {spec.dtype} elements of {VECTOR_BYTES} bytes"
+            raise LayoutError("head_size", spec.head_size, expected)
         content = spec.num_kv_heads * spec.head_size * item_bytes(spec.dtype)
         changes |= {"num_head_slots": 2, "state_content_bytes": content}
     elif name == "fp8_per_tensor":
@@ -173,6 +181,8 @@ def _planes(spec: AttentionSpec, states: int) -> tuple[Part, ...]:
     heads, item = spec.num_kv_heads, item_bytes(spec.dtype)
     if name == "nvfp4" and spec.num_heads == 2 * heads and content == spec.head_size // 2 + spec.head_size // 16:
         return _nvfp4_parts(spec, states)
+    if name == "rocm_pages" and spec.num_heads == 2 and content == heads * spec.head_size * item:
+        return _rocm_parts(spec, states)
     if name == "kv_planes" and spec.num_heads == 2 and content == heads * spec.head_size * item:
         key = Part(name="key", dtype=spec.dtype, shape=(heads, spec.head_size), offset=0, first_head=0, heads=1)
         return (key, dataclasses.replace(key, name="value", first_head=1))
@@ -220,6 +230,31 @@ def _nvfp4_parts(spec: AttentionSpec, states: int) -> tuple[Part, ...]:
                 Part(name=name + suffix, dtype=dtype, shape=(row,), offset=offset, heads=heads, strides=strides)
             )
     return tuple(parts)
+
+
+VECTOR_BYTES = 16
+"""Bytes of a key that one access of a ROCm kernel reads."""
+
+
+def _rocm_parts(spec: AttentionSpec, states: int) -> tuple[Part, ...]:
+    """K as `[heads, size / x, tokens, x]`, x elements being 16 bytes, and V as `[heads, size, tokens]`.
+
+    Each in a head slot of its own (vLLM 0.33 `PagedAttention.split_kv_cache`), so that no token lies in one piece.
+    """
+    item = item_bytes(spec.dtype)
+    x = VECTOR_BYTES // item
+    heads, head = spec.num_kv_heads, states * spec.head_size * item
+    key = Part(
+        name="key",
+        dtype=spec.dtype,
+        shape=(spec.head_size // x, x),
+        offset=0,
+        heads=heads,
+        strides=(head, VECTOR_BYTES),
+        steps=(states * VECTOR_BYTES, item),
+    )
+    shape, strides, steps = (spec.head_size,), (head, item), (states * item,)
+    return key, dataclasses.replace(key, name="value", shape=shape, first_head=1, strides=strides, steps=steps)
 
 
 def _halves(spec: AttentionSpec, states: int) -> tuple[Part, ...]:

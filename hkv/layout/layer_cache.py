@@ -10,11 +10,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from hkv.errors import LayoutError
 from hkv.layout.strided import StridedView, check_index, dense_strides
-from hkv.limits import MAX_BLOCKS, MAX_TOKENS, check_whole
 from hkv.spec.dtypes import item_bytes
 
 
@@ -193,51 +191,3 @@ def _scales(region: Region, layer: int, dtype: str, inner: tuple[int, ...]) -> S
 
 def _dense(shape: tuple[int, ...], offset: int, dtype: str) -> StridedView:
     return StridedView(shape, dense_strides(shape, item_bytes(dtype)), offset, dtype)
-
-
-# Pages of vLLM's ROCm paged attention: keys cut into vectors of 16 bytes, values with tokens innermost.
-#
-# The buffer is `[2, blocks, block]`, all keys before all values (vLLM 0.33 `PagedAttention.split_kv_cache`). A block
-# of keys is `[heads, head size / x, tokens, x]`, x elements being 16 bytes; one of values `[heads, head size,
-# tokens]`. No token lies in one piece, so that nothing flattens to slots without a copy.
-
-VECTOR_BYTES = 16
-"""Bytes of a key that one access reads."""
-
-
-class RocmPages(NamedTuple):
-    """One layer's keys and values, as the kernels see them and token by token. The same bytes twice.
-
-    `key` is `[blocks, heads, head_size / x, tokens, x]`, `value` `[blocks, heads, head_size, tokens]`; `key_of_token`
-    `[blocks, heads, tokens, head_size / x, x]` and `value_of_token` `[blocks, heads, tokens, head_size]`.
-    """
-
-    key: StridedView
-    value: StridedView
-    key_of_token: StridedView
-    value_of_token: StridedView
-
-
-def rocm_pages(
-    *, num_blocks: int, heads: int, tokens: int, head_size: int, dtype: str = "bfloat16", offset: int = 0
-) -> RocmPages:
-    """Views of one layer from byte `offset` on; LayoutError where vectors of 16 bytes do not divide a key."""
-    check_whole("num_blocks", num_blocks, 1, MAX_BLOCKS, LayoutError)
-    for name, value in (("heads", heads), ("tokens", tokens), ("head_size", head_size)):
-        check_whole(name, value, 1, MAX_TOKENS, LayoutError)
-    item = item_bytes(dtype)
-    x = VECTOR_BYTES // item
-    if head_size % x:
-        raise LayoutError("head_size", head_size, f"a multiple of {x}, the {dtype} elements of {VECTOR_BYTES} bytes")
-    block = heads * tokens * head_size * item
-    head = tokens * head_size * item
-    key = StridedView(
-        (num_blocks, heads, head_size // x, tokens, x),
-        (block, head, tokens * x * item, x * item, item),
-        offset,
-        dtype,
-    )
-    value = StridedView(
-        (num_blocks, heads, head_size, tokens), (block, head, tokens * item, item), offset + num_blocks * block, dtype
-    )
-    return RocmPages(key, value, key.reordered((0, 1, 3, 2, 4)), value.reordered((0, 1, 3, 2)))

@@ -70,19 +70,24 @@ def levels(layout: Layout, place: Place) -> tuple[Level, ...]:
     at = (place.layer, place.block, piece, place.head, state)
     shape, strides = layout.cells().shape[:5], layout.cells().strides[:5]
     run = layout.shape[3] * layout.shape[4]
+    slots = any(part.steps is not None for part in layout.content)  # each holds a part, of which no token is one run
     own_planes = planes and all(part.strides is not None and part.strides[0] == run for part in layout.content)
-    inside = (4,) if own_planes else (3, 4)
+    inside = (4,) if own_planes or slots else (3, 4)
     axes = [a for a in range(5) if shape[a] > 1 and not (planes and a in inside)]
     axes.sort(key=lambda a: strides[a], reverse=True)
     page = layout.shape[4]
     if planes:
-        page = run if own_planes else run * shape[3]
+        page = run if own_planes or slots else run * shape[3]
     found: list[Level] = []
     start = layout.offset
     for depth, axis in enumerate(axes):
         inner = page + sum((shape[a] - 1) * strides[a] for a in axes[depth + 1 :])
         found.append(_axis_level(layout, axis, start, inner, at))
         start += at[axis] * strides[axis]
+    if slots:
+        mine = [part for part in layout.content if part.first_head == place.head]
+        pieces = [Piece(f"{part.name} of all heads and tokens", start, page, part.name) for part in mine]
+        return (*found, Level(f"one head slot of {page:,} bytes", start, page, pieces))
     if planes:
         return (*found, *_plane_levels(layout, start, page, at, own_planes))
     return (*found, _part_level("cell", layout.content, start, layout.shape[4], place.head))

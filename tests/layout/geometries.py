@@ -108,7 +108,10 @@ def quantized_specs(draw: st.DrawFn, block_size: int) -> AttentionSpec:
     heads = draw(st.integers(1, 3))
     name = draw(
         st.sampled_from(
-            ["int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4", "kv_planes", "kv_halves"]
+            [
+                *("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"),
+                *("nvfp4", "kv_planes", "kv_halves", "rocm_pages"),
+            ]
         )
     )
     size = 16 if name == "nvfp4" else 8
@@ -125,7 +128,9 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
     order = draw(ORDERS)
     layers, blocks = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     planes = isinstance(spec, AttentionSpec) and spec.quantization in ("nvfp4", "kv_halves")
-    if planes and spec.num_heads > 1:
+    if isinstance(spec, AttentionSpec) and spec.quantization == "rocm_pages":
+        order = draw(st.sampled_from([each for each in Order if each is not Order.LBNHC and each is not Order.BLNHC]))
+    elif planes and spec.num_heads > 1:
         order = draw(st.sampled_from([Order.LBHNC, Order.BLHNC]))
     form = draw(st.sampled_from(["dense", "padded", "packed", "split"]))
     offset = draw(st.integers(0, 3)) * 16

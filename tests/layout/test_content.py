@@ -23,6 +23,7 @@ SIZES = {
     "nvfp4": (ATTENTION, 4, 72),
     "kv_planes": (ATTENTION, 2, 512),
     "kv_halves": (ATTENTION, 2, 512),
+    "rocm_pages": (ATTENTION, 2, 512),
     "fp8_ds_mla": (LATENT, 1, 656),
     "nvfp4_ds_mla": (LATENT, 1, 352),
     "fp8_ds_mla_v4": (LATENT, 1, 584),
@@ -111,6 +112,11 @@ def test_what_is_already_packed_stays():
         (FullAttention(block_size=4, head_size=5), "int4_per_token_head", "a multiple of 2"),
         (FullAttention(block_size=4, head_size=96), "fp8_indexer", "a multiple of 128"),
         (FullAttention(block_size=4, head_size=96, head_size_v=32), "kv_planes", "K and V have a plane each"),
+        (
+            FullAttention(block_size=16, head_size=100),
+            "rocm_pages",
+            "a multiple of 8, the bfloat16 elements of 16 bytes",
+        ),
     ],
 )
 def test_heads_that_a_packing_does_not_take(spec, name, message):

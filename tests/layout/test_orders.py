@@ -1,5 +1,7 @@
 """Legal orders, the one that is chosen, kernel block sizes that suit every kernel; strides and views beside vLLM's."""
 
+# pyright: reportMissingImports=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import collections
@@ -18,8 +20,8 @@ from benchmarks.installed_layouts import InstalledLayouts, random_cases
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout, Order
 from hkv.layout.content import quantize
-from hkv.layout.layer_cache import rocm_pages
 from hkv.layout.orders import DEFAULT_PREFERENCE, check_groups, legal_orders, resolve
+from hkv.layout.strided import StridedView
 from hkv.layout.views.numpy import numpy_dtype, view
 from hkv.spec import FullAttention, Mamba, SlidingWindow
 
@@ -118,6 +120,14 @@ def test_only_dense_blocks_are_split(order):
 DTYPES = st.sampled_from(["float32", "bfloat16", "float8_e4m3fn"])
 
 
+def rocm_views(blocks: int, heads: int, tokens: int, size: int, dtype: str) -> tuple[StridedView, StridedView]:
+    """Keys and values as the kernels see them, of one layer: all keys before all values."""
+    spec = FullAttention(block_size=tokens, num_kv_heads=heads, head_size=size, dtype=dtype)
+    layout = Layout.of_spec(quantize(spec, "rocm_pages"), "LHBNC", num_blocks=blocks)
+    key, value = layout.part_view("key", 0), layout.part_view("value", 0)
+    return key.reordered((0, 1, 3, 2, 4)), value.reordered((0, 1, 3, 2))
+
+
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), DTYPES)
 def test_every_element_is_where_the_shapes_put_it(
     blocks: int, heads: int, tokens: int, vectors: int, dtype: str
@@ -126,27 +136,11 @@ def test_every_element_is_where_the_shapes_put_it(
     x = 16 // item
     size = vectors * x
     pool = np.random.default_rng(0).integers(0, 256, 2 * blocks * heads * tokens * size * item, np.uint8)
-    pages = rocm_pages(num_blocks=blocks, heads=heads, tokens=tokens, head_size=size, dtype=dtype)
+    key, value = rocm_views(blocks, heads, tokens, size, dtype)
     keys, values = pool.reshape(2, -1)
-    shaped = keys.reshape(blocks, heads, vectors, tokens, x, item)
-    assert view(pool, pages.key).tobytes() == shaped.tobytes()
-    of_values = values.reshape(blocks, heads, size, tokens, item)
-    assert view(pool, pages.value).tobytes() == of_values.tobytes()
-    assert view(pool, pages.key_of_token).tobytes() == shaped.transpose(0, 1, 3, 2, 4, 5).tobytes()
-    assert view(pool, pages.value_of_token).tobytes() == of_values.transpose(0, 1, 3, 2, 4).tobytes()
-    assert pages.value.end == pool.size
-    for token in range(tokens):
-        for element in range(size):
-            at = pages.key_of_token.address(blocks - 1, heads - 1, token, element // x, element % x)
-            block = (blocks - 1) * heads * tokens * size + (heads - 1) * tokens * size
-            assert at == (block + (element // x * tokens + token) * x + element % x) * item
-
-
-def test_keys_of_no_whole_vectors_are_refused() -> None:
-    with pytest.raises(LayoutError, match="a multiple of 8, the bfloat16 elements of 16 bytes"):
-        rocm_pages(num_blocks=2, heads=1, tokens=16, head_size=100)
-    with pytest.raises(LayoutError, match="tokens = 0"):
-        rocm_pages(num_blocks=2, heads=1, tokens=0, head_size=64)
+    assert view(pool, key).tobytes() == keys.reshape(blocks, heads, vectors, tokens, x, item).tobytes()
+    assert view(pool, value).tobytes() == values.reshape(blocks, heads, size, tokens, item).tobytes()
+    assert value.end == pool.size
 
 
 @pytest.mark.vllm
@@ -157,12 +151,10 @@ def test_an_installed_vllm_makes_the_same_views() -> None:
     from hkv.layout.views import torch as torch_views
 
     for dtype, blocks, heads, tokens, size in (("bfloat16", 3, 2, 16, 64), ("float32", 1, 3, 5, 8)):
-        pages = rocm_pages(num_blocks=blocks, heads=heads, tokens=tokens, head_size=size, dtype=dtype)
-        raw = torch.arange(pages.value.end, dtype=torch.int32).to(torch.uint8)
+        views = rocm_views(blocks, heads, tokens, size, dtype)
+        raw = torch.arange(views[1].end, dtype=torch.int32).to(torch.uint8)
         cache = raw.view(getattr(torch, dtype)).view(2, blocks, tokens * heads * size)
-        for mine, theirs in zip(
-            (pages.key, pages.value), PagedAttention.split_kv_cache(cache, heads, size), strict=True
-        ):
+        for mine, theirs in zip(views, PagedAttention.split_kv_cache(cache, heads, size), strict=True):
             seen = torch_views.view(raw, mine)
             assert (seen.shape, seen.stride(), seen.data_ptr()) == (theirs.shape, theirs.stride(), theirs.data_ptr())
 

@@ -1,5 +1,9 @@
 """Jitted page movement against the loops over elements, bit for bit, over layouts, dtypes, splits and bad ids."""
 
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
+# (NumPy arrays stand for JAX's)
+
 from __future__ import annotations
 
 import itertools
@@ -45,6 +49,9 @@ LAYOUTS = {
     "float8": Layout.of_spec(attention(dtype="float8_e4m3fn"), "LBNHC", num_blocks=5),
     "int8 and scales": Layout.of_spec(
         quantize(attention(head_size=4, head_size_v=4), "int8_per_token_head"), "LBNHC", num_blocks=5
+    ),
+    "vectors of a ROCm kernel": Layout.of_spec(
+        quantize(attention(head_size=16, head_size_v=16), "rocm_pages"), "LHBNC", num_blocks=5, num_layers=2
     ),
     "latent of 576": Layout.of_spec(MLAAttention(block_size=2, head_size=576), "LBNHC", num_blocks=4),
     "656 bytes": Layout.of_spec(
