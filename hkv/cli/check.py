@@ -9,6 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from hkv.cli.html import command as command_line
+from hkv.cli.html import html_field, log_case, write_page
 from hkv.cli.options import FORMS, bugs_option, check_timeout, command_of, names_of, refuse_given, timeout_option
 from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
@@ -16,10 +18,10 @@ from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
-from hkv.oracle.check import FollowedLog, junit_xml
+from hkv.oracle.check import FollowedLog, junit_xml, with_bugs
 from hkv.oracle.check import follow as follow_logs
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import find_logs
+from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.verbs import VERDICTS, Check, CheckResult
 
 FAILING = ("differs", "unusable", "empty")
@@ -46,6 +48,7 @@ class _Options(Reported):
         help=f"Verdicts that make the exit status 1, by commas, of: {', '.join(VERDICTS[1:])}.",
     )
     junit: str | None = option(type=OutputPath(), metavar="FILE", help="Write a verdict per log as JUnit XML.")
+    html: str | None = html_field("every block through the first LOG that differs, or the first")
     timeout: float = timeout_option()
 
 
@@ -75,14 +78,16 @@ def command(given: _Options) -> int | None:
     if given.invariants:
         refuse_given(["engine", "bugs"], "a check against an engine, without --invariants")
     if given.follow is not None:
-        refuse_given(["invariants", "bugs", "coverage", "junit", "json_path", "fail_on"], "nothing with --follow")
+        refuse_given(
+            ["invariants", "bugs", "coverage", "junit", "json_path", "html", "fail_on"], "nothing with --follow"
+        )
         return _follow(given.logs, given.engine, given.timeout, given.follow)
     checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout)
     paths = find_logs(given.logs)
 
     def tell() -> None:
         result = checking.result()
-        if talks(given.json_path, given.junit):
+        if talks(given.json_path, given.junit, given.html):
             _print(result)
         write_json(given.json_path, _document(result, given.coverage))
 
@@ -95,8 +100,23 @@ def command(given: _Options) -> int | None:
     result = checking.finished()
     if given.junit is not None:
         write_output(given.junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
+    if given.html is not None:
+        _write_page(given.html, given, names, result)
     tell()
     return any(verdict in failing for verdict, _ in result.verdicts.values())
+
+
+def _write_page(path: str, given: _Options, bugs: tuple[str, ...], result: CheckResult) -> None:
+    """Writes a page of the first log that differs, or of the first."""
+    log = next((log for log in result.checked if log.difference is not None), next(iter(result.checked), None))
+    if log is None:
+        raise ConfigError("html", path, "a log that can be checked")
+    factory = engine_factory(given.engine, given.timeout)
+    engines = () if given.invariants else ((given.engine, lambda header: factory(with_bugs(header, bugs))),)
+    options = ["--invariants"] if given.invariants else ["--engine", given.engine]
+    again = {"checks it again": command_line("check", log.path, *options)}
+    case = log_case(read_log(log.path), engines, log.difference, commands=again)
+    write_page(path, f"hkv check: {log.path}", [case])
 
 
 def _follow(logs: Sequence[str], engine: str, timeout: float, quiet: float) -> int:

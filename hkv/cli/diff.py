@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hkv.cli.html import difference_case, html_field, write_page
 from hkv.cli.options import (
     FORMS,
     Traffic,
@@ -22,7 +23,7 @@ from hkv.cli.options import (
     seeds_option,
     timeout_option,
 )
-from hkv.cli.output_option import OutputFolder, Reported, write_json
+from hkv.cli.output_option import OutputFolder, Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_case, print_log, print_other, shrink_with_bar
 from hkv.contract import registry
@@ -46,6 +47,7 @@ class _Options(Reported):
     bugs: Sequence[str] = bugs_option()
     shrink: bool = option(True, "--shrink/--no-shrink", help="Make the failing case small.")
     save: str | None = option(metavar="DIR", type=OutputFolder(), help="Folder for the log of a difference.")
+    html: str | None = html_field("every block on both engines, of each difference")
     timeout: float = timeout_option()
     ray: str | None = option(
         metavar="ADDRESS", help="Have a Ray cluster compare: auto, local, HOST:PORT.  [default: this process]"
@@ -76,11 +78,11 @@ def command(given: _Options) -> int:
     chosen = tuple(traffic.features) or comparison.features
     each = range(traffic.first_seed, traffic.first_seed + given.seeds)
     comparison.require(chosen)
-    report = _Report(comparison, given.save, given.json_path != "-")
+    report = _Report(comparison, given.save, talks(given.json_path, given.html))
 
     def stopped() -> None:
         so_far = comparison.so_far(report.found)
-        _say(so_far, f"stopped after {so_far.seeds} seeds", report.documents, given.json_path)
+        _say(so_far, f"stopped after {so_far.seeds} seeds", report.documents, given)
 
     with interruption().saying(stopped):
         try:
@@ -98,12 +100,15 @@ def command(given: _Options) -> int:
             raise
         report.tell(given.shrink)
     result = comparison.result(report.found)
-    _say(result, f"in {len(chosen)} features, {given.seeds} seeds each", report.documents, given.json_path)
+    if given.html is not None:
+        cases = [difference_case(found, comparison.factories, given.ids) for found in report.found]
+        write_page(given.html, f"hkv diff: {' and '.join(comparison.engines)}", cases)
+    _say(result, f"in {len(chosen)} features, {given.seeds} seeds each", report.documents, given)
     return not result.agrees
 
 
-def _say(result: DiffResult, extent: str, differences: dict[str, Any], json_path: str | None) -> None:
-    if json_path != "-":
+def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _Options) -> None:
+    if talks(given.json_path, given.html):
         left_out = f", {result.not_implemented} of them not implemented ({result.reason})"
         found = len(result.found)
         click.echo(
@@ -121,7 +126,7 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], json_path
         "differences": differences,
         "not_compared": dict(result.not_compared),
     }
-    write_json(json_path, document)
+    write_json(given.json_path, document)
 
 
 class _Report:

@@ -6,11 +6,14 @@ import dataclasses
 
 import click
 
+from hkv.cli.html import command as command_line
+from hkv.cli.html import html_field, log_case, write_page
 from hkv.cli.options import command_of
 from hkv.cli.output_option import Reported, console, table, talks, write_json
 from hkv.contract import registry
 from hkv.contract.explanation import Explanation, Resumption
 from hkv.contract.options import COUNT, argument, option
+from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.oracle.log_file import read_log
 from hkv.oracle.verbs import explain
 
@@ -28,6 +31,7 @@ class _Options(Reported):
     request: str | None = option(
         metavar="ID", help="The request to tell about. [default: the last one that is named up to the line]"
     )
+    html: str | None = html_field("every block through the LOG, and opens at the line")
 
 
 @command_of("explain", _Options)
@@ -42,9 +46,14 @@ def command(given: _Options) -> None:
     """
     read = read_log(given.log)
     found = explain(read, given.line, given.request)
-    if talks(given.json_path):
+    if talks(given.json_path, given.html):
         _print(found, registry.dialect_of(read.header.dialect).title)
     write_json(given.json_path, dataclasses.asdict(found))
+    if given.html is not None:
+        again = {"says it in the terminal": command_line("explain", given.log, "--line", given.line)}
+        engines = ((REFERENCE, engine_factory(REFERENCE)),)
+        case = log_case(read, engines, line=given.line, commands=again)
+        write_page(given.html, f"hkv explain: {given.log}", [case])
 
 
 def _print(found: Explanation, title: str) -> None:

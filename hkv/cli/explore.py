@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hkv.cli.html import html_field, write_page
 from hkv.cli.options import command_of, commands, dialect_option, own_options, refuse_others
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, Reported, talks, write_json, write_output
 from hkv.cli.progress import interruption, level_bar
@@ -16,7 +17,10 @@ from hkv.contract import explore_command, registry
 from hkv.contract.log import describe
 from hkv.contract.options import COUNT, SECONDS, Number, option
 from hkv.errors import ConfigError
+from hkv.oracle.broken_invariant import Broken
+from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.oracle.exploration import answered, explore_command_of, search_of
+from hkv.oracle.history import history, invariant_mark
 from hkv.oracle.log_file import log_bytes
 from hkv.replay.command import GROUPS
 from hkv.spec import LayerSpec
@@ -40,6 +44,7 @@ class _Options(Reported):
         type=OutputPath(),
         help="Where a counterexample is saved; - for standard output.  [default: counterexample.jsonl]",
     )
+    html: str | None = html_field("every block of a counterexample")
 
 
 @command_of("explore", _Options, epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
@@ -73,13 +78,15 @@ def command(given: _Options) -> int:
         found = report.counterexample
         if found is not None:
             write_output(path, log_bytes(found.header, *answered(found)))
-        if talks(given.json_path, given.save):
+        if talks(given.json_path, given.save, given.html):
             for line in report.lines():
                 click.echo(line)
             if found is not None:
                 _show_counterexample(found, path)
         document = {**report.record(**search.more), "counterexample": None if found is None else _record(found, path)}
         write_json(given.json_path, document)
+        if given.html is not None:
+            _write_page(given.html, found)
 
     with interruption().saying(finish), level_bar("compiling") as progress:
         search.run(progress)
@@ -97,6 +104,21 @@ def _show_counterexample(found: explore_command.Counterexample, path: str) -> No
     for number, operation in enumerate(found.operations, 2):
         click.echo(f"  {number}: {describe(operation)}")
     click.echo(f"saved as {path}; its answers are the reference's")
+
+
+def _write_page(path: str, found: explore_command.Counterexample | None) -> None:
+    """Writes a page of a counterexample, on the reference."""
+    if found is None:
+        click.echo("no counterexample: no page was written", err=True)
+        return
+    dialect = registry.dialect_of(found.header.dialect)
+    broken = Broken(found.invariants[0], len(found.operations) + 1, "", "the last operation breaks it", "")
+    marks = (invariant_mark(dialect, broken, "the cache"),)
+    performed, _ = answered(found)
+    engines = ((REFERENCE, engine_factory(REFERENCE)),)
+    headline = f"broken: {', '.join(found.invariants)}"
+    case = history("counterexample", found.header, performed, engines, marks=marks, headline=headline)
+    write_page(path, "hkv explore: a counterexample", [case])
 
 
 def _record(found: explore_command.Counterexample, path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 
 import click
 
+from hkv.cli.html import html_field, log_case, write_page
 from hkv.cli.options import (
     FEATURE_NAMES,
     FORMS,
@@ -20,6 +21,7 @@ from hkv.cli.options import (
 from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
 from hkv.contract import registry
 from hkv.contract.options import COUNT, SEED, group, option
+from hkv.oracle.engines import engine_factory
 from hkv.oracle.verbs import record
 
 
@@ -38,6 +40,7 @@ class _Options(Reported):
     )
     steps: int = option(16, type=COUNT, help="Scheduling steps.")
     output: str = output_field("LOG", "File")
+    html: str | None = html_field()
     timeout: float = timeout_option()
 
 
@@ -65,7 +68,10 @@ def command(given: _Options) -> None:
     )
     write_output(given.output, found.content)
     operations = len(found.log.operations)
-    if talks(given.json_path, given.output):
+    if talks(given.json_path, given.output, given.html):
         click.echo(f"{given.output}: {operations} operations by {engine}, {len(found.rules)} rules exercised")
     asked = {name: getattr(found, name) for name in ("engine", "dialect", "feature", "seed", "version")}
     write_json(given.json_path, {"path": given.output, **asked, "operations": operations, "rules": found.rules})
+    if given.html is not None:
+        case = log_case(found.log, ((engine, engine_factory(engine, given.timeout)),), name=given.output, recorded="")
+        write_page(given.html, f"hkv record: {given.output}", [case])

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from hkv.cli.html import command as command_line
+from hkv.cli.html import html_field, two_engines, write_page
 from hkv.cli.options import FORMS, check_timeout, command_of, ids_option, timeout_option
 from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
 from hkv.cli.progress import counting_bar, interruption
@@ -19,6 +21,7 @@ from hkv.contract.options import argument, option
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.history import Engines, invariant_mark
 from hkv.oracle.log_file import log_bytes, read_log
 from hkv.oracle.shrink import Shrinker
 
@@ -42,6 +45,7 @@ class _Options(Reported):
         type=OutputPath(),
         help="Where to write the small log; - for standard output. [default: LOG with -small added]",
     )
+    html: str | None = html_field("every block of the small case on both engines")
     timeout: float = timeout_option()
 
 
@@ -69,11 +73,11 @@ def command(given: _Options) -> None:
     path = output or str(pathlib.Path(log).with_name(f"{pathlib.Path(log).stem}-small.jsonl"))
 
     def finish(small: Case, broken: Broken | str) -> None:
-        if talks(json_path, output):
+        if talks(json_path, output, given.html):
             click.echo(f"{log}: {given.engine} differs from {given.against}")
             print_case(small, len(read.operations), broken, shrinker.problem)
         write_output(path, log_bytes(small.header, small.differing, small.answers))
-        if talks(json_path, output):
+        if talks(json_path, output, given.html):
             print_log(path)
         result = {
             "log": log,
@@ -88,12 +92,22 @@ def command(given: _Options) -> None:
             **({} if shrinker.problem is None else {"shrinking_problem": shrinker.problem}),
         }
         write_json(json_path, result)
+        if given.html is not None:
+            _write_page(given.html, small, broken, ((given.engine, tested), (given.against, right)), path, given.ids)
 
     with interruption().saying(lambda: finish(shrinker.best or case, "not looked for: interrupted")):
         further, said = shrinker.diagnosed(case, read.operations)
         small = shrink_with_bar(shrinker, further)
         broken = first_broken(tested, small.header, small.operations) if shrinker.keeps else said
     finish(small, broken)
+
+
+def _write_page(path: str, case: Case, broken: Broken | str, engines: Engines, log: str, ids: str) -> None:
+    dialect = registry.dialect_of(case.header.dialect)
+    marks = (invariant_mark(dialect, broken, engines[0][0]),) if isinstance(broken, Broken) else ()
+    again = {"checks it again": command_line("check", log, "--engine", engines[0][0])}
+    page = two_engines(log, case, engines, ids=ids, marks=marks, headline=dialect.difference(case), commands=again)
+    write_page(path, f"hkv shrink: {log}", [page])
 
 
 # Output of a failing case.

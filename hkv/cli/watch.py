@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hkv.cli.html import broken_case, html_field, write_page
 from hkv.cli.options import Traffic, check_timeout, command_of, dialect_option, seeds_option, timeout_option
 from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
@@ -23,6 +24,7 @@ class _Options(Reported):
     dialect: str = dialect_option()
     seeds: int = seeds_option(20)
     traffic: Traffic = group(Traffic)
+    html: str | None = html_field("every block up to each broken invariant")
     timeout: float = timeout_option()
 
 
@@ -41,12 +43,13 @@ def command(given: _Options) -> int:
     engine, seeds, traffic, json_path = given.engine, given.seeds, given.traffic, given.json_path
     check_timeout(engine)
     only = traffic.restriction.under(given.dialect)
-    watching = Watching(engine_factory(engine, given.timeout), only, traffic.version, traffic.steps)
+    factory = engine_factory(engine, given.timeout)
+    watching = Watching(factory, only, traffic.version, traffic.steps)
     chosen = tuple(traffic.features) or features_of(only, traffic.version)
     found: list[Found] = []
 
     def tell() -> None:
-        if talks(json_path):
+        if talks(json_path, given.html):
             _print(engine, chosen, seeds, watching, found)
         write_json(json_path, _document(engine, watching, found))
 
@@ -59,6 +62,9 @@ def command(given: _Options) -> int:
                     found.append(broken)
                     break
     watching.require_some()
+    if given.html is not None:
+        cases = [broken_case(each, ((engine, factory),)) for each in found]
+        write_page(given.html, f"hkv watch: {engine}", cases)
     tell()
     return bool(found)
 

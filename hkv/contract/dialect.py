@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hkv.contract.invariant import Invariant
     from hkv.contract.log import Lifecycle, Log, LogFormat
     from hkv.contract.plan_command import PlanCommand
+    from hkv.contract.snapshot import Snapshot
     from hkv.contract.traffic import Choices, Kept, Moves
 
 
@@ -298,6 +299,14 @@ class Dialect(abc.ABC):
           UnsupportedConfigError: the dialect does not give them.
         """
         raise self.lacks("explanations")
+
+    def snapshot(self, header: Any, state: Any) -> Snapshot:
+        """Blocks at one moment, of what an engine answered to `state`.
+
+        Raises:
+          UnsupportedConfigError: the dialect does not give them.
+        """
+        raise self.lacks("states that can be drawn")
 
     @property
     def coverage(self) -> Mapping[str, str]:

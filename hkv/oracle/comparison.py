@@ -10,6 +10,7 @@ from typing import Any
 from hkv.cluster import in_cluster
 from hkv.columns import Columns, columns
 from hkv.contract import registry
+from hkv.contract.answer import EngineFactory
 from hkv.contract.bugs import bugs_of_part
 from hkv.contract.case import Case
 from hkv.contract.log import describe
@@ -203,6 +204,11 @@ class Comparison:
         self._reason = ""
         self._not_compared: dict[str, str] = {}
         self._parted: dict[str, tuple[int, Case]] = {}
+
+    @property
+    def factories(self) -> tuple[tuple[str, EngineFactory], tuple[str, EngineFactory]]:
+        """Both engines by name, the one in doubt first."""
+        return (self.engines[0], self._tested), (self.engines[1], self._right)
 
     def require(self, features: Sequence[str]) -> None:
         """Makes sure that there is traffic about each feature, and that both engines can start."""

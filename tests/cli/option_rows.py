@@ -244,13 +244,14 @@ ROWS = [
     ),
     *_rows(IMPORT.format(source="rtp.jsonl", format="operation-log"), "--step-ms 7"),
     *_rows(f"check {LOG}", f"--engine {NUMPY};--coverage;--json -;--junit -", "--bugs no-such-bug;--timeout 5"),
+    *_rows(f"check {LOG}", "--html {out}/page.html"),
     *_rows(f"check {LOG}", "--invariants", "--fail-on no-such-verdict"),
     *_rows(f"check {LOG} --coverage", "", "--follow 1"),
     *_rows(f"check {LOG} --invariants", "", "--engine numpy;--bugs window-one-never-hits"),
     *_rows(
         "watch numpy --seeds 1 --steps 2 --feature core",
         "--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;--max-groups 1;--version 2;--steps 3;--json -;"
-        "--dialect rtp-llm/hybrid",
+        "--html {out}/page.html;--dialect rtp-llm/hybrid",
         "--timeout 5",
     ),
     *_rows(f"watch {SILENT} --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
@@ -265,7 +266,7 @@ ROWS = [
         DIFF,
         f"--engines numpy,{NUMPY};--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;"
         "--max-groups 1;--version 2;--steps 3;"
-        "--ids isomorphic;--bugs window-one-never-hits;--json -;--dialect rtp-llm/hybrid",
+        "--ids isomorphic;--bugs window-one-never-hits;--json -;--html {out}/page.html;--dialect rtp-llm/hybrid",
         "--timeout 5;--ray 127.0.0.1:1",
     ),
     *_rows(
@@ -274,13 +275,14 @@ ROWS = [
         "--version 1;--bugs window-one-never-hits;--timeout 5;--ids isomorphic",
     ),
     *_rows(
-        "diff --engines {in}/wrong.py:Wrong,numpy --seeds 1 --steps 4 --feature core", "--no-shrink;--save {out}/saved"
+        "diff --engines {in}/wrong.py:Wrong,numpy --seeds 1 --steps 4 --feature core",
+        "--no-shrink;--save {out}/saved;--html {out}/page.html",
     ),
     *_rows(f"diff --engines {SILENT},numpy --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(
         RECORD,
         f"--engine {NUMPY};--seed 2;--feature eagle;--kinds mamba;--max-groups 1;--version 1;--steps 3;--json -;"
-        "-o {out}/other.jsonl;--dialect rtp-llm/hybrid",
+        "-o {out}/other.jsonl;--html {out}/page.html;--dialect rtp-llm/hybrid",
         "--timeout 5",
     ),
     *_rows(
@@ -291,11 +293,12 @@ ROWS = [
     *_rows(f"record --engine {SILENT} --timeout 0.1 --feature core --seed 1 -o {{out}}/new.jsonl", "--timeout 0.2"),
     *_rows(
         "shrink tests/data/oplogs/core-0.jsonl -o {out}/small.jsonl --engine {in}/wrong.py:Wrong",
-        f"--engine {{in}}/wrong.py:Worse;--against {NUMPY};--ids isomorphic;-o {{out}}/s.jsonl;--json -",
+        f"--engine {{in}}/wrong.py:Worse;--against {NUMPY};--ids isomorphic;-o {{out}}/s.jsonl;--json -;"
+        "--html {out}/page.html",
         "--timeout 5",
     ),
     *_rows(f"shrink {LOG} -o {{out}}/small.jsonl --engine {SILENT} --timeout 0.1", "--timeout 0.2"),
-    *_rows(f"explain {LOG} --line 24", "--line 25;--request r1;--json -"),
+    *_rows(f"explain {LOG} --line 24", "--line 25;--request r1;--json -;--html {out}/page.html"),
     *_rows(
         FULL,
         SHARED_LAYOUT + "--spec mla:16;--kv-heads 2;--head-size 64;--head-size-v 64;--dtype float32;"
@@ -328,7 +331,7 @@ ROWS = [
         "--groups full:2;--num-blocks 6;--requests 1;--max-model-len 2;--prompt 2;--eagle all;"
         "--retention 0;--watermark 0.5;"
         "--without evict;--plant window-one-short;--limit-states 9;--seconds 2;--form batched;--chunk 7;--workers 1;"
-        "--save {out}/found.jsonl;--json -",
+        "--save {out}/found.jsonl;--json -;--html {out}/page.html",
         "--dialect rtp-llm/single;--prefix-tree;--independent-eviction;--linear-step 2;--reserve-ratio 5",
     ),
     *_rows(

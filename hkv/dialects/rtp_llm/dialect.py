@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hkv.contract.invariant import Invariant
     from hkv.contract.log import Log, LogFormat
     from hkv.contract.plan_command import PlanCommand
+    from hkv.contract.snapshot import Snapshot
     from hkv.contract.traffic import Choices
     from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
     from hkv.dialects.rtp_llm.log import RtpHeader
@@ -118,6 +119,11 @@ class RtpLlmDialect(Dialect):
         from hkv.dialects.rtp_llm.explain import explain_rtp
 
         return explain_rtp(log, line, request)
+
+    def snapshot(self, header: RtpHeader, state: Any) -> Snapshot:
+        from hkv.dialects.rtp_llm.snapshot import snapshot
+
+        return snapshot(header, state)
 
     @property
     def coverage(self) -> Mapping[str, str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hkv.contract.case import ShrinkRules
     from hkv.contract.invariant import Invariant, PlainWatch
     from hkv.contract.log import Log, LogFormat
+    from hkv.contract.snapshot import Snapshot
     from hkv.contract.traffic import Choices
     from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
     from hkv.dialects.sglang.lifecycle import SGLangLifecycle, TreeLifecycle
@@ -107,6 +108,11 @@ class SGLangDialect(Dialect):
         if "tree" in self.lacking(engine):
             raise self.lacks("an engine that shows its tree, which invariants look at")
         return PlainWatch(engine, header, self.invariants.values(), structs.StateOp())
+
+    def snapshot(self, header: structs.Header, state: Any) -> Snapshot:
+        from hkv.dialects.sglang.snapshot import snapshot
+
+        return snapshot(header, state)
 
     @property
     def coverage(self) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hkv.contract.invariant import Invariant
     from hkv.contract.log import Log, LogFormat
     from hkv.contract.plan_command import PlanCommand
+    from hkv.contract.snapshot import Snapshot
     from hkv.contract.traffic import Choices, Kept
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
@@ -180,6 +181,11 @@ class VllmDialect(Dialect):
         from hkv.dialects.vllm.explain.difference import difference
 
         return difference(case)
+
+    def snapshot(self, header: Header, state: Any) -> Snapshot:
+        from hkv.dialects.vllm.log.snapshot import snapshot
+
+        return snapshot(header, state)
 
     @property
     def coverage(self) -> Mapping[str, str]:

@@ -1,0 +1,104 @@
+"""Pages without a browser: what they hold is what engines say, and nothing of a log becomes markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import Any
+
+import pytest
+
+from hkv.contract import registry
+from hkv.contract.snapshot import Snapshot
+from hkv.oracle.engines import engine_factory
+from hkv.oracle.history import CACHED, FREE, HELD, history
+from hkv.oracle.verbs import record
+from hkv.page import page
+from tests.page.reading import Markup, cells_of, data_of
+
+LOGS = (
+    ("vllm-0.33", "partial"),
+    ("rtp-llm/hybrid-pool", "connector"),
+    ("rtp-llm/hybrid", "fork"),
+    ("sglang-0.5.23", "window"),
+    ("sglang-0.5.23", "states"),
+)
+
+NUMPY = (("numpy", engine_factory("numpy")),)
+
+
+def expected(seen: Snapshot) -> dict[int, tuple[Any, ...]]:
+    """Every block of a snapshot that is not simply free, as `cells_of` gives it."""
+    found, start = {}, 0
+    for number, pool in enumerate(seen.pools):
+        for block in pool.ids:
+            at = number, block
+            held, entry = sorted(seen.holders.get(at, ())), seen.entries.get(at)
+            references = seen.references.get(at, len(held))
+            status = FREE * (block in pool.free) | HELD * bool(held or references) | CACHED * (entry is not None)
+            if status != FREE:
+                tokens, key = (entry[1], entry[2]) if entry else (-1, "")
+                found[start + block - pool.ids.start] = (status, references, tokens, held, key)
+        start += len(pool.ids)
+    return found
+
+
+@pytest.mark.parametrize(("name", "feature"), LOGS)
+def test_every_moment_is_what_the_engine_says(name: str, feature: str) -> None:
+    log = record(feature, 5, "numpy", dialect=name).log
+    dialect = registry.dialect_of(name)
+    data = data_of(page("x", history("x", log.header, log.operations, NUMPY, explained=False)))
+    (side,) = data["sides"]
+    engine = NUMPY[0][1](log.header)
+    seen_states = set()
+    for at in range(len(log.operations) + 1):
+        if at:
+            dialect.perform(engine, log.operations[at - 1])
+        state = dialect.perform(engine, dialect.log.operations["state"]())
+        cells = {block: cell for block, cell in cells_of(side, at).items() if cell[0] != FREE}
+        assert cells == expected(dialect.snapshot(log.header, state)), at
+        seen_states |= {cell[0] for cell in cells.values()}
+    assert HELD in seen_states
+    assert any(status & CACHED for status in seen_states)
+
+
+def test_a_recorded_log_is_a_side_of_its_own_where_it_has_states() -> None:
+    log = record("core", 1, "numpy", dialect="rtp-llm/hybrid").log
+    data = data_of(page("x", history("x", log.header, log.operations, NUMPY, recorded="log")))
+    recorded, engine = data["sides"]
+    states = [at for at, each in enumerate(log.operations, 1) if type(each).__struct_config__.tag == "state"]
+    assert list(recorded["looks"]) == states != []
+    for at in states:
+        assert cells_of(recorded, at) == cells_of(engine, at)
+    assert list(data["differing"]) == []
+    assert any("lacks" in group for told in data["explanations"].values() for group in told["groups"])
+
+
+HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(1)>'"&@DATA@@SCRIPT@"""
+
+
+def test_names_of_strangers_stay_text_and_the_policy_names_what_runs() -> None:
+    log = record("core", 1, "numpy").log
+    data = history(HOSTILE, log.header, log.operations[:3], NUMPY, explained=False)
+    text = page(HOSTILE, {"title": HOSTILE, "cases": [data]}).decode()
+    markup = Markup(text)
+    scripts = [attributes for tag, attributes in markup.elements if tag == "script"]
+    assert scripts == [{"type": "text/plain", "id": "data"}, {}]
+    assert not any(tag == "img" for tag, _ in markup.elements)
+    assert markup.texts["title"] == HOSTILE
+    (policy,) = (each["content"] for _, each in markup.elements if each.get("http-equiv") == "Content-Security-Policy")
+    digest = {
+        kind: base64.b64encode(hashlib.sha256(markup.texts[kind].encode()).digest()).decode()
+        for kind in ("script", "style")
+    }
+    assert policy == f"default-src 'none'; script-src 'sha256-{digest['script']}'; style-src 'sha256-{digest['style']}'"
+    assert not re.search(r"https?://", markup.texts["script"])
+    assert data_of(text.encode())["cases"][0]["name"] == HOSTILE
+
+
+def test_a_page_is_small_and_the_same_each_time() -> None:
+    log = record("core", 1, "numpy").log
+    first, second = (page("x", history("x", log.header, log.operations, NUMPY, recorded="log")) for _ in range(2))
+    assert first == second
+    assert len(page("", {})) < 300_000
