@@ -8,7 +8,7 @@ may come next and what its canonical state is (`Dialect.next_operations`, `Diale
 
 from __future__ import annotations
 
-import copy
+import pickle
 import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -100,8 +100,9 @@ class PlainWorld:
         return self._dialect.canonical(self._engine)
 
     def copies(self) -> Callable[[], World]:
-        constants = {id(each): each for each in (self._dialect, self._space)}
-        return lambda: copy.deepcopy(self, dict(constants))
+        # Pickled, a state is smaller than its objects, and copied several times as fast as by `deepcopy`.
+        held = pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        return lambda: pickle.loads(held)
 
 
 def answered(found: Counterexample) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -184,7 +185,8 @@ class SGLangDialect(Dialect):
             yield structs.AbortOp(id=id)
 
     def canonical(self, engine: SGLangNumpyEngine) -> Hashable:
-        """Pages count, but not which they are; hits and ages only as far as the policy reads them."""
+        """Pages count, but not which they are; hits and ages only as far as the policy reads them. 128 bits stand for
+        it all, so that millions can be remembered."""
         manager, state = engine.manager, engine.perform(structs.StateOp())
         policy, numbers = manager.config.policy, {node: number for number, node in enumerate(engine.walk())}
         read = {"slru": lambda hits: min(hits, 2), "lfu": lambda hits: hits}.get(policy, lambda hits: 0)
@@ -206,4 +208,5 @@ class SGLangDialect(Dialect):
             for id, request in sorted(manager.requests.items())
         ]
         free = [(len(pool.free), len(pool.waiting)) for pool in state.pools]
-        return repr((nodes, state.recent, requests, free))
+        told = repr((nodes, state.recent, requests, free))
+        return hashlib.blake2b(told.encode(), digest_size=16).digest()

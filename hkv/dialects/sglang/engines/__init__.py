@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from hkv.dialects.sglang.config import COMPONENTS, SGLangConfig
+from hkv.dialects.sglang.config import SGLangConfig
 
 T = TypeVar("T")
 
 
 def of_components(config: SGLangConfig, full: T, window: T, states: T) -> list[T]:
     """Those of three things that belong to components which a cache has."""
-    things = zip(COMPONENTS, (full, window, states), strict=True)
-    return [thing for name, thing in things if name in config.components]
+    things = [full]
+    things += [window] * (config.window is not None)
+    return things + [states] * (config.states is not None)
 
 
 def walk(node: T, named: Callable[[T], tuple[Iterable[str | None], list[int]]]) -> Iterator[T]:
