@@ -1,14 +1,18 @@
-"""Python blocks of every page run; the tables of `docs/new-engine-version.md` are the code's."""
+"""Python blocks of README and of every page run; tables that are written from the code are the code's."""
 
 from __future__ import annotations
 
 import pathlib
 import re
+import shlex
+import shutil
 
 import pytest
 
+from benchmarks.quoted.console import difference, shown_in
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import Only, differ
+from tests.cli.commands import perform
 from tests.scripts import load_script
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -60,3 +64,24 @@ def test_pages_that_run_elsewhere_do() -> None:
     for page, test in ELSEWHERE.items():
         assert page in PAGES
         assert page in (DOCS.parent / test).read_text()
+
+
+def test_the_python_of_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = DOCS.parent / "README.md"
+    run_page("../README")
+    (said,) = re.findall(r"^print\(.*?\) +# (.*)$", readme.read_text(), re.MULTILINE)
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+def test_the_commands_of_a_first_log_print_what_they_say(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of `docs/my-engine.md`, on the logs that its Python writes."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DOCS.parent / "examples" / "data", tmp_path / "examples" / "data")
+    run_page("my-engine")
+    shown = shown_in((DOCS / "my-engine.md").read_text())
+    assert len(shown) == 5
+    for each in shown:
+        done = perform(shlex.split(each.command)[1:], tmp_path)
+        assert (problem := difference(each, done.out.decode())) is None, problem

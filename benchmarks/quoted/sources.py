@@ -64,7 +64,7 @@ CAPACITY = (
     "qwen3-next-80b-a3b qwen3.5-397b-a17b nemotron-3-super-120b-a12b granite-4.0-h-small jamba-v0.1 falcon-h1-7b "
     "--memory 80GiB --max-model-len 131072"
 )
-"""README's table of released models."""
+"""The table of released models in `docs/planning.md`."""
 
 REPLAY = "hkv replay TRACE --json - --groups"
 THREE = "full:16,swa:16:1024,swa:16:128"
@@ -106,6 +106,7 @@ COMMANDS = (
     Source("kills", "python tests/tier/kill_driver.py FOLDER"),
     Source("explore", "python benchmarks/explore.py --seconds 7200", EXPLORED, Cost.MINUTES),
     Source("capacity", CAPACITY, {"output": r"\A([\s\S]*)\Z"}),
+    Source("stale key", "hkv check examples/data/stale_key.jsonl", {"output": r"\A([\s\S]*)\Z"}, status=1),
     Source("plant", "hkv explore --plant window-one-short", {"output": r"\A([\s\S]*)\Z"}, status=1, apart=True),
     Source("mutate toy", MUTATE, {"output": r"\A([\s\S]*)\Z"}, status=1),
     Source("mutants", "python -m tests.mutants --json -", {}, Cost.MINUTES),

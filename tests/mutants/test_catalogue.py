@@ -87,5 +87,5 @@ def test_the_page_lists_every_row():
     assert [name for name in MUTANTS if f"| `{name}` |" not in page] == []
     assert f"{len(MUTANTS)} of {len(MUTANTS)} mutants killed" in page
     own = sum(len(SECTIONS[section]) for section in OWN if section != "properties")
-    (said,) = re.findall(r"Over (\d+) one-line defects", (PAGE.parents[2] / "README.md").read_text())
+    (said,) = re.findall(r"Over (\d+) one-line defects", (PAGE.parents[1] / "evidence.md").read_text())
     assert own > int(said)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.quoted.documents import dialects, hits, others, readme, speed, sweep
+from benchmarks.quoted.documents import dialects, evidence, hits, others, speed, sweep
 
-CLAIMS = (*readme.CLAIMS, *hits.CLAIMS, *dialects.CLAIMS, *speed.CLAIMS, *others.CLAIMS, *sweep.CLAIMS)
+CLAIMS = (*evidence.CLAIMS, *hits.CLAIMS, *dialects.CLAIMS, *speed.CLAIMS, *others.CLAIMS, *sweep.CLAIMS)
 
 __all__ = ["CLAIMS"]

@@ -1,4 +1,4 @@
-"""Claims of the README."""
+"""Claims of `docs/evidence.md` about what has been shown, and of the README."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from benchmarks.quoted.claim import Claim, Output, Spread
 from benchmarks.quoted.sources import CAPACITY
 
-DOCUMENT = "README.md"
+DOCUMENT, README, PLANNING = "docs/evidence.md", "README.md", "docs/planning.md"
 TRACE = (
-    "**A whole trace.** {requests} chat requests, {prompt_tokens} prompt tokens, {groups} groups, {blocks} blocks: "
+    "{requests} chat requests, {prompt_tokens} prompt tokens, {groups} groups, {blocks} blocks: "
     "{hit_tokens} hit tokens with"
 )
 STATES = "has {states} states up to renaming, {transitions} transitions between them; {invariants} invariants hold"
@@ -147,6 +147,8 @@ CLAIMS = (
         ("kills",),
         lambda made: {"kills": made["kills"] if not made["wrong"] else 0},
     ),
-    Claim(DOCUMENT, "knows {models} released models by name", ("models",), lambda made: {"models": made["released"]}),
-    Output(DOCUMENT, CAPACITY, ("capacity",)),
+    Claim(README, "counts of {models} released models", ("models",), lambda made: {"models": made["released"]}),
+    Output(README, "hkv check examples/data/stale_key.jsonl", ("stale key",)),
+    Claim(PLANNING, "knows {models} released models by name", ("models",), lambda made: {"models": made["released"]}),
+    Output(PLANNING, CAPACITY, ("capacity",)),
 )
