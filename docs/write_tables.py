@@ -1,4 +1,4 @@
-"""Writes the tables of error classes and status codes into `docs/new-engine-version.md`, from the code.
+"""Writes the tables of error classes and status codes into `docs/versions.md`, from the code.
 
 Example:
   python docs/write_tables.py
@@ -12,7 +12,7 @@ import pathlib
 from hkv.oracle.log_file import write_atomically
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "new-engine-version.md"
+PAGE = ROOT / "docs" / "versions.md"
 
 
 def first_sentence(text: str) -> str:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import hkv
+from hkv._lazy import loader
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from tests.scripts import load_script
 
@@ -96,3 +97,11 @@ def test_a_suite_of_property_tests(tmp_path: pathlib.Path) -> None:
 def test_the_page_lists_the_face() -> None:
     page = (ROOT / "docs" / "library.md").read_text()
     assert {name for name in hkv.__all__ if f"`{name}`" not in page} == {"testing"}
+    generated = (ROOT / "docs" / "api.md").read_text()
+    assert {name for name in hkv.__all__ if f"::: hkv.{name}\n" not in generated} == {"testing"}
+
+
+def test_a_name_that_is_to_go_warns_and_works() -> None:
+    load = loader("hkv", {"hkv.errors": "HKVError"}, {"Error": ("HKVError", "0.3")})
+    with pytest.warns(DeprecationWarning, match=r"hkv\.Error is deprecated since 0\.3: use hkv\.HKVError"):
+        assert load("Error") is hkv.HKVError
