@@ -12,9 +12,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from hkv.state.flat_arrays import FlatArrays
+from hkv.state.flat_arrays import TreeArrays
 from hkv.state.loops import Scalar
-from hkv.state.nodes import NODE_WORDS, ORDER_WORDS, Node, order_words
+from hkv.state.nodes import NODE_WORDS
 from hkv.state.pooled import (
     COUNTER_WORDS,
     ITEM_WORDS,
@@ -60,7 +60,7 @@ class PooledSizes:
 
 
 @dataclasses.dataclass(frozen=True)
-class PooledWorkspace(FlatArrays):
+class PooledWorkspace(TreeArrays):
     """The arrays of `PooledState`, lanes one after the other and flat, and what belongs to one lane of them.
 
     Attributes:
@@ -74,6 +74,7 @@ class PooledWorkspace(FlatArrays):
 
     CARRIED = (*ARRAYS, *OUTPUTS)
     ROOMS = ("ids", "nodes", "uses")
+    NODE_WIDTH = NODE_WORDS
 
     sizes: PooledSizes
     bitmap: jax.Array
@@ -122,22 +123,6 @@ class PooledWorkspace(FlatArrays):
     def ring(self) -> int:
         """The row of `items` at which the order of use begins and ends."""
         return self.sizes.buckets.keys
-
-    def node(self, node: Any, field: Node) -> Scalar:
-        """Index into `nodes` of a word of a node."""
-        return self._base((self.sizes.nodes + 1) * NODE_WORDS) + node * NODE_WORDS + int(field)
-
-    def order_word(self, word: int) -> Scalar:
-        """Index into `uses` of `CLOCK` or `PASS`."""
-        return self._base(order_words(self.sizes.nodes) + 1) + word
-
-    def leaf_word(self, level: int, word: Scalar) -> Scalar:
-        """Index into `uses` of a word of the bitmap of leaves."""
-        return self.order_word(ORDER_WORDS + sum(self.sizes.buckets.order_levels[:level])) + word
-
-    def place(self, place: Scalar) -> Scalar:
-        """Index into `uses` of the node at a place."""
-        return self.order_word(ORDER_WORDS + sum(self.sizes.buckets.order_levels)) + place
 
     def row(self, slot: Any, sequence: Any, group: Any) -> Scalar:
         """Index into `rows` of a list's first slot."""

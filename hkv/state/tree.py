@@ -13,14 +13,17 @@ as many places as nodes, the uses since have paid for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 
+from hkv.state.flat_arrays import TreeArrays
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.nodes import CLOCK, LEAF, PASS, PINNED, PRESENT, Node
-from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.role_counts import lowest
+
+T = TypeVar("T", bound=TreeArrays)
+"""A workspace."""
 
 WRITES = ("nodes", "uses")
 """Arrays that these functions write."""
@@ -36,7 +39,7 @@ class Above(NamedTuple):
     alone: Scalar
 
 
-def enter(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar, flags: Scalar) -> PooledWorkspace:
+def enter(work: T, present: Scalar, node: Scalar, parent: Scalar, flags: Scalar) -> T:
     """Puts a node into the tree, or under another parent (1 plus it, 0 for none), if `present`; it counts as used."""
     work, (old, known) = _words(work, present, node, Node.PARENT, Node.FLAGS)
     moves = jnp.asarray(present) & (old != parent)
@@ -47,7 +50,27 @@ def enter(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar, 
     return _attach(work, moves & (parent != 0), node, parent)
 
 
-def leave(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
+def insert_above(work: T, present: Scalar, node: Scalar, upper: Scalar) -> T:
+    """Puts a new node between a node in the tree and its parent, if `present`: it takes the node's place among its
+    siblings, and has it as its only child. Neither counts as used. For trees without pins."""
+    fields = Node.PARENT, Node.NEXT, Node.PREVIOUS, Node.FLAGS
+    work, (parent, after, before, flags) = _words(work, present, node, *fields)
+    own = {Node.PARENT: parent, Node.CHILD: node + 1, Node.NEXT: after, Node.PREVIOUS: before, Node.HELD: 0}
+    # It has a child, so it is no leaf; the node below keeps its children, and with them what it is.
+    for field, value in {**own, Node.FLAGS: flags & ~LEAF, Node.PLACE: 0}.items():
+        work = work.write_if(present, "nodes", value, work.node(upper, field))
+    first = present & (before == 0) & (parent != 0)
+    work = work.write_if(first, "nodes", upper + 1, work.node(jnp.maximum(parent - 1, 0), Node.CHILD))
+    work = work.write_if(present & (before != 0), "nodes", upper + 1, work.node(jnp.maximum(before - 1, 0), Node.NEXT))
+    work = work.write_if(
+        present & (after != 0), "nodes", upper + 1, work.node(jnp.maximum(after - 1, 0), Node.PREVIOUS)
+    )
+    for field, value in ((Node.PARENT, upper + 1), (Node.NEXT, 0), (Node.PREVIOUS, 0)):
+        work = work.write_if(present, "nodes", value, work.node(node, field))
+    return work
+
+
+def leave(work: T, present: Scalar, node: Scalar) -> T:
     """Takes a node out, if `present` and it is in; its children hang loose."""
     work, (parent, flags, place) = _words(work, present, node, Node.PARENT, Node.FLAGS, Node.PLACE)
     there = jnp.asarray(present) & (flags != 0)
@@ -57,7 +80,7 @@ def leave(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspa
     return forget(work, there, node, place)
 
 
-def mark(work: PooledWorkspace, present: Scalar, node: Scalar, flags: Scalar) -> PooledWorkspace:
+def mark(work: T, present: Scalar, node: Scalar, flags: Scalar) -> T:
     """Sets `PINNED` and `BARRED` of a node to those of `flags`, if `present` and it is in."""
     work, (old, held, parent) = _words(work, present, node, Node.FLAGS, Node.HELD, Node.PARENT)
     there = jnp.asarray(present) & (old != 0)
@@ -67,7 +90,7 @@ def mark(work: PooledWorkspace, present: Scalar, node: Scalar, flags: Scalar) ->
     return refresh(work, there, node)
 
 
-def look_up(work: PooledWorkspace, node: Scalar) -> Above:
+def look_up(work: TreeArrays, node: Scalar) -> Above:
     """The way up from a node in the tree; reads `nodes` within a loop that writes none."""
     parent, after, before = (
         work.read("nodes", work.node(node, each)) for each in (Node.PARENT, Node.NEXT, Node.PREVIOUS)
@@ -79,10 +102,10 @@ def look_up(work: PooledWorkspace, node: Scalar) -> Above:
     return Above(jnp.where(there, parent, 0), ~pinned & (held == 0), pinned, (after == 0) & (before == 0))
 
 
-def top(work: PooledWorkspace, enabled: Scalar, leaf: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def top(work: T, enabled: Scalar, leaf: Scalar) -> tuple[T, Scalar]:
     """The upper end of a leaf's chain: upwards, whatever is not pinned and has one child."""
 
-    def climb(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+    def climb(w: T, local: tuple[Scalar, Scalar]) -> tuple[T, tuple[Scalar, Scalar]]:
         node, _ = local
         above = look_up(w, node)
         further = (above.parent != 0) & ~above.pinned & above.alone
@@ -92,13 +115,11 @@ def top(work: PooledWorkspace, enabled: Scalar, leaf: Scalar) -> tuple[PooledWor
     return work, node
 
 
-def _words(
-    work: PooledWorkspace, present: Scalar, node: Scalar, *fields: Node
-) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+def _words(work: T, present: Scalar, node: Scalar, *fields: Node) -> tuple[T, tuple[Scalar, ...]]:
     return work.peek(present, "nodes", *(work.node(node, field) for field in fields))
 
 
-def _attach(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar) -> PooledWorkspace:
+def _attach(work: T, present: Scalar, node: Scalar, parent: Scalar) -> T:
     """Makes a node without a parent the first child of one."""
     above = jnp.maximum(parent - 1, 0)
     work, (first,) = _words(work, present, above, Node.CHILD)
@@ -111,7 +132,7 @@ def _attach(work: PooledWorkspace, present: Scalar, node: Scalar, parent: Scalar
     return refresh(work, present & (first == 0), above)
 
 
-def _detach(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
+def _detach(work: T, present: Scalar, node: Scalar) -> T:
     """Takes a node from its parent's children."""
     fields = Node.PARENT, Node.NEXT, Node.PREVIOUS, Node.FLAGS, Node.HELD
     work, (parent, after, before, flags, held) = _words(work, present, node, *fields)
@@ -126,10 +147,12 @@ def _detach(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorks
     return refresh(work, first & (after == 0), above)
 
 
-def _hold(work: PooledWorkspace, present: Scalar, parent: Scalar, change: Scalar) -> PooledWorkspace:
+def _hold(work: T, present: Scalar, parent: Scalar, change: Scalar) -> T:
     """Counts a child below which something is pinned, or no longer is, upwards until that changes nothing more."""
+    if not work.PINS:
+        return work
 
-    def one(w: PooledWorkspace, local: tuple[Scalar]) -> tuple[PooledWorkspace, tuple[Scalar]]:
+    def one(w: T, local: tuple[Scalar]) -> tuple[T, tuple[Scalar]]:
         node = local[0] - 1
         w, (held, flags, above) = _words(w, node >= 0, node, Node.HELD, Node.FLAGS, Node.PARENT)
         w = w.write("nodes", held + change, w.node(node, Node.HELD))
@@ -142,7 +165,7 @@ def _hold(work: PooledWorkspace, present: Scalar, parent: Scalar, change: Scalar
 # Nodes in order of use, and which of them are leaves.
 
 
-def use(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
+def use(work: T, present: Scalar, node: Scalar) -> T:
     """Makes a node, in the tree or about to be, the most recently used, if `present`."""
     # Before the place is taken: a node that is used at the very moment the places run out needs one of the new ones.
     work = _close_gaps(work, present)
@@ -152,18 +175,18 @@ def use(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace
     return work.write_if(present, "uses", clock + 1, work.order_word(CLOCK))
 
 
-def forget(work: PooledWorkspace, present: Scalar, node: Scalar, place: Scalar) -> PooledWorkspace:
+def forget(work: T, present: Scalar, node: Scalar, place: Scalar) -> T:
     """Frees the place of a node that is no leaf, if `present`; `place` is its `Node.PLACE`."""
     work = work.write_if(present, "uses", 0, work.place(jnp.maximum(place - 1, 0)))
     return work.write_if(present, "nodes", 0, work.node(node, Node.PLACE))
 
 
-def first_from(work: PooledWorkspace, enabled: Scalar, place: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+def first_from(work: T, enabled: Scalar, place: Scalar) -> tuple[T, tuple[Scalar, ...]]:
     """The first leaf at a place or after it: its place, that behind the last for none, and the node."""
     levels = work.sizes.buckets.order_levels
     none = work.sizes.buckets.places
 
-    def find(w: PooledWorkspace) -> tuple[Scalar, Scalar]:
+    def find(w: T) -> tuple[Scalar, Scalar]:
         found, start, depth, position = jnp.bool_(False), jnp.int32(0), jnp.int32(0), place
         for level, size in enumerate(levels):
             index = position >> 5
@@ -187,7 +210,7 @@ def first_from(work: PooledWorkspace, enabled: Scalar, place: Scalar) -> tuple[P
     return peek(enabled, find, work, ("uses",), (none, 0))
 
 
-def refresh(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorkspace:
+def refresh(work: T, present: Scalar, node: Scalar) -> T:
     """Finds out whether a node is a leaf, if `present`: in the tree, neither pinned nor barred, without children."""
     own = (("nodes", work.node(node, field)) for field in (Node.FLAGS, Node.CHILD, Node.PLACE))
     work, (flags, child, place, now) = work.peek_each(present, *own, ("uses", work.order_word(PASS)))
@@ -201,9 +224,7 @@ def refresh(work: PooledWorkspace, present: Scalar, node: Scalar) -> PooledWorks
     return _set(work, changes & leaf, place - 1)
 
 
-def _move(
-    work: PooledWorkspace, present: Scalar, node: Scalar, places: tuple[Scalar, Scalar], leaf: Scalar
-) -> PooledWorkspace:
+def _move(work: T, present: Scalar, node: Scalar, places: tuple[Scalar, Scalar], leaf: Scalar) -> T:
     """Moves a node from one `Node.PLACE` to another, the first of which may be 0."""
     old, new = places
     known = jnp.asarray(present) & (old != 0)
@@ -214,13 +235,13 @@ def _move(
     return _set(work, jnp.asarray(present) & leaf, new - 1)
 
 
-def _close_gaps(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
+def _close_gaps(work: T, present: Scalar) -> T:
     """Moves all nodes to the first places, in order, if `present` and no place is left."""
     end = work.sizes.buckets.places
     work, (clock,) = work.peek(present, "uses", work.order_word(CLOCK))
     full = clock >= end
 
-    def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
+    def one(w: T, local: tuple[Scalar, Scalar]) -> tuple[T, tuple[Scalar, Scalar]]:
         place, kept = local
         w, (named,) = w.peek(place >= 0, "uses", w.place(place))
         node, there = jnp.maximum(named - 1, 0), named != 0
@@ -234,18 +255,18 @@ def _close_gaps(work: PooledWorkspace, present: Scalar) -> PooledWorkspace:
     return work.write_if(full, "uses", kept, work.order_word(CLOCK))
 
 
-def _path(work: PooledWorkspace, present: Scalar, place: Scalar) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
+def _path(work: T, present: Scalar, place: Scalar) -> tuple[T, tuple[Scalar, ...]]:
     levels = range(len(work.sizes.buckets.order_levels))
     return work.peek(present, "uses", *(work.leaf_word(level, place >> (5 * level + 5)) for level in levels))
 
 
-def _set(work: PooledWorkspace, present: Scalar, place: Scalar) -> PooledWorkspace:
+def _set(work: T, present: Scalar, place: Scalar) -> T:
     place = jnp.maximum(place, 0)
     work, words = _path(work, present, place)
     return _write_words(work, present, place, [word | _bit(place, level) for level, word in enumerate(words)])
 
 
-def _clear(work: PooledWorkspace, present: Scalar, place: Scalar) -> PooledWorkspace:
+def _clear(work: T, present: Scalar, place: Scalar) -> T:
     place = jnp.maximum(place, 0)
     work, words = _path(work, present, place)
     rest, emptied = [], jnp.bool_(True)
@@ -259,7 +280,7 @@ def _bit(place: Scalar, level: int) -> Scalar:
     return jnp.left_shift(jnp.int32(1), (place >> (5 * level)) & 31)
 
 
-def _write_words(work: PooledWorkspace, present: Scalar, place: Scalar, words: Sequence[Scalar]) -> PooledWorkspace:
+def _write_words(work: T, present: Scalar, place: Scalar, words: Sequence[Scalar]) -> T:
     for level, word in enumerate(words):
         work = work.write_if(present, "uses", word, work.leaf_word(level, place >> (5 * level + 5)))
     return work

@@ -42,6 +42,7 @@ class SGLangDialect(Dialect):
     engines = MappingProxyType(
         {
             "numpy": "hkv.dialects.sglang.engines.numpy:engine",
+            "jax": "hkv.dialects.sglang.engines.jax:SGLangJaxEngine",
             "sglang": "hkv.dialects.sglang.engines.installed:python",
             "sglang-rust": "hkv.dialects.sglang.engines.installed:rust",
         }

@@ -1,0 +1,62 @@
+"""A cache under SGLang's rules as a compiled function from state to state.
+
+`run(parameters, state, operations)` performs a whole batch of mixed operations in one dispatch
+(`hkv.dialects.sglang.rules.operations`). The state is donated: use the one that is returned.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hkv.dialects.sglang.config import SGLangConfig
+from hkv.dialects.sglang.rules import execute
+from hkv.dialects.sglang.rules.operations import ALL, SGLangColumn, SGLangResults
+from hkv.dialects.sglang.rules.parameters import SGLangParameters, of_config
+from hkv.machine.operations import Programs, bucket, check_granted
+from hkv.state.radix import RadixBuckets, RadixState, empty_radix
+
+
+def init(config: SGLangConfig, buckets: RadixBuckets) -> tuple[SGLangParameters, RadixState]:
+    """An empty cache, as NumPy arrays.
+
+    Args:
+      config: the configuration, which becomes data.
+      buckets: the static sizes; see `buckets_for`.
+
+    Raises:
+      ConfigError: it does not fit the buckets, or a part of it has no compiled form.
+    """
+    return of_config(config), empty_radix(buckets, pages_of_pools(config))
+
+
+def pages_of_pools(config: SGLangConfig) -> tuple[int, ...]:
+    """Pages of the full pool, of the window's, and states; 0 for what there is not."""
+    full, window = (*config.num_slots, 0)[:2]
+    return full // config.page_size, window // config.page_size, config.states or 0
+
+
+def buckets_for(config: SGLangConfig, *, tokens: int, requests: int = 16, keys: int = 4096) -> RadixBuckets:
+    """Static sizes that a configuration fits, rounded up so that few executables serve many configurations.
+
+    Args:
+      config: the configuration.
+      tokens: longest request.
+      requests: requests at the same time.
+      keys: distinct keys.
+    """
+    return RadixBuckets(
+        pages=bucket(max(pages_of_pools(config)) + 1, 64),
+        keys=bucket(keys, 1024),
+        requests=bucket(requests, 4),
+        row=bucket(-(-tokens // config.page_size) + 1, 256),
+    )
+
+
+_PROGRAMS = Programs(execute.execute, only=ALL)
+run, pure = _PROGRAMS.run, _PROGRAMS.pure
+forget_programs, count_programs = _PROGRAMS.forget, _PROGRAMS.count
+
+
+def check(results: SGLangResults) -> None:
+    """Debug mode: `hkv.machine.operations.check_granted` of results."""
+    check_granted(np.asarray(results.table)[:, SGLangColumn.STATUS])

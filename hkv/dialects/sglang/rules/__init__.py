@@ -1,0 +1,1 @@
+"""SGLang's rules as compiled transitions: match, admission, allocation, insertion, eviction."""

@@ -1,0 +1,108 @@
+"""Eviction: leaves leave whole, the longest unused first; window pages leave by recency, wherever they are.
+
+One loop walks over both: a stage for each component, a trip for each node that is looked at. Nodes that requests hold
+are passed over, so a walk costs what leaves and what is held, whatever else is cached.
+
+Twin: `reference.dialects.sglang.eviction`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.sglang.rules import pools, radix_tree
+from hkv.dialects.sglang.rules.parameters import View
+from hkv.dialects.sglang.rules.radix_tree import WINDOW_RING
+from hkv.state import tree
+from hkv.state.loops import Scalar, loop
+from hkv.state.nodes import LEAF, Node
+from hkv.state.radix import FULL, WINDOW, PoolCount, RadixNode
+from hkv.state.radix_workspace import RadixWorkspace
+
+WRITES = radix_tree.WRITES
+"""Arrays that these functions write."""
+
+
+class Wanted(NamedTuple):
+    """Tokens that an eviction is to free.
+
+    Attributes:
+      full, window: so many of each pool; or, if `room`, until there is room for so many.
+      room: whether it makes room. The engine counts what a pool lacks before it begins, and looks at the pool again
+        after every node. The window's walk stops, too, once it freed what was lacking.
+    """
+
+    full: Scalar
+    window: Scalar
+    room: Scalar
+
+
+class Freed(NamedTuple):
+    """Tokens that were freed of each pool."""
+
+    full: Scalar
+    window: Scalar
+
+
+def evict(work: RadixWorkspace, view: View, present: Scalar, wanted: Wanted) -> tuple[RadixWorkspace, Freed]:
+    """Frees what is wanted, or as much as there is, if `present` (`evict`, `evict_for_alloc`)."""
+    room = wanted.room
+    work, (full_free, window_free) = _room(work, view, jnp.asarray(present) & room)
+    lacking = (wanted.full - full_free, wanted.window - window_free)
+
+    def enough(stage: Scalar, freed: tuple[Scalar, Scalar], now: tuple[Scalar, Scalar]) -> Scalar:
+        full = (lacking[0] <= 0) | (now[0] >= wanted.full)
+        window = (lacking[1] <= 0) | (now[1] >= wanted.window) | (freed[1] >= lacking[1])
+        full, window = (
+            jnp.where(room, full, freed[0] >= wanted.full),
+            jnp.where(room, window, freed[1] >= wanted.window),
+        )
+        return jnp.where(stage == FULL, full, window)
+
+    def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
+        stage, cursor, *freed = local
+        w, now = _room(w, view, room)
+        done = enough(stage, (freed[0], freed[1]), now)
+        w, (place, leaf) = tree.first_from(w, (stage == FULL) & ~done, jnp.int32(0))
+        none = jnp.where(stage == FULL, done | (place == w.sizes.buckets.places), cursor == 0)
+        node = jnp.where(stage == FULL, leaf, cursor)
+        fields = (Node.FLAGS, RadixNode.START, RadixNode.END, RadixNode.LIVE, RadixNode.WINDOW_LOCKS, RadixNode.NEWER)
+        w, (flags, start, end, live, locks, newer) = w.peek(~none, "nodes", *(w.node(node, f) for f in fields))
+        held = (stage == WINDOW) & (locks > 0)
+        # What is held is passed over before it is asked whether there is enough.
+        over = none | (done & ~held)
+        goes = ~over & ~held
+        whole = goes & ((stage == FULL) | ((flags & LEAF) != 0))
+        tokens = (end - start) * view.page
+        w = shed(w, view, goes, node, (end - start, live), whole)
+        w, (oldest,) = w.peek(over & (stage == FULL), "nodes", w.node(0, RadixNode.NEWER))
+        full, window = freed[0] + jnp.where(whole, tokens, 0), freed[1] + jnp.where(goes & (live != 0), tokens, 0)
+        return w, (stage + over, jnp.where(over, oldest, newer), full, window)
+
+    stages = jnp.where(present, jnp.where(view.windowed, 2, 1), 0)
+    work, (_, _, full, window) = loop(lambda c: c[0] < stages, one, work, (FULL, 0, 0, 0), writes=WRITES)
+    return work, Freed(full, window)
+
+
+def _room(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, Scalar]]:
+    """Tokens that each pool has room for."""
+    places = (work.pool_count(pool, PoolCount.FREE) for pool in (FULL, WINDOW))
+    work, (full, window) = work.peek(present, "counters", *places)
+    return work, (full * view.page, window * view.page)
+
+
+def shed(
+    work: RadixWorkspace, view: View, present: Scalar, node: Scalar, has: tuple[Scalar, Scalar], whole: Scalar
+) -> RadixWorkspace:
+    """Takes window pages from a node, if `present`, or, if `whole`, takes the leaf that it is out with all it has.
+
+    `has`: its pages, and whether it has the window's.
+    """
+    pages, live = has
+    window = jnp.asarray(present) & (live != 0)
+    work = pools.free_node(work, view, node, jnp.where(present, pages, 0), whole, window)
+    work = radix_tree.unlink(work, WINDOW_RING, window, node)
+    work = work.write_if(window, "nodes", 0, work.node(node, RadixNode.LIVE))
+    return radix_tree.remove(work, whole, node)

@@ -1,0 +1,75 @@
+"""Locks: what running requests hold of the tree, walked from a node up to the root.
+
+A request holds the full pages of its whole prefix, and of the window's those that a window back from its node reaches;
+where that ends the node gets a mark, which the request keeps. A node that anybody holds is barred from eviction.
+
+Twin: `reference.dialects.sglang.locks`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.state import tree
+from hkv.state.loops import Scalar, loop
+from hkv.state.nodes import BARRED, Node
+from hkv.state.radix import Count, RadixNode
+from hkv.state.radix_workspace import RadixWorkspace
+
+WRITES = (*tree.WRITES, "counters")
+"""Arrays that these functions write."""
+
+_WORDS = (
+    Node.PARENT,
+    RadixNode.LOCKS,
+    RadixNode.WINDOW_LOCKS,
+    RadixNode.MARK,
+    RadixNode.START,
+    RadixNode.END,
+)
+
+
+def lock(work: RadixWorkspace, view: View, present: Scalar, node: Scalar) -> tuple[RadixWorkspace, Scalar]:
+    """Holds a node and what is before it, if `present` (`inc_lock_ref`); the mark, 0 where the window reaches the
+    root."""
+    window = view.whole(Field.WINDOW)
+
+    def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
+        at, covered, kept = local
+        w, (parent, locks, window_locks, mark, start, end) = w.peek(at > 0, "nodes", *(w.node(at, f) for f in _WORDS))
+        w = w.write("nodes", locks + 1, w.node(at, RadixNode.LOCKS))
+        w = tree.mark(w, locks == 0, at, jnp.int32(BARRED))
+        reads = covered < window
+        w = w.write_if(reads, "nodes", window_locks + 1, w.node(at, RadixNode.WINDOW_LOCKS))
+        covered = covered + jnp.where(reads, (end - start) * view.page, 0)
+        ends = reads & (covered >= window)
+        names = ends & (mark == 0)
+        w, (marks,) = w.peek(names, "counters", w.count(Count.MARKS))
+        mark = jnp.where(names, marks + 1, mark)
+        w = w.write_if(names, "counters", mark, w.count(Count.MARKS))
+        w = w.write_if(names, "nodes", mark, w.node(at, RadixNode.MARK))
+        return w, (parent - 1, covered, jnp.where(ends, mark, kept))
+
+    begin = (jnp.where(present, node, 0), 0, 0)
+    work, (_, _, kept) = loop(lambda c: c[0] > 0, one, work, begin, writes=WRITES)
+    return work, kept
+
+
+def unlock(
+    work: RadixWorkspace, view: View, node: Scalar, mark: Scalar, full: Scalar, window: Scalar
+) -> RadixWorkspace:
+    """Undoes a lock on a node: `full`, its part that goes up to the root; `window`, the one up to the mark."""
+
+    def one(w: RadixWorkspace, local: tuple[Scalar, Scalar]) -> tuple[RadixWorkspace, tuple[Scalar, Scalar]]:
+        at, inside = local
+        w, (parent, locks, window_locks, found, *_) = w.peek(at > 0, "nodes", *(w.node(at, f) for f in _WORDS))
+        w = w.write_if(full, "nodes", locks - 1, w.node(at, RadixNode.LOCKS))
+        w = tree.mark(w, full & (locks == 1), at, jnp.int32(0))
+        w = w.write_if(inside, "nodes", window_locks - 1, w.node(at, RadixNode.WINDOW_LOCKS))
+        inside = inside & ((mark == 0) | (found != mark))
+        return w, (jnp.where(full | inside, parent - 1, 0), inside)
+
+    window = window & view.windowed
+    begin = (jnp.where(jnp.logical_or(full, window), node, 0), window)
+    return loop(lambda c: c[0] > 0, one, work, begin, writes=WRITES)[0]

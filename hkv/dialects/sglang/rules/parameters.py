@@ -1,0 +1,102 @@
+"""A configuration as data: a small array that every compiled rule reads, so that configurations share executables."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import jax
+import numpy as np
+
+from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, SPLIT_TOUCHES_SUFFIX, SGLangConfig
+from hkv.errors import ConfigError
+from hkv.state import loops
+from hkv.state.loops import Scalar
+
+Field = enum.IntEnum(
+    "Field",
+    ("PAGE", "WINDOW", "EAGLE", "TOUCHES", "LOSES"),
+    start=0,
+)
+"""Columns of `SGLangParameters.cache`.
+
+PAGE: tokens of a page. WINDOW: tokens that a window reads, 0 where there is none. EAGLE: 1 if keys are bigrams, so that
+n tokens make n - 1 units. TOUCHES: 1 if a split makes the lower part the most recently used
+(`hkv.dialects.sglang.config.SPLIT_TOUCHES_SUFFIX`). LOSES: 1 if a refused decode loses a page (`DECODE_LOSES_PAGE`).
+"""
+
+FIELDS = 16
+"""Columns of the array."""
+
+COMPILED_POLICIES = ("lru",)
+"""Policies that have a compiled form."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SGLangParameters:
+    """A configuration as traced data.
+
+    Attributes:
+      cache: int32[16], one value for each `Field`.
+    """
+
+    cache: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A lane of `SGLangParameters`, read field by field.
+
+    Attributes:
+      cache: int32[lanes * 16], lanes one after the other.
+      lane: the lane to read; None if there is only one.
+    """
+
+    cache: jax.Array
+    lane: Scalar | None
+
+    def whole(self, field: Field) -> Scalar:
+        """A field."""
+        base = 0 if self.lane is None else self.lane * FIELDS
+        return loops.read(self.cache, base + int(field))
+
+    @property
+    def page(self) -> Scalar:
+        """Tokens of a page."""
+        return self.whole(Field.PAGE)
+
+    @property
+    def windowed(self) -> Scalar:
+        """True if there is a window's pool."""
+        return self.whole(Field.WINDOW) > 0
+
+    def flag(self, field: Field) -> Scalar:
+        """A field that says yes or no."""
+        return self.whole(field) != 0
+
+
+def of_config(config: SGLangConfig) -> SGLangParameters:
+    """A configuration as a NumPy array.
+
+    Raises:
+      ConfigError: a part of it that has no compiled form.
+    """
+    if config.policy not in COMPILED_POLICIES:
+        raise ConfigError("policy", config.policy, f"{', '.join(COMPILED_POLICIES)}: others have no compiled form")
+    if config.need_sort:
+        raise ConfigError("need_sort", True, "false: sorted free pages have no compiled form")
+    if config.states is not None:
+        raise ConfigError("states", config.states, "no states: they have no compiled form")
+    values = {
+        Field.PAGE: config.page_size,
+        Field.WINDOW: config.window or 0,
+        Field.EAGLE: config.bigrams,
+        Field.TOUCHES: SPLIT_TOUCHES_SUFFIX in config.bugs,
+        # Pages of one token are taken of both pools or of neither, as of SGLang's own `alloc`.
+        Field.LOSES: DECODE_LOSES_PAGE in config.bugs and config.page_size > 1,
+    }
+    cache = np.zeros(FIELDS, np.int32)
+    for field, value in values.items():
+        cache[field] = value
+    return SGLangParameters(cache=cache)  # type: ignore[arg-type]

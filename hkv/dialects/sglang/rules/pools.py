@@ -1,0 +1,110 @@
+"""Pools of pages whose free lists keep their order, and the mapping that ties the window's pool to the full one.
+
+A free list is a ring: pages are taken from its front. Pages of one token come back to its end, larger ones to its
+front, a run of them as a block in its own order (SGLang's `TokenToKVPoolAllocator.free`,
+`PagedTokenToKVPoolAllocator.free_page_ids`). So a run reserves its places first and fills them one by one.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from hkv.dialects.sglang.rules.parameters import View
+from hkv.state.loops import Scalar, loop
+from hkv.state.radix import FULL, WINDOW, Key, PoolCount, RadixNode
+from hkv.state.radix_workspace import RadixWorkspace
+
+Work = RadixWorkspace
+
+WRITES = ("counters", "lists", "mapping", "rows", "keys")
+"""Arrays that these functions write, `rows` and `keys` only in their spare elements."""
+
+
+def free_pages(work: Work, present: Scalar, pool: int) -> tuple[Work, Scalar]:
+    """Pages of a pool that can be handed out; 0 unless `present`."""
+    work, (free,) = work.peek(present, "counters", work.pool_count(pool, PoolCount.FREE))
+    return work, free
+
+
+def take(work: Work, pool: int, count: Scalar) -> tuple[Work, Scalar]:
+    """Takes the first pages of a list, which has so many; place of the first of them in its ring (`Work.listed`)."""
+    front, free = work.pool_count(pool, PoolCount.FRONT), work.pool_count(pool, PoolCount.FREE)
+    work, (begin, there) = work.peek(count > 0, "counters", front, free)
+    work = work.write_if(count > 0, "counters", work.around(begin + count), front)
+    return work.write_if(count > 0, "counters", there - count, free), begin
+
+
+def give_back(work: Work, view: View, pool: int, count: Scalar) -> tuple[Work, Scalar]:
+    """Makes room in a list for a run of pages that come back; place of the first of them in its ring."""
+    front, free = work.pool_count(pool, PoolCount.FRONT), work.pool_count(pool, PoolCount.FREE)
+    work, (begin, there) = work.peek(count > 0, "counters", front, free)
+    at_end = view.page == 1
+    place = work.around(jnp.where(at_end, begin + there, begin - count))
+    work = work.write_if((count > 0) & ~at_end, "counters", place, front)
+    return work.write_if(count > 0, "counters", there + count, free), place
+
+
+def free_window(work: Work, view: View, start: Scalar, count: Scalar) -> Work:
+    """Frees the window pages of full pages that stand one after the other in `rows` from an index on."""
+    return _free(work, view, start, count, jnp.bool_(False), jnp.bool_(True), of_node=False)
+
+
+def free_own(work: Work, view: View, row: Scalar, ends: tuple[Scalar, Scalar, Scalar]) -> Work:
+    """Frees a request's pages between the first and the last of three positions of its row; those before the second
+    have no window pages any more, and come first."""
+    first, live, last = ends
+
+    def one(w: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+        later = local[0] > 0
+        start, end = jnp.where(later, live, first), jnp.where(later, last, live)
+        return _free(w, view, row + start, end - start, jnp.bool_(True), later, of_node=False), (local[0] + 1,)
+
+    turns = jnp.where(first < last, 2, 0)
+    return loop(lambda c: c[0] < turns, one, work, (0,), writes=WRITES)[0]
+
+
+def free_node(work: Work, view: View, node: Scalar, count: Scalar, full: Scalar, window: Scalar) -> Work:
+    """Frees pages of a node that has `count` of them; keys that lose their full pages are in the tree no more."""
+    work, (first,) = work.peek(count > 0, "nodes", work.node(node, RadixNode.FIRST))
+    return _free(work, view, first, count, full, window & view.windowed, of_node=True)
+
+
+def _free(work: Work, view: View, start: Scalar, count: Scalar, full: Scalar, window: Scalar, *, of_node: bool) -> Work:
+    """`start`: the first page's index into `rows`, or, `of_node`, its key."""
+    window = window & view.windowed
+    work, place = give_back(work, view, FULL, jnp.where(full, count, 0))
+    work, other = give_back(work, view, WINDOW, jnp.where(window, count, 0))
+
+    def one(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
+        done, at = local
+        if of_node:
+            w, (page, after) = w.peek(done >= 0, "keys", w.key(at, Key.PAGE), w.key(at, Key.NEXT))
+            w = w.write_if(full, "keys", 0, w.key(at, Key.PAGE))
+        else:
+            w, (page,) = w.peek(done >= 0, "rows", at)
+            after = at + 1
+        w, (mapped,) = w.peek(window, "mapping", w.mapped(page))
+        w = w.write_if(window, "mapping", 0, w.mapped(page))
+        w = w.write_if(window, "lists", mapped, w.listed(WINDOW, other + done))
+        w = w.write_if(full, "lists", page, w.listed(FULL, place + done))
+        return w, (done + 1, after)
+
+    return loop(lambda c: c[0] < count, one, work, (0, start), writes=("lists", "mapping", "rows", "keys"))[0]
+
+
+def hand_out(work: Work, start: Scalar, taken: tuple[Scalar, Scalar], full: Scalar, window: Scalar) -> Work:
+    """Takes pages of both pools; where both are taken they are tied to each other and put into `rows` from `start` on.
+
+    `taken`: pages of the full pool and of the window's. `full`, `window`: whether they are used, or lost.
+    """
+    work, place = take(work, FULL, taken[0])
+    work, other = take(work, WINDOW, taken[1])
+
+    def one(w: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+        (done,) = local
+        w, (page, mapped) = w.peek(done >= 0, "lists", w.listed(FULL, place + done), w.listed(WINDOW, other + done))
+        w = w.write("rows", page, start + done)
+        return w.write_if(window, "mapping", mapped, w.mapped(page)), (done + 1,)
+
+    end = jnp.where(full, taken[0], 0)
+    return loop(lambda c: c[0] < end, one, work, (0,), writes=("lists", "mapping", "rows"))[0]
