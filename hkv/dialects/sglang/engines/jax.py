@@ -17,7 +17,7 @@ from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
 from hkv.dialects.sglang.engines import of_components, places, walk
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import bucket
 from hkv.state.nodes import PRESENT, Node
 from hkv.state.radix import (
@@ -120,6 +120,8 @@ class SGLangJaxEngine:
     """
 
     def __init__(self, header: structs.Header) -> None:
+        if header.tree:
+            raise ConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
         self.header, self.config = header, structs.to_config(header)
         self._pages = Pages(self.config.page_size, bigrams=self.config.bigrams)
         self._requests: dict[str, Request] = {}
