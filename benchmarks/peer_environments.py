@@ -151,6 +151,14 @@ _ALL = (
         trial="import importlib.metadata as m; from tokamax._src.ops.batched_rpa import api; "
         "print('tokamax', m.version('tokamax'), 'JAX', m.version('jax'))",
     ),
+    Peer(
+        "page",
+        markers=("browser",),
+        requirements=listed("page"),
+        torch=False,
+        trial="from playwright.sync_api import sync_playwright; from tests.page.browser import launched\n"
+        "with sync_playwright() as play: print('Chromium', launched(play).version)",
+    ),
 )
 PEERS: dict[str, Peer] = {peer.name: peer for peer in _ALL}
 

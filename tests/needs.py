@@ -75,6 +75,7 @@ NEEDS: dict[str, Need] = {
     "lmcache": peer("lmcache", "LMCache 0.5.6", "lmcache"),
     "sglang": peer("sglang", "SGLang 0.5.23", "sglang"),
     "tokamax": peer("tokamax", "tokamax 0.0.17", "tokamax"),
+    "browser": peer("playwright", "Chromium through Playwright", "page"),
     "cuda_plugin": Need(
         "compiles for an NVIDIA GPU, present or not",
         lacks_cuda_plugin,

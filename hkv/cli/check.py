@@ -115,7 +115,8 @@ def _write_page(path: str, given: _Options, bugs: tuple[str, ...], result: Check
     engines = () if given.invariants else ((given.engine, lambda header: factory(with_bugs(header, bugs))),)
     options = ["--invariants"] if given.invariants else ["--engine", given.engine]
     again = {"checks it again": command_line("check", log.path, *options)}
-    case = log_case(read_log(log.path), engines, log.difference, commands=again)
+    recorded = "log" if log.difference is not None or not engines else ""
+    case = log_case(read_log(log.path), engines, log.difference, recorded=recorded, commands=again)
     write_page(path, f"hkv check: {log.path}", [case])
 
 

@@ -66,6 +66,7 @@ def log_case(
             headline=headline,
             commands=commands,
             text=text,
+            path=log.path,
             progress=advance,
         )
 

@@ -96,6 +96,7 @@ def history(
     headline: str = "",
     commands: Mapping[str, str] | None = None,
     text: bytes = b"",
+    path: str = "",
     explained: bool = True,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -112,6 +113,7 @@ def history(
       headline: sentence under the title.
       commands: commands that repeat what is shown, by what they do.
       text: the case as a log, to copy.
+      path: the log's file, of whose lines `hkv explain` tells more; "" for none.
       explained: whether requests are explained, by the reference, wherever operations name one.
       progress: called after each operation.
 
@@ -155,6 +157,7 @@ def history(
     return {
         "name": name,
         "headline": headline,
+        "path": path,
         "dialect": dialect.title,
         "summary": dialect.summary(header),
         "header": msgspec.to_builtins(header),

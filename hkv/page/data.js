@@ -176,6 +176,11 @@ class Case {
     for (const index of this.differing) this.differs[index + 1] = 1;
     this.text = given.text instanceof Lines ? given.text.whole : given.text;
   }
+  /** Number of a request, by first appearance: the same on every side. */
+  numberOf(id) {
+    this.numbers ??= new Map([...new Set(this.subjects)].map((each, at) => [each, at]));
+    return this.numbers.get(id) ?? 0;
+  }
   operation(index) { return JSON.parse(this.lines.line(index) || "{}"); }
   poolOf(block) { return upper(this.starts, block) - 1; }
   /** Name of a block: its id, behind its pool's number where there are several. */

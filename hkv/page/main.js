@@ -186,7 +186,7 @@ function searched(shown, text) {
     const at = Number(line[1]) - 1;
     found.push({ words: `line ${line[1]}: ${at ? shown.words(at - 1) : "configuration"}`, choice: { at } });
   }
-  const ids = [...new Set(shown.subjects.filter((id) => id && id.toLowerCase().includes(text.toLowerCase())))];
+  const ids = [...new Set(shown.subjects.filter((id) => id && id.toLowerCase().includes(text.toLowerCase())))].sort((a, b) => a.length - b.length);
   for (const id of ids.slice(0, 8)) {
     const at = shown.subjects.indexOf(id) + 1, count = shown.subjects.filter((each) => each === id).length;
     found.push({ words: `request ${id}: ${count} operations, from line ${at + 1}`, choice: { at }, spans: spansOf((each) => (cell) => each.held(cell.holders).some(([one]) => one === id)) });

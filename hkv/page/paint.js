@@ -98,8 +98,7 @@ function bar(context, palette, shown, side, cell, x, y, wide, high, name) {
   context.fillRect(x, y, wide, high);
   const held = status & HELD ? side.held(cell.holders) : [];
   if (status & HELD && high >= 8) {
-    const number = held.length ? side.requests.indexOf(held[0][0]) : 0;
-    context.fillStyle = palette.pattern(context, number);
+    context.fillStyle = palette.pattern(context, held.length ? shown.numberOf(held[0][0]) : 0);
     context.fillRect(x, y, wide, high);
   }
   if (status & CACHED) {
@@ -285,9 +284,10 @@ function paintLabels(context, palette, shown, side, rows, frame, near) {
     if (y > height) break;
     if (y >= top + 3) context.fillText(rows.label(row), 4, y);
   }
-  for (const [row, text] of rows.headings()) {
+  const headings = (rows.heads ??= rows.headings());
+  for (const [row, text] of near || headings.length < 40 ? headings : []) {
     const y = top + (row - frame.y) * sy;
-    if (y < top - 1 || y > height || (!near && rows.headings().length > 40)) continue;
+    if (y < top - 1 || y > height) continue;
     context.fillStyle = palette.grid;
     context.fillRect(0, y, width, 1.2);
     if (rows.fixed && shown.pools.length < 2) continue;

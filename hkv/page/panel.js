@@ -11,6 +11,8 @@ function el(name, attributes = {}, ...children) {
   return made;
 }
 
+const NEAREST = 40; // changes of a block that are listed, around the operation
+
 class Panel {
   constructor(box, go) {
     this.box = box;
@@ -50,7 +52,7 @@ class Panel {
     return el("section", {}, el("h2", {}, `Line ${at + 1}: ${shown.words(index)}`),
       el("p", {}, el("code", {}, shown.words(index, true))),
       rows.length ? el("table", { class: differs ? "answers differs" : "answers" }, el("caption", {}, differs ? "the answers differ" : "answer"), rows) : "",
-      changed, this.account(shown.explanations[at + 1]));
+      changed, this.account(shown.explanations[at + 1], at + 1));
   }
   changed(at) {
     const { shown } = this, sides = shown.sides.filter((side) => side.drawn);
@@ -97,16 +99,16 @@ class Panel {
       const since = this.since(side, block, at, (each) => each.key === cell.key);
       rows.push(el("li", {}, `cached under key ${side.keyOf(cell)}${cell.tokens >= 0 ? `: the first ${cell.tokens} tokens of a prefix` : ""}, ${shown.group(cell.group)}, since `, this.line(since)));
     }
-    const items = [];
-    for (let place = side.starts[block]; place < side.starts[block + 1]; place++) {
+    const from = side.starts[block], count = side.starts[block + 1] - from, here = Math.max(0, side.place(block, at) - from);
+    const first = Math.max(0, Math.min(here - NEAREST / 2, count - NEAREST)), items = [];
+    for (let place = from + first; place < from + Math.min(count, first + NEAREST); place++) {
       const when = side.when[place];
-      if (when === 0 && side.change(place).status === FREE) continue;
       items.push(el("li", { class: when === at ? "now" : when > at ? "later" : "" }, this.line(when), ` ${when ? shown.words(when - 1) : "at first"}: `,
         this.happened(side, block, place).join("; ")));
     }
-    const near = items.length > 60 ? items.slice(Math.max(0, items.findLastIndex((item) => !item.className) - 30)).slice(0, 60) : items;
+    const said = `Its life: ${count} change${count > 1 ? "s" : ""}${count > NEAREST ? `, the ${NEAREST} nearest` : ""}`;
     return el("div", { class: "side" }, el("h3", {}, `${side.name}: ${shown.status(side, cell)}`), rows.length ? el("ul", {}, rows) : "",
-      items.length ? el("details", { open: true }, el("summary", {}, `Its life: ${items.length} change${items.length > 1 ? "s" : ""}`), el("ol", { class: "life" }, near)) : el("p", { class: "note" }, "It was never used."));
+      items.length ? el("details", { open: true }, el("summary", {}, said), el("ol", { class: "life" }, items)) : el("p", { class: "note" }, "It was never used."));
   }
   /** Number of operations since which something holds of a block. */
   since(side, block, at, holds) {
@@ -132,8 +134,9 @@ class Panel {
       el("table", { class: "counts" }, el("tr", {}, ...["", "held", "cached", "free", "lost"].map((name) => el("th", {}, name))), rows)) : "";
   }
   /** `hkv explain`'s account of a request. */
-  account(told) {
-    if (!told) return "";
+  account(told, line) {
+    const { path } = this.shown;
+    if (!told) return path && this.shown.subjects[line - 2] ? el("div", {}, el("p", { class: "note" }, "the reference's account of this line"), copied(`hkv explain ${path} --line ${line}`)) : "";
     if (told.refused) return el("p", { class: "note" }, `no account: ${told.refused}`);
     const rows = told.groups.map((group) => el("tr", {}, el("td", {}, `${group.group}`), el("td", {}, `${group.kind}:${group.block_size}`), el("td", {}, `${group.largest}`),
       el("td", {}, group.next === null ? "no longer hit is possible" : group.lacks.length ? group.lacks.map((lack) => el("p", {}, `tokens ${lack.first} to ${lack.last}: ${lack.why}`,
@@ -168,7 +171,7 @@ function copied(text) {
 
 function fields(header) {
   const rows = Object.entries(header).map(([name, value]) => el("tr", {}, el("th", {}, name), el("td", {}, el("code", {}, typeof value === "string" ? value : JSON.stringify(value)))));
-  return el("table", { class: "answers" }, rows);
+  return el("table", { class: "fields" }, rows);
 }
 
 /** A text, with what it has not in common with the others' at both ends marked. */

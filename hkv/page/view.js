@@ -25,10 +25,10 @@ class View {
   }
   figure(side, number) {
     const base = el("canvas"), over = el("canvas", { tabindex: "0", role: "application" });
-    const caption = el("figcaption", {}, el("b", {}, side.name), " ", el("span", {}, side.problem || ""));
+    const note = el("span"), caption = el("figcaption", {}, el("b", {}, side.name), " ", note);
     const box = el("figure", {}, caption, el("div", { class: "sheet" }, base, over));
     over.setAttribute("aria-label", `blocks of ${side.name} by operations; arrow keys choose, h for help`);
-    const figure = { box, base, over, side, number };
+    const figure = { box, base, over, side, number, note };
     over.addEventListener("pointerdown", (event) => this.press(event, figure));
     over.addEventListener("pointermove", (event) => this.move(event, figure));
     over.addEventListener("pointerup", (event) => this.release(event, figure));
@@ -77,7 +77,6 @@ class View {
     const sx = Math.min(46, (this.size.width - GUTTER) / columns);
     this.frame = { x: 0, y: 0, sx, sy: 1 };
     this.frame.sy = Math.min(24, (this.size.height - this.top) / rows);
-    if (this.frame.sy < NEAR.y + 2 && rows < 400) this.frame.sy = 12;
     if (this.choice.block >= 0) this.reveal();
     this.repaint();
   }
@@ -168,16 +167,18 @@ class View {
   choose(choice, reveal = false) {
     Object.assign(this.choice, choice);
     this.choice.at = Math.max(0, Math.min(this.shown.count, this.choice.at));
-    if (reveal) { this.reveal(); this.repaint(); } else this.paintOver();
+    if (reveal && this.reveal()) this.repaint(); else this.paintOver();
     this.tell(this.choice);
   }
+  /** Moves the frame to the choice; true if it had to move. */
   reveal() {
-    const { frame, size } = this, { at, block, side } = this.choice;
+    const { frame, size } = this, before = `${frame.x} ${frame.y}`, { at, block, side } = this.choice;
     const across = (size.width - GUTTER) / frame.sx, down = (size.height - this.top) / frame.sy;
     if (at < frame.x || at + 1 > frame.x + across) frame.x = at - across / 2;
     const row = block < 0 ? -1 : this.rows.rowOf(this.shown.sides[side], block, at);
     if (row >= 0 && (row < frame.y || row + 1 > frame.y + down)) frame.y = row - down / 2;
     this.clamp();
+    return before !== `${frame.x} ${frame.y}`;
   }
   /** Row of the choice, on one side. */
   chosenRow(side) {
@@ -189,8 +190,10 @@ class View {
     requestAnimationFrame(() => {
       this.waiting = false;
       this.palette ??= new Palette(document.documentElement);
-      for (const { base, side } of this.figures) {
+      for (const { base, side, note } of this.figures) {
         const frame = { ...this.frame, ...this.size, top: this.top };
+        const kept = this.mode !== 2 || side.queue.whole || !side.drawn;
+        note.textContent = kept ? side.problem : "the order of the free queue is kept of shorter cases only";
         paintSide(base.getContext("2d"), this.palette, this.shown, side, this.rows, frame);
       }
       this.paintOver();
