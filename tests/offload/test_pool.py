@@ -8,7 +8,7 @@ import pytest
 
 from hkv.contract import registry
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.numpy import OffloadNumpyEngine
+from hkv.dialects.vllm.offload.numpy import NumpyPool
 from hkv.dialects.vllm.offload.traffic import POOL_FEATURES
 from hkv.errors import ConfigError, OperationError
 from hkv.oracle.comparison import Comparison
@@ -37,7 +37,7 @@ def test_reference_agrees_with_vllm(feature: str) -> None:
 def test_random_traffic_breaks_no_invariant(feature: str) -> None:
     for seed in range(6):
         record(
-            lambda given: DIALECT.watch(OffloadNumpyEngine(given), given),
+            lambda given: DIALECT.watch(NumpyPool(given), given),
             feature,
             seed,
             2,
@@ -48,7 +48,7 @@ def test_random_traffic_breaks_no_invariant(feature: str) -> None:
 
 def test_a_prompt_longer_than_the_tier_leaves_a_hole_in_itself() -> None:
     """Of one request the last positions leave first, and an offer of more chunks than the tier has stores nothing."""
-    engine = OffloadNumpyEngine(header(4))
+    engine = NumpyPool(header(4))
     engine.perform(structs.BeginOp(id="a"))
     evicted = []
     for job, names in enumerate(("ab", "cd", "ef")):
@@ -60,7 +60,7 @@ def test_a_prompt_longer_than_the_tier_leaves_a_hole_in_itself() -> None:
 
 
 def test_what_cannot_come_is_refused_and_changes_nothing() -> None:
-    engine = OffloadNumpyEngine(header())
+    engine = NumpyPool(header())
     for operation in (structs.BeginOp(id="a"), store("a", 1, "ab")):
         engine.perform(operation)
     before = engine.perform(structs.StateOp())
@@ -84,5 +84,5 @@ def test_what_cannot_come_is_refused_and_changes_nothing() -> None:
 )
 def test_a_tier_that_vllm_does_not_have_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as error:
-        OffloadNumpyEngine(header(**changes))
+        NumpyPool(header(**changes))
     assert error.value.argument == field

@@ -41,7 +41,7 @@ def manager(config: VllmConfig) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
     groups = [
-        KVCacheGroupSpec([group.tag], _spec(group.spec), is_eagle_group=group.eagle) for group in config.topology.groups
+        KVCacheGroupSpec([group.tag], spec(group.spec), is_eagle_group=group.eagle) for group in config.topology.groups
     ]
 
     class Config(KVCacheConfig):
@@ -216,7 +216,8 @@ def _keys(hashes: Sequence[bytes | int]) -> list[str] | None:
     return named if len(named) == len(hashes) else None
 
 
-def _spec(spec: Any) -> Any:
+def spec(spec: Any) -> Any:
+    """A group's spec as vLLM has it; its layers have one head of one number."""
     import torch
     from vllm.v1 import kv_cache_interface as vllm
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.contract.dialect import Dialect
 from hkv.dialects.vllm.offload import log as structs
+from hkv.dialects.vllm.offload.config import BUGS
 
 if TYPE_CHECKING:
     from hkv.contract.case import ShrinkRules
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 class OffloadDialect(Dialect):
     """Rules of vLLM 0.33.0's `OffloadingConnector`. Modules are imported when they are asked for."""
 
-    names = structs.NAMES[:1]
+    names = structs.NAMES
     title = "vLLM 0.33's offloading"
-    kinds = ("full_attention",)
+    kinds = ("full_attention", "sliding_window")
     engines = MappingProxyType(
         {
-            "numpy": "hkv.dialects.vllm.offload.numpy:OffloadNumpyEngine",
-            "vllm-offload": "hkv.dialects.vllm.offload.installed:InstalledOffloadEngine",
+            "numpy": "hkv.dialects.vllm.offload.numpy:engine",
+            "vllm-offload": "hkv.dialects.vllm.offload.installed:engine",
         }
     )
     engine_versions = MappingProxyType({"vllm-offload": "0.33.0"})
     default_pair = ("vllm-offload", "numpy")
+    bugs = BUGS
     move_names = ("store", "begin", "load", "done", "end", "clear", "events", "state")
 
     @property
@@ -37,9 +39,9 @@ class OffloadDialect(Dialect):
         return structs.FORMAT
 
     def lifecycle(self, header: structs.Header) -> Lifecycle:
-        from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle
+        from hkv.dialects.vllm.offload.lifecycle import lifecycle
 
-        return PoolLifecycle()
+        return lifecycle(header)
 
     @property
     def shrink_rules(self) -> ShrinkRules:
@@ -48,9 +50,9 @@ class OffloadDialect(Dialect):
         return SHRINK_RULES
 
     def features(self, name: str) -> tuple[str, ...]:
-        from hkv.dialects.vllm.offload.traffic import POOL_FEATURES
+        from hkv.dialects.vllm.offload.traffic import POOL_FEATURES, SCHEDULER_FEATURES
 
-        return POOL_FEATURES
+        return POOL_FEATURES if name == structs.CHUNKS else SCHEDULER_FEATURES
 
     def draw_header(
         self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
@@ -65,9 +67,9 @@ class OffloadDialect(Dialect):
         drive(header, choices, perform, steps)
 
     def moves(self, header: structs.Header, choices: Choices, perform: Callable[[Any], Any]) -> Moves:
-        from hkv.dialects.vllm.offload.traffic import PoolTraffic
+        from hkv.dialects.vllm.offload.traffic import PoolTraffic, StepTraffic
 
-        return PoolTraffic(header, choices, perform)
+        return (PoolTraffic if header.dialect == structs.CHUNKS else StepTraffic)(header, choices, perform)
 
     @property
     def invariants(self) -> Mapping[str, Invariant]:

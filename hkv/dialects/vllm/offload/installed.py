@@ -1,33 +1,51 @@
-"""Drives an installed vLLM's own `CPUOffloadingManager`, so that HKV can be held against the engine it describes."""
+"""Drives an installed vLLM's own offloading, so that HKV can be held against the engine it describes.
+
+A pool by itself is its `CPUOffloadingManager`. A scheduler is its `Scheduler` with the real `OffloadingConnector` on a
+CPU; there is no worker, no model and no memory: `Workers` reports jobs when the log says so, and tokens are counted.
+"""
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from hkv.dialects.vllm.engines.installed import require_vllm
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle
-from hkv.errors import OperationError
+from hkv.dialects.vllm.offload.config import BUGS
+from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle
+from hkv.dialects.vllm.offload.workers import Workers
+from hkv.errors import ConfigError, OperationError
 
 RELEASE = "0.33.0"
 
+FAILURES = (AssertionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""Errors that vLLM raises where it fails."""
 
-class InstalledOffloadEngine:
-    """vLLM 0.33.0's `CPUOffloadingManager` by itself, as an engine of the tier's logs.
+
+def engine(header: structs.Header, release: str | None = None) -> InstalledPool | InstalledScheduler:
+    """An installed vLLM's own objects for what a header describes: a pool by itself, or a scheduler.
 
     Args:
       header: the configuration, as a log's first line.
       release: the version that vLLM must have, whatever its rules; None for 0.33.0.
 
     Raises:
-      ConfigError: vLLM is not installed, or another release of it; a tier that it does not have.
+      ConfigError: vLLM is not installed, or another release of it; a tier that it does not have;
+        defects of 0.33.0 that the header does not name.
     """
+    require_vllm(release or RELEASE)
+    structs.to_config(header)
+    if header.dialect == structs.OFFLOAD and set(header.bugs) != set(BUGS):
+        raise ConfigError("bugs", header.bugs, f"those of vLLM {RELEASE}: {', '.join(BUGS)}")
+    return (InstalledPool if header.dialect == structs.CHUNKS else InstalledScheduler)(header)
 
-    def __init__(self, header: structs.Header, release: str | None = None) -> None:
-        require_vllm(release or RELEASE)
-        structs.check(header)
+
+class InstalledPool:
+    """vLLM 0.33.0's `CPUOffloadingManager` by itself."""
+
+    def __init__(self, header: structs.Header) -> None:
         from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
         self._manager = CPUOffloadingManager(
@@ -50,8 +68,8 @@ class InstalledOffloadEngine:
         self._lifecycle.follow(operation)
         try:
             answer = self._answer(operation)
-        except (AssertionError, KeyError) as error:
-            raise OperationError(type(operation).__name__, str(error), "vLLM not to fail") from error
+        except FAILURES as error:
+            raise failed(operation, error) from error
         self._lifecycle.answered(operation, answer)
         return answer
 
@@ -105,6 +123,159 @@ class InstalledOffloadEngine:
             keys.append(make_offload_key(name.encode(), group))
             context.set_offload_key_position(keys[-1], end)
         return context, keys
+
+
+def failed(operation: structs.Operation, error: Exception) -> OperationError:
+    """The error that tells of a failure of vLLM's, and where it is."""
+    place = traceback.extract_tb(error.__traceback__)[-1].name
+    said = " ".join(str(error).split()) or "no message"
+    return OperationError(type(operation).__name__, place, f"vLLM not to raise {type(error).__name__}: {said}")
+
+
+class InstalledScheduler:
+    """vLLM 0.33.0's `Scheduler` with its `OffloadingConnector`."""
+
+    def __init__(self, header: structs.Header) -> None:
+        from hkv.dialects.vllm.offload import vllm_scheduler
+
+        self._objects = vllm_scheduler
+        self._scheduler, self._hasher = vllm_scheduler.scheduler(structs.to_config(header))
+        self._tier = self._scheduler.connector.connector_scheduler
+        self._lifecycle = SchedulerLifecycle(header)
+        self._workers = Workers(header.workers)
+        self._matches: list[structs.Match] = []
+        self._refused = 0
+        self._observe()
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it cannot come now, or vLLM fails.
+        """
+        self._lifecycle.follow(operation)
+        try:
+            answer = self._answer(operation)
+        except FAILURES as error:
+            raise failed(operation, error) from error
+        self._lifecycle.answered(operation, answer)
+        return answer
+
+    def _answer(self, operation: structs.Operation) -> Any:
+        match operation:
+            case structs.RequestOp():
+                self._scheduler.add_request(self._objects.request(operation, self._hasher))
+            case structs.StepOp():
+                return self._step(operation)
+            case structs.AbortOp():
+                self._objects.abort(self._scheduler, operation.id)
+            case structs.ResetOp():
+                given = {"reset_running_requests": operation.preempt, "reset_connector": operation.tier}
+                done = self._scheduler.reset_prefix_cache(**given)
+                return structs.Reset(bool(done))
+            case _:
+                return self._state()
+        return None
+
+    def _step(self, operation: structs.StepOp) -> structs.Stepped:
+        scheduler = self._scheduler
+        self._matches = []
+        scheduler.finished_req_ids = self._objects.Sorted(scheduler.finished_req_ids)
+        output = scheduler.schedule()
+        orders = output.kv_connector_metadata
+        flushed: list[int] = sorted(orders.jobs_to_flush or ())
+        loads = [self._transfer(job, each) for job, each in orders.load_jobs.items()]
+        stores = [self._transfer(job, each) for job, each in orders.store_jobs.items()]
+        reported = self._workers.report(
+            [(each.job, each.id, each.within) for each in loads],
+            [each.job for each in stores],
+            flushed,
+            operation.reports,
+            operation.at_once,
+        )
+        finished = self._objects.output(scheduler, output, reported)
+        events = [pool_event(event, self._objects.name_of) for event in self._events]
+        self._events = []
+        return structs.Stepped(
+            self._matches,
+            dict(output.num_scheduled_tokens),
+            sorted(output.preempted_req_ids or ()),
+            loads,
+            stores,
+            flushed,
+            finished,
+            events,
+            self._refused,
+        )
+
+    def _transfer(self, number: int, job: Any) -> structs.Transfer:
+        blocks, chunks = (
+            (job.src_spec, job.dst_spec) if hasattr(job.src_spec, "group_sizes") else (job.dst_spec, job.src_spec)
+        )
+        return structs.Transfer(
+            number,
+            job.req_id,
+            [int(each) for each in chunks.chunk_ids],
+            [int(each) for each in blocks.block_ids],
+            [int(each) for each in blocks.group_sizes],
+            [int(each) for each in blocks.block_indices],
+            bool(job.sync),
+        )
+
+    def _observe(self) -> None:
+        """Has lookups, refused stores and the pool's events noted as they are made."""
+        connector, manager = self._scheduler.connector, self._tier.manager
+        self._events: list[Any] = []
+        match, store, take = connector.get_num_new_matched_tokens, manager.prepare_store, manager.take_events
+
+        def matching(request: Any, local: int) -> Any:
+            external, later = match(request, local)
+            self._matches.append(structs.Match(request.request_id, local, external, later))
+            return external, later
+
+        def storing(keys: Any, context: Any) -> Any:
+            stored = store(keys, context)
+            self._refused += stored is None
+            return stored
+
+        def taking() -> Any:
+            events = list(take())
+            self._events += events
+            return events
+
+        connector.get_num_new_matched_tokens = matching
+        manager.prepare_store, manager.take_events = storing, taking
+
+    def _state(self) -> structs.State:
+        scheduler, tier = self._scheduler, self._tier
+        pool = scheduler.kv_cache_manager.block_pool
+        requests = {
+            id: structs.Held(
+                state.req.num_computed_tokens,
+                self._objects.ids(scheduler.kv_cache_manager.coordinator.get_blocks(id)),
+                [
+                    group.block_ids[group.next_stored_chunk_idx * tier.config.blocks_per_chunk :]
+                    for group in state.group_states
+                ],
+                [group.next_stored_chunk_idx for group in state.group_states],
+                sorted(state.transfer_jobs),
+            )
+            for id, state in tier._req_status.items()
+        }
+        running, waiting, holding = (
+            [request.request_id for request in queue]
+            for queue in (scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting)
+        )
+        fences = {str(block): sorted(jobs) for block, jobs in sorted(tier._block_id_to_pending_jobs.items())}
+        found = structs.SchedulerState(
+            running,
+            waiting,
+            holding,
+            [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
+            requests,
+            fences,
+        )
+        return structs.State(pool_state(tier.manager, self._objects.name_of), found)
 
 
 def name_of(key: bytes) -> structs.Key:

@@ -38,10 +38,30 @@ def keys_are_in_one_place(moment: PlainMoment) -> Iterator[str]:
 @INVARIANTS.invariant("no chunk leaves under a transfer")
 def no_chunk_leaves_under_a_transfer(moment: PlainMoment) -> Iterator[str]:
     """What is read or written keeps its key and its chunk until its job is done, or the tier is emptied."""
-    if isinstance(moment.operation, structs.ClearOp):
+    operation = moment.operation
+    if isinstance(operation, structs.ClearOp | structs.DoneOp) or getattr(operation, "tier", False):
         return
     after = {chunk.key: chunk.id for chunk in moment.after.pool.chunks}
     for chunk in moment.before.pool.chunks:
-        done = isinstance(moment.operation, structs.DoneOp)
-        if chunk.readers and not done and after.get(chunk.key) != chunk.id:
+        evicted = _evicted(moment)
+        if chunk.readers and after.get(chunk.key) != chunk.id and (evicted is None or chunk.key in evicted):
             yield f"chunk {chunk.id} of {chunk.key} left while it had {chunk.readers} readers"
+
+
+def _evicted(moment: PlainMoment) -> set[structs.Key] | None:
+    """Keys that left in a step before its output was taken, None where it was none."""
+    if not isinstance(moment.answer, structs.Stepped):
+        return None
+    stored = {key for event in moment.answer.events if not event.removed for key in event.keys}
+    return {key for event in moment.answer.events if event.removed for key in event.keys} - stored
+
+
+@INVARIANTS.invariant("no block is read after it was handed out")
+def no_block_is_read_after_it_was_handed_out(moment: PlainMoment) -> Iterator[str]:
+    """A block that a store reads is handed out only if the store is finished before the step."""
+    if moment.after.scheduler is None or not isinstance(moment.answer, structs.Stepped):
+        return
+    written = {block for load in moment.answer.loads for block in load.blocks}
+    for block, jobs in moment.before.scheduler.fences.items():
+        if int(block) in written and (late := sorted(set(jobs) - set(moment.answer.flushed))):
+            yield f"block {block} is loaded into while jobs {late} read it"

@@ -16,13 +16,14 @@ import msgspec
 
 from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
 from hkv.dialects.vllm.config import NAME as VLLM
+from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
+from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.errors import ConfigError
+from hkv.model.topology import Topology
+from hkv.spec import spec_from_log
 
 CHUNKS, OFFLOAD = NAMES = (f"{VLLM}/chunks", f"{VLLM}/offload")
 """The dialect's names in headers."""
-
-POLICIES = ("lru", "arc")
-"""`eviction_policy`."""
 
 Key: TypeAlias = tuple[str, int]
 """A chunk: its name, and its group. Of a pool alone, names are free; else they are 8 bytes of the prefix's hash."""
@@ -36,11 +37,24 @@ class Header(PooledHeader, kw_only=True):
       policy: `eviction_policy`.
       threshold: `store_threshold`, offers of a chunk from which on it is stored; below 2 at once.
       tracked: `max_tracker_size`, chunks whose offers are counted at most.
+      blocks_per_chunk, prompt_only, workers, sync_tokens, step_tokens, most_running, eagle: as
+        `hkv.dialects.vllm.offload.config.OffloadConfig` explains them; of a scheduler.
+      max_model_len: tokens of the longest request.
+      retention_interval: as `hkv.dialects.vllm.config.VllmConfig`.
     """
 
     policy: str = "lru"
     threshold: int = 0
     tracked: int = 64_000
+    blocks_per_chunk: int = 1
+    prompt_only: bool = True
+    workers: int = 1
+    sync_tokens: int = 0
+    step_tokens: int = 64
+    most_running: int = 8
+    eagle: list[int] = msgspec.field(default_factory=list)
+    max_model_len: int = 512
+    retention_interval: int | None = 0
 
 
 # The pool by itself.
@@ -99,10 +113,93 @@ class PoolState(msgspec.Struct, forbid_unknown_fields=True):
     offers: list[tuple[Key, int]]
 
 
+# A scheduler with it.
+
+
+class Match(msgspec.Struct, forbid_unknown_fields=True):
+    """A lookup of a waiting request: tokens of its hit on the GPU, tokens beyond them in the tier, None for: later; and
+    whether the load takes longer than the step."""
+
+    id: str
+    local: int
+    external: int | None
+    later: bool
+
+
+class Transfer(msgspec.Struct, forbid_unknown_fields=True):
+    """A job: its number and request, chunks, blocks, and of each group the number of blocks and the first's column.
+
+    `within`: the step waits for it, of a load.
+    """
+
+    job: int
+    id: str
+    chunks: list[int]
+    blocks: list[int]
+    sizes: list[int]
+    starts: list[int]
+    within: bool
+
+
+class Stepped(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `step`.
+
+    Attributes:
+      matches: lookups of waiting requests, in order.
+      tokens: tokens of each request that was scheduled.
+      preempted: requests that were preempted since the last step.
+      loads: jobs that the step orders to read chunks.
+      stores: jobs that it orders to write them.
+      flushed: jobs that are finished before it.
+      finished: requests that finished with it.
+      events: of the tier's pool.
+      refused: stores so far that found no room.
+    """
+
+    matches: list[Match]
+    tokens: dict[str, int]
+    preempted: list[str]
+    loads: list[Transfer]
+    stores: list[Transfer]
+    flushed: list[int]
+    finished: list[str]
+    events: list[PoolEvent]
+    refused: int
+
+
+class Reset(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `reset`: whether the GPU's cache is empty."""
+
+    ok: bool
+
+
+class Held(msgspec.Struct, forbid_unknown_fields=True):
+    """A request of the tier: its blocks in the GPU's tables; those that it would store from, of the chunk on from which
+    on it offers, and that chunk, of each group; and its jobs."""
+
+    computed: int
+    rows: list[list[int]]
+    blocks: list[list[int]]
+    cursors: list[int]
+    jobs: list[int]
+
+
+class SchedulerState(msgspec.Struct, forbid_unknown_fields=True):
+    """A scheduler: its queues, the GPU's free blocks, requests, and the jobs that fence blocks."""
+
+    running: list[str]
+    waiting: list[str]
+    holding: list[str]
+    free: list[int]
+    requests: dict[str, Held]
+    fences: dict[str, list[int]]
+
+
 class State(msgspec.Struct, forbid_unknown_fields=True):
-    """Answer to `state`."""
+    """Answer to `state`; `scheduler` is None of a pool by itself."""
 
     pool: PoolState
+    scheduler: SchedulerState | None = None
 
 
 class Operation(PlainOperation, omit_defaults=True):
@@ -166,31 +263,89 @@ class StateOp(Operation, tag="state"):
     want: State | None = None
 
 
+class RequestOp(Operation, tag="request"):
+    """A request comes, which generates `output` tokens; tokens that may be loaded for it, and stored, where limited."""
+
+    id: str
+    tokens: list[int]
+    output: int
+    load_limit: int | None = None
+    store_limit: int | None = None
+
+
+class StepOp(Operation, tag="step"):
+    """A step is scheduled, and its output taken: workers report jobs, `at_once` the loads that it ordered, too."""
+
+    reports: list[int] = msgspec.field(default_factory=list)
+    at_once: bool = False
+    want: Stepped | None = None
+
+
+class AbortOp(Operation, tag="abort"):
+    """A request is aborted."""
+
+    id: str
+
+
+class ResetOp(Operation, tag="reset"):
+    """The GPU's prefix cache is emptied (`reset_prefix_cache`); with `preempt` running requests are preempted before,
+    with `tier` the tier is emptied as well."""
+
+    preempt: bool = False
+    tier: bool = False
+    want: Reset | None = None
+
+
+OF_SCHEDULER = (RequestOp, StepOp, AbortOp, ResetOp, StateOp)
+"""Operations of a scheduler."""
+
 OF_POOL = (BeginOp, StoreOp, LoadOp, DoneOp, EndOp, ClearOp, EventsOp, StateOp)
 """Operations of a pool by itself."""
 
 
-def check(header: Header) -> None:
-    """Refuses what vLLM does not have.
+def to_config(header: Header) -> OffloadConfig:
+    """The configuration that a header describes; of a pool by itself, behind a cache that nothing is asked of.
 
     Raises:
-      ConfigError: names it.
+      HKVError: names what vLLM does not have, or what is not ruled.
     """
     if header.oplog != 2:
         raise ConfigError("oplog", header.oplog, "version 2 of the log format")
     pools = 1 if header.dialect == CHUNKS else 2
-    if len(header.num_blocks) != pools or min(header.num_blocks) < 1:
+    if len(header.num_blocks) != pools:
         expected = "chunks of the tier" if pools == 1 else "blocks of the GPU, and chunks of the tier"
-        raise ConfigError("num_blocks", header.num_blocks, f"{expected}, one at least")
-    if header.policy not in POLICIES:
-        raise ConfigError("policy", header.policy, f"one of {', '.join(POLICIES)}")
-    if header.tracked < 1:
-        raise ConfigError("tracked", header.tracked, "at least 1")
-    if header.bugs:
-        raise ConfigError("bugs", header.bugs, "none: no defect of the tier is known by name")
+        raise ConfigError("num_blocks", header.num_blocks, expected)
+    topology = Topology.of_specs([spec_from_log(group) for group in header.groups], [])
+    scheduler_block, hash_block = default_block_sizes(topology)
+    cache = VllmConfig(
+        topology=topology,
+        num_blocks=header.num_blocks[0] if pools == 2 else 1,
+        hash_block_size=hash_block,
+        scheduler_block_size=scheduler_block,
+        retention_interval=header.retention_interval,
+        partial_hits=default_partial_hits(topology.specs, hash_block),
+        max_model_len=header.max_model_len,
+        max_in_flight_tokens=header.step_tokens,
+        offloads=any(spec.keeps_states for spec in topology.specs),
+    )
+    return OffloadConfig(
+        cache=cache,
+        num_chunks=header.num_blocks[-1],
+        eagle=tuple(header.eagle),
+        bugs=frozenset(header.bugs),
+        **{name: getattr(header, name) for name in _SAME},
+    )
 
 
-FORMAT = LogFormat(Header, OF_POOL, check, {"rank": -(2**31)}, "offload_")
+_SAME = (
+    *("policy", "threshold", "tracked", "blocks_per_chunk", "prompt_only"),
+    *("workers", "sync_tokens", "step_tokens", "most_running"),
+)
+"""Fields that a header and a configuration have alike."""
+
+OPERATIONS = tuple(dict.fromkeys((*OF_POOL, *OF_SCHEDULER)))
+
+FORMAT = LogFormat(Header, OPERATIONS, to_config, prefix="offload_")
 """Header and operations, by name."""
 
 RULES: Mapping[str, str] = MappingProxyType(

@@ -4,35 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hkv.dialects.vllm.engines.numpy import key_text
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, keys_of
+from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle, keys_of
+from hkv.dialects.vllm.offload.workers import Workers
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
+    from reference.dialects.vllm.offload.policies import Key
     from reference.dialects.vllm.offload.pool import ChunkPool, Context
+    from reference.dialects.vllm.offload.scheduler import OffloadScheduler
 
 
-class OffloadNumpyEngine:
-    """The reference of a pool by itself.
-
-    Args:
-      header: the configuration, as a log's first line.
-
-    Attributes:
-      pool: the reference's own object, for those who want to look inside.
+def engine(header: structs.Header) -> NumpyPool | NumpyScheduler:
+    """The reference of what a header describes: a pool by itself, or a scheduler.
 
     Raises:
       ConfigError: a tier that vLLM does not have.
+    """
+    check_reference()
+    return (NumpyPool if header.dialect == structs.CHUNKS else NumpyScheduler)(header)
+
+
+class NumpyPool:
+    """The reference of a pool by itself.
+
+    Attributes:
+      pool: the reference's own object, for those who want to look inside.
     """
 
     pool: ChunkPool
 
     def __init__(self, header: structs.Header) -> None:
-        check_reference()
         from reference.dialects.vllm.offload.pool import ChunkPool
 
-        structs.check(header)
-        self.pool = ChunkPool(header.num_blocks[-1], header.policy, header.threshold, header.tracked)
+        config = structs.to_config(header)
+        self.pool = ChunkPool(config.num_chunks, config.policy, config.threshold, config.tracked)
         self._lifecycle = PoolLifecycle()
         self._contexts: dict[str, Context] = {}
 
@@ -74,7 +81,7 @@ class OffloadNumpyEngine:
             case structs.EventsOp():
                 return [structs.PoolEvent(*event) for event in pool.take_events()]
             case _:
-                return structs.State(pool_state(pool))
+                return structs.State(_pool_state(pool, lambda key: key))
         return None
 
     def _context(self, operation: structs.StoreOp | structs.LoadOp) -> Context:
@@ -83,7 +90,104 @@ class OffloadNumpyEngine:
         return context
 
 
-def pool_state(pool: ChunkPool) -> structs.PoolState:
+class NumpyScheduler:
+    """The reference of a scheduler with the tier.
+
+    Attributes:
+      scheduler: the reference's own object, for those who want to look inside.
+    """
+
+    scheduler: OffloadScheduler
+
+    def __init__(self, header: structs.Header) -> None:
+        from reference.dialects.vllm.offload.scheduler import OffloadScheduler
+
+        self.scheduler = OffloadScheduler(structs.to_config(header))
+        self._lifecycle = SchedulerLifecycle(header)
+        self._workers = Workers(header.workers)
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it cannot come now; nothing changed.
+        """
+        self._lifecycle.follow(operation)
+        answer = self._answer(operation)
+        self._lifecycle.answered(operation, answer)
+        return answer
+
+    def _answer(self, operation: structs.Operation) -> Any:
+        scheduler = self.scheduler
+        match operation:
+            case structs.RequestOp(id=id, tokens=tokens, output=output):
+                scheduler.request(id, tokens, output, operation.load_limit, operation.store_limit)
+            case structs.StepOp():
+                return self._step(operation)
+            case structs.AbortOp():
+                scheduler.abort(operation.id)
+            case structs.ResetOp():
+                return structs.Reset(scheduler.reset(operation.preempt, operation.tier))
+            case _:
+                return self._state()
+        return None
+
+    def _step(self, operation: structs.StepOp) -> structs.Stepped:
+        scheduled = self.scheduler.schedule()
+        orders = scheduled.orders
+        reported = self._workers.report(
+            [(each.job, each.id, each.within) for each in orders.loads],
+            [each.job for each in orders.stores],
+            orders.flushed,
+            operation.reports,
+            operation.at_once,
+        )
+        finished = self.scheduler.output(scheduled, *reported)
+        connector = self.scheduler.connector
+        return structs.Stepped(
+            [structs.Match(*match) for match in scheduled.matches],
+            scheduled.tokens,
+            scheduled.preempted,
+            [structs.Transfer(**vars(each)) for each in orders.loads],
+            [structs.Transfer(**vars(each)) for each in orders.stores],
+            sorted(orders.flushed),
+            finished,
+            [
+                structs.PoolEvent([_named(key) for key in event.keys], *event[1:])
+                for event in connector.pool.take_events()
+            ],
+            connector.refused,
+        )
+
+    def _state(self) -> structs.State:
+        scheduler = self.scheduler
+        connector, manager = scheduler.connector, scheduler.manager
+        requests = {
+            id: structs.Held(
+                state.request.num_computed,
+                manager.rows(id) if id in manager.requests else [[] for _ in state.keys],
+                [
+                    blocks[cursor * connector.config.blocks_per_chunk :]
+                    for blocks, cursor in zip(state.blocks, state.cursors, strict=True)
+                ],
+                list(state.cursors),
+                sorted(state.jobs),
+            )
+            for id, state in connector.requests.items()
+        }
+        fences = {str(block): sorted(jobs) for block, jobs in sorted(connector.fences.items())}
+        running, waiting, holding = (
+            [entry.id for entry in queue] for queue in (scheduler.running, scheduler.waiting, scheduler.holding)
+        )
+        found = structs.SchedulerState(running, waiting, holding, list(manager.pool.free), requests, fences)
+        return structs.State(_pool_state(connector.pool, _named), found)
+
+
+def _named(key: Key) -> structs.Key:
+    return key_text(key[0]), key[1]
+
+
+def _pool_state(pool: ChunkPool, named: Any) -> structs.PoolState:
     """State of the reference's pool."""
     from reference.dialects.vllm.offload.policies import Lru
 
@@ -93,13 +197,13 @@ def pool_state(pool: ChunkPool) -> structs.PoolState:
         chunks, often, gone, target, ranks = policy.chunks, 0, [], 0.0, policy.ranks
     else:
         chunks, often, target, ranks = {**policy.once, **policy.often}, len(policy.often), policy.target, {}
-        order, gone = list(chunks), [list(policy.gone_once), list(policy.gone_often)]
+        order, gone = list(chunks), [policy.gone_once, policy.gone_often]
     return structs.PoolState(
-        [structs.ChunkState(key, chunks[key].id, chunks[key].readers, ranks.get(key)) for key in order],
+        [structs.ChunkState(named(key), chunks[key].id, chunks[key].readers, ranks.get(key)) for key in order],
         pool.handed_out,
         list(pool.free),
         often,
-        gone,
+        [list(map(named, keys)) for keys in gone],
         target,
-        list(pool.offers.items()),
+        [(named(key), count) for key, count in pool.offers.items()],
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle
+from hkv.dialects.vllm.offload.config import BUGS, POLICIES
+from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle
 
 POOL_FEATURES = ("lru", "arc", "threshold")
 """Features of logs of a pool by itself: its policies, and offers that are counted."""
@@ -15,8 +17,61 @@ POOL_FEATURES = ("lru", "arc", "threshold")
 MOST_RUNNING = 4
 
 
+SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded")
+"""Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory."""
+
+STEP_MOVES = ("step", "request", "abort", "reset", "state")
+"""Moves of a scheduler."""
+
+MOST_REQUESTS = 5
+
+MEMORY = 8
+"""Earlier texts that a new prompt may continue."""
+
+
 def draw_header(choices: Choices, feature: str, name: str) -> structs.Header:
     """A configuration whose tier is soon full."""
+    return draw_pool(choices, feature, name) if name == structs.CHUNKS else draw_scheduler(choices, feature, name)
+
+
+def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
+    """A scheduler with small blocks, and little of them."""
+    size, per_chunk = choices.pick((2, 4, 4)), choices.pick((1, 1, 2))
+    groups = [
+        _group(choices, feature, size, place) for place in range(1 if feature == "full" else choices.integer(1, 3))
+    ]
+    chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
+    crowded = feature == "crowded"
+    return structs.Header(
+        dialect=name,
+        feature=feature,
+        num_blocks=[choices.integer(18, 30) if crowded else choices.integer(25, 80), choices.integer(4, 40)],
+        groups=groups,
+        policy=choices.pick(POLICIES),
+        threshold=choices.pick((0, 0, 0, 2)),
+        tracked=choices.pick((5, 64_000)),
+        blocks_per_chunk=per_chunk,
+        prompt_only=not (feature == "decode" or choices.chance(20)),
+        workers=choices.pick((1, 1, 2)),
+        sync_tokens=choices.pick((0, 0, 8, 24)),
+        step_tokens=choices.pick((8, 16, 32)),
+        most_running=choices.pick((2, 4)),
+        max_model_len=64,
+        retention_interval=choices.pick((0, None, None, chunk, 2 * chunk)) if any("window" in g for g in groups) else 0,
+        bugs=sorted(BUGS),
+    )
+
+
+def _group(choices: Choices, feature: str, size: int, place: int) -> dict[str, Any]:
+    if feature == "groups":
+        size = choices.pick((2, 4, 8))
+    if feature == "full" or (place == 0 and choices.chance(75)) or choices.chance(25):
+        return {"kind": "full_attention", "block_size": size}
+    return {"kind": "sliding_window", "block_size": size, "window": choices.pick((2, 3, 4, 5, 8, 9, 13, 17))}
+
+
+def draw_pool(choices: Choices, feature: str, name: str) -> structs.Header:
+    """A pool by itself."""
     groups = choices.integer(1, 3)
     counted = feature == "threshold"
     return structs.Header(
@@ -24,7 +79,7 @@ def draw_header(choices: Choices, feature: str, name: str) -> structs.Header:
         feature=feature,
         num_blocks=[choices.integer(3, 16)],
         groups=[{"kind": "full_attention", "block_size": 1}] * groups,
-        policy=feature if feature in structs.POLICIES else choices.pick(structs.POLICIES),
+        policy=feature if feature in POLICIES else choices.pick(POLICIES),
         threshold=choices.integer(2, 3) if counted else choices.integer(0, 1),
         tracked=choices.pick((2, 5, 10, 64_000)) if counted else 64_000,
     )
@@ -39,6 +94,9 @@ def drive(header: structs.Header, choices: Choices, perform: Callable[[Any], Any
       perform: performs one operation and returns the answer.
       steps: rounds of some moves; each ends with `state`.
     """
+    if header.dialect == structs.OFFLOAD:
+        drive_scheduler(header, choices, perform, steps)
+        return
     traffic = PoolTraffic(header, choices, perform)
     for _ in range(steps):
         for _ in range(choices.integer(3, 8)):
@@ -112,6 +170,87 @@ class PoolTraffic:
         if keys:
             self._jobs += 1
             self._ask(kind(id=id, job=self._jobs, keys=keys))
+
+    def _ask(self, operation: Any) -> None:
+        self._lifecycle.follow(operation)
+        self._lifecycle.answered(operation, self._perform(operation))
+
+
+def drive_scheduler(header: structs.Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
+    """Performs random traffic of a scheduler: requests come, steps follow, now and then something is taken back."""
+    traffic = StepTraffic(header, choices, perform)
+    for _ in range(2 * steps):
+        while choices.chance(35) and traffic.possible("request"):
+            traffic.make("request")
+        for move, percent in (("abort", 4), ("reset", 3)):
+            if choices.chance(percent) and traffic.possible(move):
+                traffic.make(move)
+        traffic.make("step")
+        if choices.chance(60):
+            traffic.make("state")
+
+
+class StepTraffic:
+    """Requests that begin as earlier ones did, and jobs that are reported late and out of order.
+
+    Args:
+      header: the configuration.
+      choices: source of decisions.
+      perform: performs one operation and returns the answer.
+    """
+
+    def __init__(self, header: structs.Header, choices: Choices, perform: Callable[[Any], Any]) -> None:
+        self._header, self._choices, self._perform = header, choices, perform
+        self._lifecycle = SchedulerLifecycle(header)
+        self._texts: list[list[int]] = [[]]
+        self._arrived = 0
+        self._prompt = choices.integer(30, 85)
+
+    def possible(self, move: str) -> bool:
+        """True if the move has something to be about."""
+        if move == "request":
+            return len(self._lifecycle.requests) < MOST_REQUESTS
+        return move != "abort" or bool(self._lifecycle.requests)
+
+    def make(self, move: str) -> None:
+        """Makes a move."""
+        choices = self._choices
+        match move:
+            case "request":
+                self._ask(self._request())
+            case "abort":
+                self._ask(structs.AbortOp(id=choices.pick(sorted(self._lifecycle.requests))))
+            case "reset":
+                preempt = not self._lifecycle.loading and choices.chance(50)
+                # What a window's running request is after that, vLLM seldom survives (`reset-revives-window-blocks`).
+                windows = any("window" in group for group in self._header.groups)
+                tier = choices.chance(60) and not (windows and self._lifecycle.requests)
+                self._ask(structs.ResetOp(preempt=preempt, tier=tier))
+            case "state":
+                self._ask(structs.StateOp())
+            case _:
+                jobs = self._lifecycle.jobs
+                reports = [job for job in sorted(jobs) for _ in range(jobs[job]) if choices.chance(self._prompt)]
+                if choices.chance(50):
+                    reports.reverse()
+                self._ask(structs.StepOp(reports=reports, at_once=choices.chance(30)))
+
+    def _request(self) -> structs.RequestOp:
+        """A request that often begins as an earlier one did, or goes on where its output ended."""
+        choices = self._choices
+        self._arrived += 1
+        known = choices.pick(self._texts)
+        most = self._header.max_model_len - 2
+        size = self._header.groups[0]["block_size"]
+        text = known[: choices.pick((len(known), choices.integer(0, len(known)), len(known) // size * size))]
+        text = (text + [choices.integer(0, 2) for _ in range(choices.integer(0, 5 * size))])[:most] or [0]
+        output = choices.integer(1, 8)
+        told = text + [(len(text) + more) % 5 for more in range(output)]
+        self._texts = [*self._texts, told if choices.chance(30) else text][-MEMORY:]
+        limits = [choices.integer(0, 24) if choices.chance(8) else None for _ in range(2)]
+        return structs.RequestOp(
+            id=f"r{self._arrived}", tokens=text, output=output, load_limit=limits[0], store_limit=limits[1]
+        )
 
     def _ask(self, operation: Any) -> None:
         self._lifecycle.follow(operation)

@@ -203,6 +203,11 @@ class ChunkPool:
         self._note(keys, uses, keys)
         return [chunk.id for chunk in chunks]
 
+    def use(self, keys: Sequence[Key], request: Context) -> None:
+        """A request has used those of some keys that can be read, though it read them elsewhere."""
+        ready = [key for key in keys if self.lookup(key)]
+        self._note(ready, self.begin(request), ready)
+
     def complete_load(self, keys: Iterable[Key]) -> None:
         """A transfer reads these no more."""
         for key in keys:

@@ -1,0 +1,186 @@
+"""Configuration of vLLM's second tier beside the cache it stands behind, and the sizes that follow from both.
+
+A chunk is `blocks_per_chunk` blocks of one group, on all workers. Lengths are tokens unless they say chunks or blocks.
+vLLM 0.33 `build_offloading_config`, `SchedulerOffloadConfig`, `CPUOffloadingSpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from hkv.contract.bugs import Bug, check_bugs, listed
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.spec import ChunkedLocal, SlidingWindow
+
+PAGE = 4096
+"""Bytes to which a chunk is rounded up (`mmap.PAGESIZE`)."""
+
+POLICIES = ("lru", "arc")
+"""`eviction_policy`."""
+
+
+RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES = (
+    "reset-revives-window-blocks",
+    "window-past-a-chunk-never-hits",
+    "head-ages-while-tail-loads",
+)
+
+BUGS = listed(
+    Bug(
+        name=RESET_REVIVES,
+        engine="vLLM 0.33 OffloadingConnectorScheduler.reset_cache, _update_req_states",
+        contract="a chunk is stored from blocks that still hold its tokens",
+        behaviour="a running request offers everything again after a reset, a window's from blocks that it gave up and "
+        "that were handed out since: other tokens are stored under its keys, or the job's end is a KeyError",
+        part="manager",
+    ),
+    Bug(
+        name=WINDOW_PAST_CHUNK,
+        engine="vLLM 0.33 get_sliding_window_size_in_chunks",
+        contract="a window's chunks that are stored for a boundary are enough to resume there",
+        behaviour="of a window of one token more than whole chunks, a lookup asks for one chunk more than is stored: "
+        "what was stored is hardly ever found",
+        part="manager",
+    ),
+    Bug(
+        name=HEAD_AGES,
+        engine="vLLM 0.33 OffloadingConnectorScheduler.update_state_after_alloc",
+        contract="a prompt's head is used whenever its tail is",
+        behaviour="where the GPU has the head and the tier loads the tail, the tail alone counts as used: the head is "
+        "evicted first, and then nothing can begin",
+        part="manager",
+    ),
+)
+"""Defects of vLLM 0.33.0's offloading."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffloadConfig:
+    """A cache with a second tier.
+
+    Attributes:
+      cache: the first tier.
+      num_chunks: chunks of the second.
+      blocks_per_chunk: blocks of a group that one chunk holds.
+      policy: `lru` or `arc`.
+      threshold: offers of a chunk from which on it is stored (`store_threshold`); below 2 at once.
+      tracked: chunks whose offers are counted at most (`max_tracker_size`).
+      prompt_only: whether prompts alone are stored (`offload_prompt_only`).
+      workers: workers that report each job (TP x PP).
+      sync_tokens: tokens that may be loaded within a step (`sync_load_budget_bytes`, in tokens).
+      step_tokens: tokens of a step (`max_num_batched_tokens`).
+      most_running: requests that run at a time (`max_num_seqs`).
+      eagle: groups of a draft's layers, whose last chunk is not settled.
+      bugs: names of defects that are reproduced.
+    """
+
+    cache: VllmConfig
+    num_chunks: int
+    blocks_per_chunk: int = 1
+    policy: str = "lru"
+    threshold: int = 0
+    tracked: int = 64_000
+    prompt_only: bool = True
+    workers: int = 1
+    sync_tokens: int = 0
+    step_tokens: int = 64
+    most_running: int = 8
+    eagle: tuple[int, ...] = ()
+    bugs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("num_chunks", "blocks_per_chunk", "tracked", "workers", "step_tokens", "most_running"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "at least 1")
+        for name in ("threshold", "sync_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "at least 0")
+        if self.policy not in POLICIES:
+            raise ConfigError("policy", self.policy, f"one of {', '.join(POLICIES)}")
+        if any(not 0 <= group < len(self.chunk_tokens) for group in self.eagle):
+            raise ConfigError("eagle", list(self.eagle), "groups of the cache")
+        check_bugs(self.bugs, BUGS)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        cache = self.cache
+        if not cache.caching or cache.context_parallel > 1 or cache.eagle:
+            raise UnsupportedConfigError("cache", "without caching, EAGLE's drop or ranks", "prefix caching alone")
+        for group, spec in enumerate(cache.topology.specs):
+            known = spec.reads_all or spec.snapshot or isinstance(spec, ChunkedLocal | SlidingWindow)
+            if not known or not spec.prefix_cacheable:
+                raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, "a kind whose offloading is ruled")
+        interval = cache.retention_interval
+        for group, size in enumerate(self.chunk_tokens):
+            if interval is not None and self.window(group) is not None and interval % size:
+                raise ConfigError("retention_interval", interval, f"a multiple of group {group}'s chunk of {size}")
+        if len({self.chunk_tokens[group] for group in self.aligned}) > 1:
+            raise ConfigError("groups", list(self.chunk_tokens), "recurrent groups with chunks of one size")
+        if self.aligned and self.blocks_per_chunk > 1:
+            raise UnsupportedConfigError("blocks_per_chunk", self.blocks_per_chunk, "1 beside recurrent groups")
+        sizes = set(cache.block_sizes)
+        if self.aligned and len(sizes) == 1 and cache.hash_block_size not in sizes:
+            raise UnsupportedConfigError("hash_block_size", cache.hash_block_size, f"{max(sizes)}: no partial tails")
+
+    @functools.cached_property
+    def chunk_tokens(self) -> tuple[int, ...]:
+        """Tokens of a chunk of each group."""
+        return tuple(size * self.blocks_per_chunk for size in self.cache.block_sizes)
+
+    def span(self, group: int) -> int | None:
+        """Tokens before a query that a sliding window keeps; None for other groups."""
+        spec = self.cache.topology.specs[group]
+        return spec.window - 1 + spec.extra_retained_tokens if isinstance(spec, SlidingWindow) else None
+
+    def window(self, group: int) -> int | None:
+        """Chunks before a length that resuming there takes (`get_sliding_window_size_in_chunks`); None for all."""
+        spec, size = self.cache.topology.specs[group], self.chunk_tokens[group]
+        if isinstance(spec, SlidingWindow):
+            needed = max(1, -(-(self.span(group) or 0) // size))
+            return max(needed, -(-spec.window // size)) if WINDOW_PAST_CHUNK in self.bugs else needed
+        if isinstance(spec, ChunkedLocal):
+            return -(-spec.chunk // size)
+        return 1 if spec.snapshot else None
+
+    def load_window(self, group: int, length: int) -> int | None:
+        """Chunks that resuming at a length takes, which may end inside one (`load_window_size_in_chunks`)."""
+        window, span, size = self.window(group), self.span(group), self.chunk_tokens[group]
+        return window if window is None or span is None else max(window, -(-(span + -length % size) // size))
+
+    @functools.cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Groups that need the chunks before a length only, those that need most first."""
+        groups = [group for group in range(len(self.chunk_tokens)) if self.window(group) is not None]
+        return tuple(sorted(groups, key=lambda group: -(self.window(group) or 0)))
+
+    @functools.cached_property
+    def lookup_order(self) -> tuple[int, ...]:
+        """Groups in the order in which they are looked up: full attention, then windows."""
+        full = [group for group in range(len(self.chunk_tokens)) if self.window(group) is None]
+        return (*full, *self.windows)
+
+    @functools.cached_property
+    def aligned(self) -> tuple[int, ...]:
+        """Recurrent groups in `align` mode, whose states are handed over at boundaries."""
+        return tuple(group for group, spec in enumerate(self.cache.topology.specs) if spec.keeps_states)
+
+    @functools.cached_property
+    def alignment(self) -> int | None:
+        """Tokens to which loads end, as far as stores know it; None where groups of full attention differ."""
+        full = {size for group, size in enumerate(self.chunk_tokens) if self.window(group) is None}
+        return max(full or self.chunk_tokens) if len(full) < 2 else None
+
+
+def chunks_of(bytes_: int, block_bytes: int, workers: int, blocks_per_chunk: int) -> int:
+    """Chunks of a tier of that size: each of a block's bytes on every worker, rounded up to pages.
+
+    Args:
+      bytes_: of the tier, of all workers of an engine together (`--kv-offloading-size`).
+      block_bytes: of a block of the GPU's pool on one worker.
+      workers: workers of one engine.
+      blocks_per_chunk: blocks of a chunk.
+    """
+    chunk = -(-block_bytes * workers * blocks_per_chunk // PAGE) * PAGE
+    return bytes_ // chunk

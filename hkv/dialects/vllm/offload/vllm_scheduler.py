@@ -1,0 +1,182 @@
+"""Makes vLLM's own scheduler with offloading from HKV's descriptions; every import of it stands in here."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import logging
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hkv.dialects.vllm.engines import vllm_objects
+from hkv.dialects.vllm.offload import log as structs
+from hkv.dialects.vllm.offload.config import PAGE, OffloadConfig
+from hkv.dialects.vllm.offload.workers import Report
+
+MODEL = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "ffn_dim": 64,
+    "max_position_embeddings": 1 << 20,
+    "vocab_size": 512,
+    "word_embed_proj_dim": 64,
+    "torch_dtype": "float16",
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+"""A model that is described, never made."""
+
+VOCABULARY = 5
+"""A request's next token is its length modulo this, as in the reference: no model runs."""
+
+ids = vllm_objects.ids
+
+
+class Sorted(set[str]):
+    """Names that are gone through in order: vLLM goes through a set, whose order is the process's own."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__()))
+
+
+@functools.cache
+def _model() -> str:
+    """A folder with the model's description; the process leaves it to its temporary folder."""
+    folder = pathlib.Path(tempfile.gettempdir(), "hkv-described-model")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return str(folder)
+
+
+def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]:
+    """An empty `Scheduler` with an `OffloadingConnector`, and the block hasher of its requests."""
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)  # a store without room is an answer, not a warning
+    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+    vllm: Any = importlib.import_module("vllm.config")
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    cache = config.cache
+    groups = [
+        KVCacheGroupSpec([f"layer{index}"], vllm_objects.spec(group.spec), is_eagle_group=index in config.eagle)
+        for index, group in enumerate(cache.topology.groups)
+    ]
+    block_bytes = sum(group.kv_cache_spec.page_size_bytes for group in groups)
+    chunk_bytes = -(-block_bytes * config.workers * config.blocks_per_chunk // PAGE) * PAGE
+    token_bytes = sum(group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size for group in groups)
+    extra = {
+        "cpu_bytes_to_use": chunk_bytes * config.num_chunks,
+        "blocks_per_chunk": config.blocks_per_chunk,
+        "eviction_policy": config.policy,
+        "store_threshold": config.threshold,
+        "max_tracker_size": config.tracked,
+        "offload_prompt_only": config.prompt_only,
+        "sync_load_budget_bytes": config.sync_tokens * token_bytes,
+    }
+    made = vllm.VllmConfig(
+        model_config=vllm.ModelConfig(
+            model=_model(), dtype="float16", max_model_len=cache.max_model_len, skip_tokenizer_init=True
+        ),
+        scheduler_config=vllm.SchedulerConfig(
+            max_num_seqs=config.most_running,
+            max_num_batched_tokens=max(config.step_tokens, config.most_running),
+            max_model_len=cache.max_model_len,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            async_scheduling=False,
+        ),
+        cache_config=vllm.CacheConfig(block_size=max(cache.block_sizes), enable_prefix_caching=True),
+        parallel_config=vllm.ParallelConfig(),
+        kv_transfer_config=vllm.KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+        ),
+        kv_events_config=vllm.KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+    )
+    made.scheduler_config.disable_hybrid_kv_cache_manager = False
+    made.parallel_config.world_size = config.workers
+    made.cache_config.prefix_cache_retention_interval = cache.retention_interval
+    if config.aligned:
+        made.cache_config.mamba_cache_mode = "align"
+        made.cache_config.block_size = cache.block_size(config.aligned[0])
+    made.cache_config.num_gpu_blocks = cache.num_blocks
+    register_all_kvcache_specs(made)
+    found = KVCacheConfig(cache.num_blocks, [], groups, prefix_cache_retention_interval=cache.retention_interval)
+    scheduled = Scheduler(
+        vllm_config=made,
+        kv_cache_config=found,
+        structured_output_manager=StructuredOutputManager(made),
+        block_size=cache.scheduler_block_size,
+        hash_block_size=cache.hash_block_size,
+        log_stats=False,
+    )
+    scheduled.use_v2_model_runner = False
+    hash, hasher = vllm_objects.hasher(cache)
+    vllm_objects.use_none_hash(hash)
+    assert scheduled.connector.connector_scheduler.manager._num_chunks == config.num_chunks
+    return scheduled, hasher
+
+
+def request(operation: structs.RequestOp, hasher: Callable[[Any], list[bytes]]) -> Any:
+    """A `Request` that has just arrived."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    made = Request(
+        operation.id,
+        list(operation.tokens),
+        SamplingParams(max_tokens=operation.output, ignore_eos=True),
+        None,
+        block_hasher=hasher,
+    )
+    limits = {"max_load_tokens": operation.load_limit, "max_offload_tokens": operation.store_limit}
+    made.kv_transfer_params = {name: limit for name, limit in limits.items() if limit is not None} or None
+    return made
+
+
+def abort(scheduler: Any, id: str) -> None:
+    """Aborts a request."""
+    from vllm.v1.request import RequestStatus
+
+    scheduler.finish_requests(id, RequestStatus.FINISHED_ABORTED)
+
+
+def output(scheduler: Any, scheduled: Any, reported: Report) -> list[str]:
+    """Takes a step's output, and returns the requests that finish with it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+    names = list(scheduled.num_scheduled_tokens)
+    requests = [scheduler.requests[id] for id in names]
+    sampled = [
+        [request.num_tokens % VOCABULARY] if request.num_computed_tokens >= request.num_tokens else []
+        for request in requests
+    ]
+    transferred = KVConnectorOutput(
+        finished_recving=set(reported.received) or None,
+        kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=reported.jobs),
+    )
+    answer = ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={id: place for place, id in enumerate(names)},
+        sampled_token_ids=sampled,
+        kv_connector_output=transferred,
+    )
+    scheduler.update_from_output(scheduled, answer)
+    return [request.request_id for request in requests if request.is_finished()]
+
+
+def name_of(key: bytes) -> structs.Key:
+    """A key of vLLM's as logs of a scheduler name it."""
+    return key[: vllm_objects.KEY_BYTES].hex(), int.from_bytes(key[-4:], "big")

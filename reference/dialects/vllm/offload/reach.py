@@ -1,0 +1,109 @@
+"""Which of a request's chunks a step offers to the second tier.
+
+Full attention offers every chunk. A window needs few chunks before the lengths that loads can end at: the boundaries of
+full attention's chunks, or those that retention leaves, and the end of the prompt. vLLM 0.33
+`OffloadingConnectorScheduler._build_store_jobs` and the managers' `reachable_block_mask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hkv.dialects.vllm.offload.config import OffloadConfig
+from reference.dialects.vllm.request import Request
+from reference.dialects.vllm.retention import tail_mask
+
+
+class Reach(NamedTuple):
+    """How far a request is, in chunks of one group.
+
+    Attributes:
+      finished: whether it has finished.
+      chunks: those that may be stored.
+      prompt: chunks of its prompt that may be.
+      cursor: chunk from which on it offers.
+    """
+
+    finished: bool
+    chunks: int
+    prompt: int
+    cursor: int
+
+
+def reachable(
+    config: OffloadConfig, request: Request, group: int, blocks: Sequence[int], reach: Reach
+) -> tuple[int, list[int]]:
+    """First chunk that is looked at, and those that are offered.
+
+    Args:
+      config: the cache and its tier.
+      request: the request.
+      group: the group.
+      blocks: the request's blocks in it, 0 for those it has given up.
+      reach: how far the request is.
+    """
+    per_chunk, dense = config.blocks_per_chunk, config.cache.retention_interval is None
+    alignment = _final_alignment(config, group)
+    again = reach.finished and reach.chunks != reach.prompt and dense and alignment is not None
+    if not dense or group in config.eagle:
+        horizon = None
+    elif reach.finished:
+        horizon = reach.chunks
+    else:
+        horizon = reach.prompt if reach.chunks <= reach.prompt else None
+    start = reach.cursor
+    if again:
+        assert alignment is not None
+        end = reach.chunks * per_chunk
+        start = min(start, (end - end % alignment) // per_chunk)
+    if group in config.aligned or reach.chunks <= start:
+        return start, []
+    mask = _mask(config, request, group, start, reach.chunks, horizon)
+    known = _mask(config, request, group, start, reach.chunks, reach.prompt) if again else None
+    offered = []
+    for place in range(start, reach.chunks):
+        columns = range(place * per_chunk, (place + 1) * per_chunk)
+        kept = [mask is None or mask[column - start * per_chunk] for column in columns]
+        if not blocks[columns[-1]] or not any(kept):
+            continue
+        if again and place < reach.cursor and (known is None or any(known[at - start * per_chunk] for at in columns)):
+            continue
+        if all(blocks[column] or not keep for column, keep in zip(columns, kept, strict=True)):
+            offered.append(place)
+    return start, offered
+
+
+def _final_alignment(config: OffloadConfig, group: int) -> int | None:
+    """Blocks between two boundaries, where the tail of a request's end can be told from them."""
+    size = config.cache.block_size(group)
+    if config.alignment is None or group in config.eagle or config.span(group) is None or config.alignment % size:
+        return None
+    return config.alignment // size
+
+
+def _mask(
+    config: OffloadConfig, request: Request, group: int, start: int, end: int, horizon: int | None
+) -> list[bool] | None:
+    """Blocks of some chunks that a load may need; None for all of them.
+
+    `horizon` is the chunk at which the request's last segment ends, None where its tail does not count.
+    """
+    span, size, alignment = config.span(group), config.cache.block_size(group), config.alignment
+    if span is None or alignment is None or alignment % size:
+        return None
+    interval, drops = config.cache.retention_interval, group in config.eagle
+    need, per_chunk = -(-span // size) + drops, config.blocks_per_chunk
+    columns = range(start * per_chunk, end * per_chunk)
+    segment = alignment if interval is None else interval or None
+    boundaries: list[int] = []
+    if interval is not None:
+        boundaries = [request.num_prompt - 1] + [request.shared_prefix] * bool(request.shared_prefix)
+    mask = tail_mask(columns, segment, need, int(drops), boundaries, size, alignment)
+    if mask is None or segment is None or horizon is None or drops:
+        return mask
+    last, period = horizon * per_chunk, segment // size
+    for column in range(max(last - last % period, last - need), last):
+        if column in columns:
+            mask[column - columns.start] = True
+    return mask
