@@ -9,7 +9,7 @@ import pytest
 
 from hkv.contract.events import KeyIndex, decode_batch
 from hkv.dialects.sglang.config import BUGS
-from hkv.dialects.sglang.log import NAME, AdmitOp, EvictOp, MatchOp, StateOp
+from hkv.dialects.sglang.log import NAME, AdmitOp, EventsOp, EvictOp, MatchOp, StateOp
 from hkv.dialects.sglang.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.comparison import Comparison
@@ -42,7 +42,9 @@ def test_sglang_has_the_defects_that_are_named(name: str) -> None:
     found = check_log(log, engine_factory("sglang"), list(BUGS))
     assert found is not None
     assert found.line == len(log.operations) + 1
-    assert check_log(log, engine_factory("numpy"), list(BUGS)).got == found.got
+    alike = check_log(log, engine_factory("numpy"), list(BUGS))
+    assert alike is not None
+    assert alike.got == found.got
 
 
 def told(engine: Any) -> int:
@@ -63,6 +65,19 @@ def test_routers_are_told_of_every_page_of_full_attention(engine: str, feature: 
             follower.perform(operation)
         nodes = follower.perform(StateOp()).nodes
         assert told(driven) == sum(len(node.slots) for node in nodes) // recording.header.groups[0]["block_size"]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_is_told_is_told_at_the_time(feature: str) -> None:
+    for seed in range(6):
+        recording = record(engine_factory("numpy"), feature, seed, 2, 16, Only(dialect=NAME))
+        engines = [engine_factory(each)(recording.header) for each in ("numpy", "sglang", "sglang-rust")]
+        for operation in recording.operations:
+            told = []
+            for engine in engines:
+                engine.perform(operation)
+                told.append(engine.perform(EventsOp()))
+            assert told[0] == told[1] == told[2], operation
 
 
 @pytest.mark.parametrize("engine", ["sglang", "sglang-rust"])

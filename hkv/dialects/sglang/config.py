@@ -20,6 +20,7 @@ POLICIES = ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
 """`--radix-eviction-policy`: the order in which leaves leave."""
 
 SPLIT_TOUCHES_SUFFIX, DECODE_LOSES_PAGE = "split-touches-suffix", "decode-loses-page"
+STRANDS_FULL, WINDOW_UNTOLD = "window-pressure-strands-full-slots", "window-leaves-untold"
 
 BUGS = listed(
     Bug(
@@ -34,6 +35,20 @@ BUGS = listed(
         engine="SGLang 0.5.23 SWATokenToKVPoolAllocator.alloc_decode",
         contract="an allocation that is refused changes nothing",
         behaviour="the full pool's page is taken before the window's pool is asked; when that refuses, it is lost",
+    ),
+    Bug(
+        name=STRANDS_FULL,
+        engine="SGLang 0.5.23 UnifiedTreeCore._iteratively_delete_tombstone_ancestors",
+        contract="full slots leave with the last node behind them that a request could resume at",
+        behaviour="a tombstone whose last child leaves for the window's sake stays: no request can resume at it, and "
+        "its full slots are taken until full attention itself runs short",
+    ),
+    Bug(
+        name=WINDOW_UNTOLD,
+        engine="SGLang 0.5.23 SWAComponent and MambaComponent",
+        contract="who follows the events of a cache knows what every component of it has",
+        behaviour="events tell of full attention's pages; window slots and states come and go untold, and routers send "
+        "requests to prefixes of which nothing can be hit",
     ),
 )
 """Defects of SGLang 0.5.23's cache."""

@@ -239,6 +239,19 @@ class StateOp(Operation, tag="state"):
     want: State | None = None
 
 
+class Told(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `events`: pages, and states, that came and that left, of each group."""
+
+    stored: list[int]
+    removed: list[int]
+
+
+class EventsOp(Operation, tag="events"):
+    """Those who follow the cache's events are told what came and what left since the last time."""
+
+    want: Told | None = None
+
+
 # Operations on a tree alone, whose pools are somebody else's: what SGLang's cache asks of its core.
 
 
@@ -323,7 +336,7 @@ class EndedOp(Operation, tag="ended"):
 
 OPERATIONS = (
     *(MatchOp, AdmitOp, ExtendOp, DecodeOp, SlideOp, CheckpointOp),
-    *(ReleaseWindowOp, FinishOp, AbortOp, EvictOp, StateOp),
+    *(ReleaseWindowOp, FinishOp, AbortOp, EvictOp, StateOp, EventsOp),
 )
 """The operations."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from hkv.dialects.sglang.config import FULL, MAMBA, SWA
+from hkv.dialects.sglang.config import FULL, MAMBA, STRANDS_FULL, SWA
 from reference.dialects.sglang.tree import Node, RadixTree
 
 ORDERS: Mapping[str, Callable[[Node], Any]] = {
@@ -109,4 +109,11 @@ class _Eviction:
             self._freed[SWA] += len(leaf.key)
         if leaf.state is not None:
             self._freed[MAMBA] += 1
-        self._tree.delete(leaf)
+        parent = self._tree.delete(leaf)
+        # In SGLang a tombstone that nothing comes after any more stays, though no request can resume at it.
+        if (
+            STRANDS_FULL not in self._tree.config.bugs
+            and parent in leaves(self._tree)
+            and self._tree.is_tombstone(parent)
+        ):
+            self._delete(parent)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from hkv.dialects.sglang.config import SPLIT_TOUCHES_SUFFIX, SGLangConfig
+from hkv.dialects.sglang.config import FULL, MAMBA, SPLIT_TOUCHES_SUFFIX, SWA, WINDOW_UNTOLD, SGLangConfig
 from reference.dialects.sglang.key import Key
 from reference.dialects.sglang.pool import Pools
 
@@ -105,6 +105,36 @@ class Inserted(NamedTuple):
     known: int
 
 
+class Told:
+    """Pages, and states, that those who follow the cache's events were told of since the last time, by component.
+
+    SGLang tells of full attention alone. A split tells nothing, and neither does a request that brings known tokens.
+    """
+
+    def __init__(self, config: SGLangConfig) -> None:
+        self._config = config
+        self.came = dict.fromkeys(config.components, 0)
+        self.left = dict.fromkeys(config.components, 0)
+
+    def stored(self, component: str, node: Node) -> None:
+        """A component of a node is there."""
+        self._count(self.came, component, node)
+
+    def removed(self, component: str, node: Node) -> None:
+        """A component of a node is there no more."""
+        self._count(self.left, component, node)
+
+    def take(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What came and what left since the last time."""
+        taken = self.came, self.left
+        self.came, self.left = dict.fromkeys(self.came, 0), dict.fromkeys(self.left, 0)
+        return taken
+
+    def _count(self, counts: dict[str, int], component: str, node: Node) -> None:
+        if component == FULL or WINDOW_UNTOLD not in self._config.bugs:
+            counts[component] += 1 if component == MAMBA else len(node.key) // self._config.page_size
+
+
 class RadixTree:
     """SGLang's `UnifiedRadixCache` as far as a tree goes.
 
@@ -116,6 +146,7 @@ class RadixTree:
       root: a node without units, which never leaves.
       recent: nodes with window slots, most recently used first (`lru_lists[SWA]`).
       recent_states: nodes with a state, likewise.
+      told: what is told to those who follow its events.
     """
 
     def __init__(self, config: SGLangConfig, pools: Pools) -> None:
@@ -124,6 +155,7 @@ class RadixTree:
         self.root = Node(Key((None, None), ()), None, [], None, self.now(), self._clock)
         self.recent: list[Node] = []
         self.recent_states: list[Node] = []
+        self.told = Told(config)
 
     def now(self) -> Time:
         """The next reading of the clock."""
@@ -146,9 +178,9 @@ class RadixTree:
             node = self.split(child, shared) if partly else child
             end += shared
             # Up to the first tombstone nothing that the window reads is missing; after one, it must be there in full.
-            covered = 0 if self._is_tombstone(node) else covered + shared
+            covered = 0 if self.is_tombstone(node) else covered + shared
             stateless = self.config.states is not None and node.state is None
-            if not self._is_tombstone(node) and covered >= (self.config.window or 0) and not stateless:
+            if not self.is_tombstone(node) and covered >= (self.config.window or 0) and not stateless:
                 best, length = node, end
             if partly:
                 break
@@ -233,11 +265,13 @@ class RadixTree:
         used = self.now()
         leaf = Node(key[start:], node, slots[start : len(key)], None, used, used[0], priority)
         node.children[self._first(leaf.key)] = leaf
+        self.told.stored(FULL, leaf)
         if self.config.window is not None:
             self._enter_window(leaf, start, evicted)
         if state is not None:
             leaf.state = state
             self.recent_states.insert(0, leaf)
+            self.told.stored(MAMBA, leaf)
             self._thin_states(leaf)
         self._refresh(leaf)
         # The engine takes the leaf's end for the beginning of what was new and the units of its last part.
@@ -249,6 +283,7 @@ class RadixTree:
         self.pools.give_back_window(node.full)
         node.window = None
         self.recent.remove(node)
+        self.told.removed(SWA, node)
         if node.state is not None:
             self.drop_state(node)
 
@@ -258,10 +293,11 @@ class RadixTree:
         assert node.state is not None
         self.pools.states.give_back([node.state])
         node.state = None
+        self.told.removed(MAMBA, node)
         self.recent_states.remove(node)
 
-    def delete(self, leaf: Node) -> None:
-        """Takes a leaf out, with its slots: the full ones go back first."""
+    def delete(self, leaf: Node) -> Node:
+        """Takes a leaf out, with its slots: the full ones go back first. Returns its parent."""
         self.pools.full.give_back(leaf.full)
         if leaf.window is not None:
             self.tombstone(leaf)
@@ -269,6 +305,8 @@ class RadixTree:
             self.drop_state(leaf)
         assert leaf.parent is not None
         del leaf.parent.children[self._first(leaf.key)]
+        self.told.removed(FULL, leaf)
+        return leaf.parent
 
     def _recover(self, node: Node, start: int, slots: list[int], evicted: int) -> int:
         """Gives a tombstone the window's slots that a request computed again, but for those it has freed meanwhile.
@@ -277,7 +315,7 @@ class RadixTree:
         request's full slots, too. Returns the position from which on the request's slots are taken.
         """
         end, live = start + len(slots), max(start, evicted)
-        if not self._is_tombstone(node) or live >= end:
+        if not self.is_tombstone(node) or live >= end:
             return end
         if live > start:
             self.split(node, live - start)
@@ -320,6 +358,7 @@ class RadixTree:
         if took:
             node.state = state
             self.recent_states.insert(0, node)
+            self.told.stored(MAMBA, node)
         else:
             _to_front(self.recent_states, node)
         node.used = self.now()
@@ -339,6 +378,7 @@ class RadixTree:
     def _publish(self, node: Node) -> None:
         node.window = [self.pools.window_of[slot] for slot in node.full]
         self.recent.insert(0, node)
+        self.told.stored(SWA, node)
 
     def _refresh(self, node: Node) -> None:
         """Window slots behind a position come to the front, the nearest foremost, a window and a page back."""
@@ -354,7 +394,8 @@ class RadixTree:
                 place += 1
             passed += len(each.key)
 
-    def _is_tombstone(self, node: Node) -> bool:
+    def is_tombstone(self, node: Node) -> bool:
+        """True if the window's slots of a node are gone."""
         return self.config.window is not None and node.window is None
 
     def _first(self, key: Key) -> Hashable:

@@ -311,6 +311,16 @@ def evict(made: UnifiedRadixCache, config: SGLangConfig, tokens: Sequence[int]) 
     return of_components(config, *each)
 
 
+def told(made: UnifiedRadixCache, groups: int) -> tuple[list[int], list[int]]:
+    """Pages of full attention that KV events since the last time tell of; of other groups they tell nothing."""
+    counts = dict.fromkeys(("BlockStored", "BlockRemoved"), 0)
+    for event in made.take_events():
+        if (name := type(event).__name__) in counts:
+            counts[name] += len(event.block_hashes)
+    stored, removed = ([count] + [0] * (groups - 1) for count in counts.values())
+    return stored, removed
+
+
 def pools(allocator: Any, config: SGLangConfig, rows: Rows) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
     """Free pages of each pool, and the window slots of full ones."""
 
