@@ -40,6 +40,7 @@ SMALLEST = (
     "plan gpt-oss-20b llama-3.1-8b --memory 80GiB --tp 1,2 --csv capacity.csv",
     "layout --spec full:16",
     "vectors vectors",
+    "check-connector examples/connector.py:block_ranges",
     "watch numpy --seeds 1 --steps 2 --feature core",
     "mutate examples/toy_engine.py --sample 2 --by 'hkv watch examples/toy_engine.py:ToyEngine --kinds full_attention "
     "--max-groups 1 --version 1 --feature core --seeds 1'",

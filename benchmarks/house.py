@@ -29,7 +29,7 @@ FLOORS = (
     ("contract", "paged"),
     ("dialects.*.bugs", "dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
     tuple(f"dialects.*.{room}" for room in ("planning", "weights", "planned_cache", "planned", "pages", "addresses")),
-    ("cache", "block_tables", "chunks", "mesh", "cluster", "views"),
+    ("cache", "block_tables", "chunks", "connectors", "mesh", "cluster", "views"),
     ("serving", "oracle"),
     ("replay", "testing"),
     ("dialects",),
@@ -43,6 +43,7 @@ ENTRANCES = (
     *(
         "hkv.chunks",
         "hkv.rtp_llm",
+        "hkv.connectors.__main__",
         "hkv.contract.",
         "hkv.tier.",
         "hkv.spec.",

@@ -28,6 +28,7 @@ from hkv.machine.program_folder import distrusted, user_folder
 
 COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
+    "check-connector": "Hold a connector's ranges of bytes to the plan, layout by layout.",
     "check-events": "Check KV events as routers read them, live or recorded.",
     "compare": "Hold replays of one trace against each other: totals, requests, causes.",
     "diff": "Drive two engines through the same random traffic and compare them.",

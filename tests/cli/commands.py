@@ -35,6 +35,7 @@ ONE_FULL = ("--kinds", "full_attention", "--max-groups", "1", "--version", "1", 
 
 INPUTS = {
     "check": ("{log}",),
+    "check-connector": (f"{ROOT / 'examples' / 'connector.py'}:block_ranges", "--engine", "lmcache"),
     "check-events": ("{events}",),
     "compare": ("{trace}", "--groups", "full:16", "--num-blocks", "32;64", "--engine", "numpy", "--jobs", "1"),
     "diff": ("--engines", f"{WRONG},numpy", "--no-shrink", "--feature", "core", *ONE_FULL, "--save", "{folder}/found"),
@@ -137,7 +138,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
     monkeypatch.setattr(sys, "argv", ["hkv", *arguments])
     with pytest.raises(SystemExit) as stopped:
         hkv.cli.main()
-    return int(stopped.value.code or 0), *capsys.readouterr()
+    out, err = capsys.readouterr()
+    return int(stopped.value.code or 0), out, err
 
 
 @contextlib.contextmanager

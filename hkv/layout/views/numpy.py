@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ml_dtypes
+import importlib
+
 import numpy as np
 
 from hkv.errors import LayoutError
@@ -10,8 +11,17 @@ from hkv.layout.strided import StridedView
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The dtype of that name, bfloat16 and the float8 kinds included."""
-    return np.dtype(getattr(ml_dtypes, name, name))
+    """The dtype of that name, bfloat16 and the float8 kinds included.
+
+    Raises:
+      LayoutError: NumPy lacks it, and the package `ml_dtypes`, which JAX brings, is not installed.
+    """
+    try:
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name, name))
+    except ImportError:
+        if hasattr(np, name):
+            return np.dtype(name)
+        raise LayoutError("dtype", name, "one of NumPy's own, or the package ml_dtypes to be installed") from None
 
 
 def view(buffer: np.ndarray, strided: StridedView) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from hkv.connectors.cases import vector_cases
 from hkv.contract import registry
 from hkv.oracle.log_file import write_all_atomically
 from hkv.oracle.vectors import cases
@@ -30,6 +31,7 @@ FAMILIES: dict[str, tuple[str, Cases]] = {
     "slots": ("the block and offset of tokens, one or several context-parallel ranks", cases.slot_cases),
     "strides": ("shapes and strides of the six physical orders", cases.stride_cases),
     "addresses": ("the byte address of elements of a cache", cases.address_cases),
+    "ranges": ("the bytes of blocks, from the tensors that a connector is told of", vector_cases),
     "chunk_objects": ("what lies where in the chunk objects of an external store", cases.chunk_cases),
 }
 """Families of vectors: what each is about, and its cases."""
