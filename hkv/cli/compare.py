@@ -11,13 +11,14 @@ from typing import Any
 import click
 from rich.table import Table
 
+from hkv.cli.html import html_field, write_data
 from hkv.cli.options import command_of
 from hkv.cli.output_option import Reported, console, plot_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import Words, parsed, points_of
 from hkv.contract.options import argument, check_plot_path, option
 from hkv.limits import MAX_COUNT, MAX_WORKERS
-from hkv.replay import plot
+from hkv.replay import pages, plot
 from hkv.replay.attribution import CAUSES
 from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side
 from hkv.replay.swept import at_once, replayed
@@ -35,6 +36,7 @@ class _Options(Reported):
         5, "--requests", type=click.IntRange(0, MAX_COUNT), help="Show so many of the requests whose hits differ most."
     )
     plot_path: str | None = plot_field("Draw hit rates and causes; .png or .svg.")
+    html: str | None = html_field("hits request by request, and why they differ")
 
 
 @command_of("compare", _Options, context_settings={"ignore_unknown_options": True})
@@ -59,8 +61,11 @@ def command(given: _Options) -> None:
     if given.plot_path:
         title = " and ".join(map(_short, result.names))
         write_output(given.plot_path, plot.drawn_comparison(result, given.plot_path, title))
+    if given.html:
+        title = f"hkv compare: {' and '.join(map(_short, result.names))}"
+        write_data(given.html, pages.comparison_data(result, sides, title))
     write_json(given.json_path, _document(result))
-    if talks(given.plot_path, given.json_path):
+    if talks(given.plot_path, given.html, given.json_path):
         _print(result, sides, given.most)
 
 

@@ -33,7 +33,12 @@ def html_field(what: str = "every block through all operations") -> Any:
 
 def write_page(path: str, title: str, cases: Sequence[dict[str, Any]]) -> None:
     """Writes a page of some cases."""
-    write_output(path, page(title, {"title": title, "cases": list(cases)}))
+    write_data(path, {"title": title, "cases": list(cases)})
+
+
+def write_data(path: str, data: dict[str, Any]) -> None:
+    """Writes a page of data that has a title."""
+    write_output(path, page(data["title"], data))
 
 
 def log_case(

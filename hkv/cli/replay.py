@@ -13,13 +13,14 @@ import click
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
+from hkv.cli.html import html_field, write_data
 from hkv.cli.options import command_of, commands, is_given, own_options, refuse_others
-from hkv.cli.output_option import Reported, console, plot_field, table, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, console, plot_field, table, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import argument, check_plot_path, group, option
 from hkv.files import shown
-from hkv.replay import plot, result, sweep
+from hkv.replay import pages, plot, result, sweep
 from hkv.replay.agreement import Difference
 from hkv.replay.attribution import TRACE, Missed
 from hkv.replay.command import CacheOptions, ReplayCommand, ScheduleOptions, StudiedCache
@@ -47,6 +48,10 @@ class _Options(Reported):
     ceilings: bool = option(False, help="Replay again with one cause of misses removed at a time.")
     plot_path: str | None = plot_field(
         "Draw hit rate and occupancy over time; .png or .svg, - for SVG on standard output."
+    )
+    html: str | None = html_field("hits, causes and blocks over time, and why each request's hit ended")
+    perfetto: str | None = option(
+        metavar="FILE", type=OutputPath(), help="Write a trace of requests, groups, pool and steps for Perfetto, JSON."
     )
 
 
@@ -80,11 +85,11 @@ def command(given: _Options) -> int:
     counted = _Counted()
 
     def stopped() -> None:
-        if talks(given.json_path, given.plot_path):
+        if talks(given.json_path, given.plot_path, given.html, given.perfetto):
             click.echo(f"stopped after {counted.requests:,} of {total:,} requests")
 
     how: dict[str, Any] = {"check": given.cache.check, "warmup": given.schedule.warmup, "progress": counted}
-    sampled = bool(given.plot_path or given.json_path)
+    sampled = bool(given.plot_path or given.json_path or given.html or given.perfetto)
     try:
         with interruption().saying(stopped), progress_bar("replay", total) as advance:
             counted.advance = advance
@@ -125,13 +130,19 @@ def _report(
     outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, given: _Options, options: dict[str, Any]
 ) -> None:
     engine, plot_path, json_path = options["engine"], given.plot_path, given.json_path
+    title = f"{pathlib.Path(shown(given.trace)).name}: {studied.name}, engine {engine}"
+    if given.html:
+        name = pathlib.Path(shown(given.trace)).name
+        data = pages.replay_data(outcome, engine, title, f"hkv replay: {name}", given.schedule.step_ms, others)
+        write_data(given.html, data)
+    if given.perfetto:
+        write_output(given.perfetto, pages.perfetto(outcome, engine, given.schedule.step_ms))
     if plot_path:
-        title = f"{pathlib.Path(shown(given.trace)).name}: {studied.name}, engine {engine}"
         write_output(plot_path, plot.drawn(outcome, plot_path, given.schedule.step_ms, title))
     if json_path:
         found = document(outcome, engine, _written(options, studied.schedule), others)
         write_json(json_path, {**found, "resolved": studied.resolved})
-    if not talks(json_path, plot_path):
+    if not talks(json_path, plot_path, given.html, given.perfetto):
         return
     out = console()
     if studied.remark:
@@ -142,12 +153,16 @@ def _report(
         out.print(renderable, highlight=False)
 
 
+WRITTEN_TO = ("json_path", "plot_path", "html", "perfetto")
+"""Options that say where results go."""
+
+
 def _written(options: Mapping[str, Any], schedule: Schedule) -> dict[str, Any]:
     """The options as the command line would take them, defaults as they came to be; where results go is left out.
 
     A type that reads something else than its text says how it is written (`written`).
     """
-    plain = {name: value for name, value in options.items() if name not in ("json_path", "plot_path")}
+    plain = {name: value for name, value in options.items() if name not in WRITTEN_TO}
     for parameter in command.params:
         if written := getattr(parameter.type, "written", None):
             plain[parameter.name or ""] = written(options[parameter.name or ""])
@@ -298,7 +313,7 @@ def sparkline(values: Sequence[int], top: int) -> str:
 
 # Options of `hkv replay` with several values: the words of a command line, and the replays that they ask for.
 
-NOT_VARIED = ("--json", "--plot", "--check", "--ceilings")
+NOT_VARIED = ("--json", "--plot", "--html", "--perfetto", "--check", "--ceilings")
 """Options of `hkv replay` that say nothing to several of them."""
 
 

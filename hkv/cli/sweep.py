@@ -12,13 +12,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hkv.cli.html import html_field, write_data
 from hkv.cli.options import command_of
 from hkv.cli.output_option import OutputPath, Reported, plot_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
 from hkv.limits import MAX_WORKERS, show_bytes
-from hkv.replay import plot, sweep
+from hkv.replay import pages, plot, sweep
 from hkv.replay.swept import answers, resolved, swept
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
@@ -48,6 +49,7 @@ class _Options(Reported):
     )
     csv_path: str | None = option(None, "--csv", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
     plot_path: str | None = plot_field("Draw hit rates against sizes; .png or .svg.")
+    html: str | None = html_field("hit rates against sizes, with the bounds that were found")
 
 
 @command_of("sweep", _Options, context_settings={"ignore_unknown_options": True})
@@ -87,8 +89,11 @@ def command(given: _Options) -> None:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:
         write_output(plot_path, plot.drawn_sweep(rows, plot_path, f"{pathlib.Path(path).name}", infinite))
+    if given.html:
+        sentences = [list(_sentences(each)) for each in found]
+        write_data(given.html, pages.sweep_data(found, sentences, f"hkv sweep: {pathlib.Path(path).name}"))
     write_json(json_path, {"trace": path, "lines": found})
-    if talks(csv_path, plot_path, json_path):
+    if talks(csv_path, plot_path, given.html, json_path):
         _print(found)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-MODULES = ("data", "rows", "paint", "charts", "view", "panel", "main")
+MODULES = ("data", "rows", "paint", "view", "panel", "charts", "replay", "main")
 """Modules of the page, each after those that it uses."""
 
 LONG_TEXT = 2_000

@@ -226,7 +226,8 @@ function spansOf(holding) {
 async function start() {
   const text = byId("data").textContent, bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   byId("data").remove();
-  window.hkv = new Page(await unpack(bytes));
+  const data = await unpack(bytes), made = { replay: ReplayPage, compare: ComparePage, sweep: SweepPage };
+  window.hkv = new (made[data.kind] || Page)(data);
   document.body.dataset.ready = "yes";
 }
 

@@ -70,6 +70,7 @@ REPLAY_RTP_MODEL = f"{REPLAYED} --dialect rtp-llm/single --model {SMALL_MODEL} -
 SCHEDULE = (
     "--limit 4;--step-ms 500;--speed 1/100;--step-tokens 32;--decode-tokens 5;--max-running 2;"
     "--max-model-len 80;--closed-loop 1;--no-caching;--warmup 2;--ceilings;--json {out}/out.json;--plot {out}/out.svg;"
+    "--html {out}/page.html;--perfetto {out}/trace.json;"
 )
 
 TRACE = "trace {workload} -o {{out}}/new.jsonl --requests 20"
@@ -201,12 +202,13 @@ ROWS = [
     *_rows(TRACE.format(workload="shared-prefix"), WORKLOAD, "--turns 2;--pause 1;--branch-percent 90"),
     *_rows(
         "compare {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16;full:96 --num-blocks 2000",
-        "--requests 0;--plot {out}/out.svg;--json -",
+        "--requests 0;--plot {out}/out.svg;--html {out}/page.html;--json -",
         "--jobs 0",
     ),
     *_rows(
         "sweep {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40..80:2",
-        "--target 5;--bounds;--results {out}/results.jsonl;--csv {out}/points.csv;--plot {out}/out.svg;--json -",
+        "--target 5;--bounds;--results {out}/results.jsonl;--csv {out}/points.csv;--plot {out}/out.svg;"
+        "--html {out}/page.html;--json -",
         "--jobs 0;--ray local",
     ),
     *_rows(

@@ -18,8 +18,10 @@ from hkv.oracle.history import history
 from hkv.oracle.log_file import read_log
 from hkv.oracle.record import Only
 from hkv.page import page as page_of
+from hkv.replay.pages import replay_data
 from tests.page.browser import launched, opened, place, settled
 from tests.page.generated import generated
+from tests.page.replayed import replayed
 
 pytestmark = pytest.mark.browser
 
@@ -180,6 +182,30 @@ def test_a_hundred_thousand_operations_on_as_many_blocks_are_quick_to_open_and_t
             settled(page)
         assert page.evaluate("performance.memory.usedJSHeapSize") <= 500e6
         assert "Block" in panel(page)
+
+
+def test_a_span_of_a_replay_lists_its_requests_and_why_their_hits_ended(browser: Any, tmp_path: pathlib.Path) -> None:
+    outcome = replayed()
+    path = tmp_path / "replay.html"
+    path.write_bytes(page_of("replay", replay_data(outcome, "numpy", "a cache", "hkv replay", 50)))
+    with opened(browser, path) as page:
+        assert "Whose growth took whose blocks" in panel(page)
+        box = page.locator(".chart canvas >> nth=1").bounding_box()
+        page.mouse.move(box["x"] + 70, box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 40, steps=3)
+        assert "so far" in page.inner_text(".read >> nth=0")
+        page.mouse.up()
+        text = panel(page)
+        shown = page.evaluate("hkv.board.span")
+        inside = [record for record in outcome.recorder.requests.values() if shown[0] <= record.admitted <= shown[1]]
+        assert f"{len(inside)} requests admitted" in text
+        assert len(inside) > 5
+        assert f"\nhit\t{sum(record.hit for record in inside):,}\t" in text
+        assert "first use" in text
+        for key in ("z", "0", "t"):
+            page.keyboard.press(key)
+        settled(page)
 
 
 def test_hostile_names_are_shown_and_nothing_else(browser: Any, tmp_path: pathlib.Path) -> None:
