@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from hkv.cli.html import broken_case, html_field, write_page
+from hkv.cli.live import MOST, Live, serve_field
 from hkv.cli.options import Traffic, check_timeout, command_of, dialect_option, seeds_option, timeout_option
 from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_broken
+from hkv.contract.answer import EngineFactory
 from hkv.contract.options import argument, group
 from hkv.oracle.broken_invariant import Found, Watching
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.history import Engines, history
 from hkv.oracle.record import features_of
 
 
@@ -25,6 +30,7 @@ class _Options(Reported):
     seeds: int = seeds_option(20)
     traffic: Traffic = group(Traffic)
     html: str | None = html_field("every block up to each broken invariant")
+    serve: str | None = serve_field()
     timeout: float = timeout_option()
 
 
@@ -53,20 +59,48 @@ def command(given: _Options) -> int:
             _print(engine, chosen, seeds, watching, found)
         write_json(json_path, _document(engine, watching, found))
 
-    with interruption().saying(tell), progress_bar("watching", len(chosen) * seeds) as advance:
-        for feature in chosen:
-            for seed in range(traffic.first_seed, traffic.first_seed + seeds):
-                broken = watching.seed(feature, seed)
-                advance()
-                if broken is not None:
-                    found.append(broken)
-                    break
-    watching.require_some()
-    if given.html is not None:
-        cases = [broken_case(each, ((engine, factory),)) for each in found]
-        write_page(given.html, f"hkv watch: {engine}", cases)
-    tell()
+    def shown() -> dict[str, Any]:
+        return _live(f"hkv watch: {engine}", watching, list(found), ((engine, factory),))
+
+    with contextlib.ExitStack() as stack:
+        live = Live(given.serve, f"hkv watch: {engine}", shown) if given.serve is not None else None
+        if live is not None:
+            stack.enter_context(live)
+        with interruption().saying(tell), progress_bar("watching", len(chosen) * seeds) as advance:
+            for feature in chosen:
+                for seed in range(traffic.first_seed, traffic.first_seed + seeds):
+                    broken = watching.seed(feature, seed)
+                    advance()
+                    if broken is not None:
+                        found.append(broken)
+                        break
+        _finish(given, watching, found, factory, tell)
+        if live is not None:
+            live.wait()
     return bool(found)
+
+
+def _finish(
+    given: _Options, watching: Watching, found: list[Found], factory: EngineFactory, tell: Callable[[], None]
+) -> None:
+    """Tells the result, and writes the page of what was found."""
+    watching.require_some()
+    tell()
+    if given.html is not None:
+        cases = [broken_case(each, ((given.engine, factory),)) for each in found]
+        write_page(given.html, f"hkv watch: {given.engine}", cases)
+
+
+def _live(title: str, watching: Watching, found: list[Found], engines: Engines) -> dict[str, Any]:
+    """Data of a page of what was found so far, and of the traffic that goes on."""
+    cases = [broken_case(each, engines) for each in found]
+    if watching.current is not None:
+        feature, seed, version, header, operations = watching.current
+        name = f"now: {feature} seed {seed} version {version}"
+        whole = len(operations)
+        said = f"the first {MOST:,} operations of {whole:,}" if whole > MOST else f"{whole:,} operations so far"
+        cases.append(history(name, header, operations[:MOST], engines, headline=said, explained=False))
+    return {"title": title, "cases": cases}
 
 
 def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watching, found: list[Found]) -> None:

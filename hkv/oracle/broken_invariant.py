@@ -105,6 +105,7 @@ class Watching:
       seeds: seeds that the engine implements.
       not_implemented: seeds that it says it does not implement, and `reason`, what it said the first time.
       lacks: capabilities that it lacks, with their meanings; `not_asked`: the invariants not asked for that.
+      current: feature, seed, version, header and operations so far of the traffic that goes on, or did last.
     """
 
     def __init__(self, factory: EngineFactory, only: Only, version: int | None = None, steps: int = 16) -> None:
@@ -115,6 +116,7 @@ class Watching:
         self.reason = ""
         self.lacks: dict[str, str] = {}
         self.not_asked: tuple[str, ...] = ()
+        self.current: tuple[str, int, int, Any, list[Any]] | None = None
 
     def seed(self, feature: str, seed: int) -> Found | None:
         """The first invariant that the engine breaks under one seed's traffic, or None."""
@@ -134,6 +136,7 @@ class Watching:
         watch = self._rules.watch(engine, header)
         self.seeds += 1
         operations: list[Any] = []
+        self.current = feature, seed, version, header, operations
 
         def perform(operation: Any) -> Any:
             operations.append(operation)

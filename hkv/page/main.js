@@ -39,6 +39,27 @@ class Page {
     if (this.cases.length) this.go();
     else byId("stage").append(el("p", { class: "nothing" }, "Nothing to show: no difference, and no invariant broken."));
   }
+  /** Takes newer data; the choice stays, or stays at the end where it was there. */
+  update(data) {
+    const before = this.current < 0 ? null : this.cases[this.current], choice = before && { ...this.view.choice };
+    this.cases = data.cases.map((given) => new Case(given));
+    if (!this.cases.length) return;
+    byId("stage").querySelector(".nothing")?.remove();
+    const list = byId("cases");
+    list.hidden = this.cases.length < 2;
+    list.replaceChildren(...this.cases.map((each, at) => el("option", { value: String(at) }, each.name)));
+    const same = before ? this.cases.findIndex((each) => each.name === before.name) : -1;
+    if (same < 0) {
+      this.open(this.cases.length - 1);
+      this.view.choose({ at: this.cases[this.current].count }, true);
+      return;
+    }
+    const ended = choice.at === before.count;
+    this.current = same;
+    list.value = String(same);
+    this.view.show(this.cases[same], true);
+    this.view.choose({ ...choice, at: ended ? this.cases[same].count : choice.at }, ended);
+  }
   open(number) {
     this.current = number;
     byId("cases").value = String(number);
@@ -223,11 +244,35 @@ function spansOf(holding) {
   };
 }
 
+/** Asks the server that the page came from for what is new, once a second while somebody looks. */
+async function follow(page, address) {
+  let known = 0;
+  const badge = el("span", { class: "live", role: "status" }, "live");
+  byId("tools").prepend(badge);
+  for (;;) {
+    if (!document.hidden) {
+      try {
+        const answer = await fetch(`${address}?since=${known}`);
+        if (answer.status === 200) {
+          page.update(await unpack(new Uint8Array(await answer.arrayBuffer())));
+          known = Number(answer.headers.get("X-HKV-Version"));
+        }
+        badge.textContent = "live";
+      } catch {
+        badge.textContent = "ended";
+        return;
+      }
+    }
+    await new Promise((done) => setTimeout(done, 1000));
+  }
+}
+
 async function start() {
   const text = byId("data").textContent, bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   byId("data").remove();
   const data = await unpack(bytes), made = { replay: ReplayPage, compare: ComparePage, sweep: SweepPage };
   window.hkv = new (made[data.kind] || Page)(data);
+  if (document.body.dataset.live) follow(window.hkv, document.body.dataset.live);
   document.body.dataset.ready = "yes";
 }
 

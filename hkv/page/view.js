@@ -14,14 +14,15 @@ class View {
     this.mode = 0;
     new ResizeObserver(() => this.layout()).observe(stage);
   }
-  /** Shows a case. */
-  show(shown) {
+  /** Shows a case; with `stay`, newer data of the same one in the same frame, unless that showed everything. */
+  show(shown, stay = false) {
+    const all = !this.frame || !this.shown || this.frame.sx <= Math.min(46, (this.size.width - GUTTER) / (this.shown.count + 1)) + 1e-9;
     this.shown = shown;
     this.orders = MODES.map(() => null);
     this.choice = { at: Math.min(1, shown.count), block: -1, side: Math.max(0, shown.sides.length - 1) };
     this.figures = shown.sides.map((side, number) => this.figure(side, number));
     this.stage.replaceChildren(...this.figures.map((figure) => figure.box));
-    this.layout(true);
+    this.layout(!stay || all);
   }
   figure(side, number) {
     const base = el("canvas"), over = el("canvas", { tabindex: "0", role: "application" });

@@ -254,7 +254,7 @@ ROWS = [
         "watch numpy --seeds 1 --steps 2 --feature core",
         "--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;--max-groups 1;--version 2;--steps 3;--json -;"
         "--html {out}/page.html;--dialect rtp-llm/hybrid",
-        "--timeout 5",
+        "--timeout 5;--serve 0.0.0.0:0",
     ),
     *_rows(f"watch {SILENT} --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,14 @@ def opened(browser: Any, address: str | pathlib.Path, link: str = "", **settings
 def settled(page: Any) -> None:
     """Waits until what was asked for is drawn."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def until(page: Any, expression: str, seconds: float = 20.0) -> None:
+    """Waits for an expression to be true; the policy of pages forbids Playwright's own way."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        time.sleep(0.05)
 
 
 def place(page: Any, at: int, row: int, side: int = 0) -> tuple[float, float]:

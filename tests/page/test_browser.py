@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hkv.cli.live import Live
 from hkv.contract import registry
 from hkv.oracle.comparison import Comparison
 from hkv.oracle.engines import engine_factory
@@ -19,7 +20,7 @@ from hkv.oracle.log_file import read_log
 from hkv.oracle.record import Only
 from hkv.page import page as page_of
 from hkv.replay.pages import replay_data
-from tests.page.browser import launched, opened, place, settled
+from tests.page.browser import launched, opened, place, settled, until
 from tests.page.generated import generated
 from tests.page.replayed import replayed
 
@@ -34,6 +35,7 @@ TAKES = """addEventListener('pointerup', () => {
 
 WRONG = str(ROOT / "examples" / "wrong_engine.py") + ":WrongEngine"
 LOGS = ROOT / "tests" / "data" / "oplogs"
+NUMPY = (("numpy", engine_factory("numpy")),)
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
@@ -102,7 +104,7 @@ def test_an_address_opens_what_it_names(browser: Any, shrunk: pathlib.Path) -> N
         assert "Block 1 after line 6" in panel(page)
         assert page.evaluate("location.hash") == "#op=6&block=1&rows=requests"
         page.evaluate("location.hash = '#op=3&block=1'")
-        page.wait_for_function("document.getElementById('panel').innerText.includes('Line 3')")
+        until(page, "document.getElementById('panel').innerText.includes('Line 3')")
 
 
 def test_a_search_finds_requests_blocks_and_lines(browser: Any, shrunk: pathlib.Path) -> None:
@@ -131,7 +133,7 @@ def test_a_narrow_screen_and_a_dark_one(browser: Any, shrunk: pathlib.Path) -> N
 
 def test_every_block_of_the_longest_recorded_log_is_as_the_engine_says(browser: Any, tmp_path: pathlib.Path) -> None:
     log = max(map(read_log, map(str, LOGS.glob("*.jsonl"))), key=lambda log: len(log.operations))
-    data = history(log.path, log.header, log.operations, (("numpy", engine_factory("numpy")),), recorded="log")
+    data = history(log.path, log.header, log.operations, NUMPY, recorded="log")
     path = tmp_path / "longest.html"
     path.write_bytes(page_of("longest", {"title": "longest", "cases": [data]}))
     dialect = registry.dialect_of(log.header.dialect)
@@ -174,7 +176,7 @@ def test_a_hundred_thousand_operations_on_as_many_blocks_are_quick_to_open_and_t
         page.evaluate(TAKES)
         for at, row in ((50_000, 100), (20_000, 60_000), (99_000, 99_000)):
             page.mouse.click(*place(page, at, row))
-            page.wait_for_function("window.took !== undefined")
+            until(page, "window.took !== undefined")
             clicks.append(page.evaluate("window.took"))
         assert min(clicks) <= 100
         for key in ("+", "+", "+", "ArrowRight", "0"):
@@ -206,6 +208,26 @@ def test_a_span_of_a_replay_lists_its_requests_and_why_their_hits_ended(browser:
         for key in ("z", "0", "t"):
             page.keyboard.press(key)
         settled(page)
+
+
+def test_a_live_page_follows_what_is_performed(browser: Any) -> None:
+    log = read_log(str(LOGS / "core-0.jsonl"))
+    count = 30
+
+    def data() -> dict[str, Any]:
+        told = history("now", log.header, log.operations[:count], NUMPY, explained=False)
+        return {"title": "live", "cases": [told]}
+
+    with Live("127.0.0.1:0", "live", data) as server, opened(browser, server.url) as page:
+        until(page, "hkv.cases.length && hkv.cases[0].count === 30")
+        assert "Line 31" in panel(page)
+        count = 60
+        until(page, "hkv.cases[0].count === 60")
+        assert "Line 61" in panel(page)
+        page.keyboard.press("Home")
+        count = 80
+        until(page, "hkv.cases[0].count === 80")
+        assert "Line 1: the configuration" in panel(page)
 
 
 def test_hostile_names_are_shown_and_nothing_else(browser: Any, tmp_path: pathlib.Path) -> None:
