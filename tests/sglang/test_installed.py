@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from hkv.contract import registry
 from hkv.contract.events import KeyIndex, decode_batch
+from hkv.contract.traffic import RandomChoices
 from hkv.dialects.sglang.config import BUGS
-from hkv.dialects.sglang.log import NAME, AdmitOp, EventsOp, EvictOp, MatchOp, StateOp
+from hkv.dialects.sglang.log import NAME, AdmitOp, EventsOp, EvictOp, FinishOp, MatchOp, StateOp
 from hkv.dialects.sglang.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.comparison import Comparison
@@ -21,6 +23,8 @@ from tests.sglang.test_dialect import entered, header, replayed
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 pytestmark = pytest.mark.sglang
+
+DIALECT = registry.dialect_of(NAME)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "sglang-rust"])
@@ -88,6 +92,28 @@ def test_routers_are_not_told_that_a_prefix_lost_its_window(engine: str) -> None
     driven.perform(EvictOp(tokens=[0, 4]))
     assert driven.perform(MatchOp(tokens=[0, 1, 2, 3])).hit == 0
     assert told(driven) == 6
+
+
+def test_what_a_pass_computed_beyond_a_request_s_end_is_not_entered() -> None:
+    """A request that ends one token before its last may have kept a state of that; the one before it is entered."""
+    ended = 0
+    for seed in range(40):
+        choices = RandomChoices(seed)
+        given = DIALECT.draw_header(choices, "states", 2, NAME)
+        reference, installed = (engine_factory(each)(given) for each in ("numpy", "sglang"))
+
+        def perform(operation: Any, reference: Any = reference, installed: Any = installed) -> Any:
+            nonlocal ended
+            if isinstance(operation, FinishOp):
+                request = reference.manager.requests[operation.id]
+                operation.length = max(len(request.row) - 1, request.protected, 1)
+                ended += request.tracked == len(request.row) and request.tracked_before is not None
+            want, got = reference.perform(operation), installed.perform(operation)
+            assert DIALECT.compare(want, got, 2) is None, operation
+            return want
+
+        DIALECT.drive(given, choices, perform, 12)
+    assert ended > 3
 
 
 def test_a_replay_is_that_of_the_engine_request_by_request() -> None:

@@ -94,6 +94,8 @@ class SGLangLifecycle:
                 raise OperationError("id", id, f"a request {self._window} tokens beyond what the tree has of it")
             case structs.CheckpointOp() | structs.FinishOp() if not request.ran:
                 raise OperationError("id", id, "a request that has computed a token since it came")
+            case structs.FinishOp(length=length) if length and not request.protected <= length <= request.computed:
+                raise OperationError("length", length, f"from {request.protected} to {request.computed} tokens")
             case _:
                 pass
 

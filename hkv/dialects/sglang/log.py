@@ -215,9 +215,10 @@ class ReleaseWindowOp(Operation, tag="release_window"):
 
 
 class FinishOp(Operation, tag="finish"):
-    """A request ends; what it has computed is entered."""
+    """A request ends; what it has computed is entered, of it `length` tokens where a pass ran beyond its end."""
 
     id: str
+    length: int = 0
 
 
 class AbortOp(Operation, tag="abort"):

@@ -40,6 +40,7 @@ class Request:
       tracking: two states in turn that keep what it was at lengths it has passed; none unless that is asked for.
       next: which of the two is written next; the other one was written last.
       tracked: length of the last of them; None where none was kept since it was entered.
+      tracked_before: length of the other one, if it is of a token that was decoded since then, too.
       branch: length at which its first insert ends, so that the prefix it shares there gets a window; None for none.
     """
 
@@ -57,6 +58,7 @@ class Request:
     tracking: list[int] = dataclasses.field(default_factory=list[int])
     next: int = 0
     tracked: int | None = None
+    tracked_before: int | None = None
     branch: int | None = None
 
 
@@ -121,6 +123,7 @@ class Manager:
         request.ran |= slots is not None
         if slots is not None and track:
             self._track(request, track)
+            request.tracked_before = None
         return slots
 
     def decode(self, id: str, token: int, *, track: bool = False) -> int | None:
@@ -154,10 +157,18 @@ class Manager:
         if lock.mark is not None:
             self.locks.release_window(lock)
 
-    def finish(self, id: str) -> None:
-        """A request ends, and what it has computed is entered."""
-        self._enter(id, finished=True)
-        self._release(id)
+    def finish(self, id: str, length: int = 0) -> None:
+        """A request ends, and what it has computed is entered.
+
+        Args:
+          id: the request.
+          length: tokens of it that count, where a pass ran beyond the one that ends it; 0 for all.
+        """
+        request = self._request(id)
+        if length and not request.protected <= length <= len(request.row):
+            raise OperationError("length", length, f"from {request.protected} to {len(request.row)} tokens")
+        self._enter(id, finished=True, length=length)
+        self._release(id, length)
 
     def abort(self, id: str) -> None:
         """A request ends, and nothing is entered; so does one that is retracted to come again."""
@@ -167,11 +178,11 @@ class Manager:
         """Frees so many tokens of each component; how many it freed."""
         return evict(self.tree, wanted)
 
-    def _enter(self, id: str, *, finished: bool) -> None:
+    def _enter(self, id: str, *, finished: bool, length: int = 0) -> None:
         """Enters a request's tokens, takes the tree's slots for its own, and holds what it ends on."""
         request = self._request(id)
         eagle, branch = self.config.bigrams, request.branch
-        length = len(request.row)
+        length = length or len(request.row)
         if not request.ran:
             raise OperationError("id", id, "a request that has computed a token since it came")
         # The prefix that a window kept this request from using ends here, so that the next one can use it.
@@ -186,7 +197,7 @@ class Manager:
         if not finished:
             self._slide(request, len(key) - 1)
         if not length:
-            request.tracked = None
+            request.tracked = request.tracked_before = None
             return
         slots = {"owned": request.protected, "evicted": request.evicted, "counted": request.counted}
         entered = self.tree.insert(key, request.row, priority=request.priority, state=state, **slots)
@@ -194,7 +205,7 @@ class Manager:
             self._give_back_states([state])
         if finished and entered.took_state:
             self._forget_state(request, state)
-        request.tracked = None
+        request.tracked = request.tracked_before = None
         key = key.whole_pages(self.config.page_size)
         request.counted = max(request.counted, len(key))
         if self.config.components == (FULL,):
@@ -232,14 +243,21 @@ class Manager:
             self.pools.give_back_window(request.row[start:end])
             request.evicted = end
 
-    def _release(self, id: str) -> None:
-        request = self._request(id)
-        live = max(request.protected, request.evicted)
-        self.pools.full.give_back(request.row[request.protected : live])
-        self.pools.give_back(request.row[live:])
+    def _release(self, id: str, length: int = 0) -> None:
+        request, size = self._request(id), self.config.page_size
+        length = length or len(request.row)
+        self._give_back(request, request.protected, length)
         self.locks.unlock(request.lock)
+        self._give_back(request, -(-length // size) * size, len(request.row))
         self._give_back_states([state for state in (request.own, *request.tracking) if state is not None])
         del self.requests[id]
+
+    def _give_back(self, request: Request, start: int, end: int) -> None:
+        """Frees a request's own slots of some positions, of those whose window's are gone the full ones."""
+        if start < end:
+            live = min(max(start, request.evicted), end)
+            self.pools.full.give_back(request.row[start:live])
+            self.pools.give_back(request.row[live:end])
 
     def _hold_states(self, request: Request) -> None:
         """States for a request's first pass, as many as it lacks (`ensure_mamba_capacity`)."""
@@ -268,23 +286,28 @@ class Manager:
 
     def _track(self, request: Request, length: int) -> None:
         """A pass keeps a state of a length, in the one of the two that was not written last."""
-        request.tracked, request.next = length, 1 - request.next
+        request.tracked_before, request.tracked, request.next = request.tracked, length, 1 - request.next
 
     def _to_enter(self, request: Request, length: int, *, finished: bool) -> tuple[int, int | None]:
         """The length at which a request is entered, and the state of that length; 0 where it has kept none.
 
         A running request gives the tree what it kept last, and takes a fresh one for it; one that ends has no use for
-        any.
+        any. If what it kept last is of a token beyond its end, it gives the one before that
+        (`_select_finished_checkpoint`).
         """
         if not self.config.tracked:
             return length, request.own if finished else self._state()
         if request.tracked is None:
             return 0, None
-        last = 1 - request.next
+        last, tracked = 1 - request.next, request.tracked
+        if finished and tracked > length:
+            last, tracked = request.next, request.tracked_before
+            if tracked is None or tracked > length:
+                return 0, None
         kept = request.tracking[last]
         if not finished:
             request.tracking[last] = self._state()
-        return request.tracked, kept
+        return tracked, kept
 
     def _forget_state(self, request: Request, state: int | None) -> None:
         """The tree has a state of a request that ends."""

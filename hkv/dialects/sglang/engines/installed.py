@@ -103,7 +103,7 @@ class InstalledSGLangEngine:
                 if answer.slots is not None:
                     request.full_untruncated_fill_ids.append(operation.token)
                     if operation.track:
-                        self._objects.track(self._rows, request, request.computed)
+                        self._objects.track(self._rows, request, request.computed, decode=True)
                 return answer
             case structs.SlideOp():
                 if self._config.window is not None:
@@ -114,7 +114,7 @@ class InstalledSGLangEngine:
             case structs.ReleaseWindowOp():
                 self._cache.release_swa_prefix_lock(request)
             case _:
-                self._end(request, entered=isinstance(operation, structs.FinishOp))
+                self._end(request, getattr(operation, "length", 0), entered=isinstance(operation, structs.FinishOp))
         return None
 
     def _found(self, result: Any) -> structs.Found:
@@ -149,13 +149,19 @@ class InstalledSGLangEngine:
             self._write(request, start, slots)
         return structs.Slots(slots)
 
-    def _end(self, request: Any, *, entered: bool) -> None:
+    def _end(self, request: Any, length: int, *, entered: bool) -> None:
+        size, protected = self._config.page_size, request.kv.cache_protected_len
+        if length and not protected <= length <= request.computed:
+            raise OperationError("length", length, f"from {protected} to {request.computed} tokens")
+        length = length or request.computed
         del self._requests[request.rid]
         request.done = True
         if entered:
-            self._cache.checkpoint(request, up_to=request.computed)
-        self._cache.free_kv_row(request.kv, [(request.kv.cache_protected_len, request.computed)])
+            self._cache.checkpoint(request, up_to=length)
+        self._cache.free_kv_row(request.kv, [(request.kv.cache_protected_len, length)])
         self._cache.unlock(request.lock)
+        if (beyond := -(-length // size) * size) < request.computed:
+            self._cache.free_kv_row(request.kv, [(beyond, request.computed)])
         self._objects.release(self._cache, self._rows, request, entered=entered)
         self._rows.give_back(request.kv.req_pool_idx)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
+from hkv.dialects.sglang.config import STRANDS_FULL
 from hkv.dialects.sglang.engines import of_components, places, walk
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
 from hkv.errors import ConfigError, OperationError
@@ -123,6 +124,8 @@ class SGLangJaxEngine:
         if header.tree:
             raise ConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
         self.header, self.config = header, structs.to_config(header)
+        if self.config.window is not None and STRANDS_FULL not in self.config.bugs:
+            raise ConfigError("bugs", header.bugs, f"{STRANDS_FULL} among them, which the compiled form always has")
         self._pages = Pages(self.config.page_size, bigrams=self.config.bigrams)
         self._requests: dict[str, Request] = {}
         self._buckets = machine.buckets_for(self.config, tokens=TOKENS * self.config.page_size)
@@ -156,6 +159,10 @@ class SGLangJaxEngine:
                 return structs.Row(self._row(request), self._held(request)[Held.PROTECTED] * self.config.page_size)
             case structs.ReleaseWindowOp():
                 self._do(SGLangCode.RELEASE_WINDOW, self._request(operation.id))
+            case structs.FinishOp(length=length) if length:
+                raise OperationError("length", length, "0: a pass beyond a request's end has no compiled form")
+            case structs.EventsOp():
+                raise OperationError("op", "events", "an operation of the compiled cache, which tells nobody of pages")
             case structs.FinishOp() | structs.AbortOp():
                 code = SGLangCode.FINISH if isinstance(operation, structs.FinishOp) else SGLangCode.ABORT
                 request = self._request(operation.id)

@@ -70,7 +70,7 @@ class SGLangNumpyEngine:
             case structs.ReleaseWindowOp():
                 manager.release_window(operation.id)
             case structs.FinishOp():
-                manager.finish(operation.id)
+                manager.finish(operation.id, operation.length)
             case structs.AbortOp():
                 manager.abort(operation.id)
             case structs.EvictOp():

@@ -268,10 +268,11 @@ def release(made: UnifiedRadixCache, rows: Rows, request: Any, *, entered: bool)
         rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
 
 
-def track(rows: Rows, request: Any, length: int) -> None:
+def track(rows: Rows, request: Any, length: int, *, decode: bool = False) -> None:
     """A pass keeps a state (`_mamba_radix_cache_v2_req_prepare_for_extend`, `_mamba_prefix_cache_update`)."""
     kv = request.kv
-    kv.mamba_prev_track_seqlen, kv.mamba_last_track_seqlen = None, length
+    kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen if decode else None
+    kv.mamba_last_track_seqlen = length
     kv.mamba_last_track_idx = kv.mamba_next_track_idx
     kv.mamba_next_track_idx = rows.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
 
