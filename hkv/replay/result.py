@@ -129,6 +129,7 @@ def totals(outcome: Outcome) -> dict[str, Any]:
         "too_long": outcomes[TOO_LONG],
         "prompt_tokens": prompt,
         "hit_tokens": hit,
+        "loaded_tokens": sum(request.loaded for request in counted),
         "hit_rate": hit / prompt if prompt else 0.0,
         "output_tokens": sum(request.output for request in requests if request.outcome == FINISHED),
         "preemptions": sum(request.preemptions for request in requests),

@@ -401,7 +401,7 @@ def _without_evictions(
     if changed is None:
         return None
     driving = engine
-    if engine != REFERENCE:
+    if engine != REFERENCE or default_engine(cache)[0] == REFERENCE:
         engine = default_engine(changed)[0]
     if not cache.sampling:  # both replays share one program; samples look at all blocks that there is room for
         cache.room = changed.room = max(cache.room, changed.blocks + 1)

@@ -94,6 +94,7 @@ class Refusal(enum.Enum):
     """Reason why the request at the head of the queue did not get its blocks."""
 
     LATER = "the step has no token left for it; it was not asked for"
+    ASIDE = "it waits for a transfer, and those behind it go on"
     PUT_OFF = "they may be free later"
     NEVER = "they never will be"
 
@@ -113,15 +114,24 @@ class StepLoop(abc.ABC):
         """Replays the whole trace; every request finishes or is refused for good. Returns the last step + 1."""
         step = 0
         while True:
-            if not self._running and not self._waiting:
+            if not self._present():
+                self._rest(step)
                 if self._next is None:
                     return step
                 if not self._schedule.closed_loop:
                     step = max(step, self._next.step)
             self._arrive(step)
-            if self._running or self._waiting:
+            if self._present():
                 self._step(step)
                 step += 1
+
+    def _present(self) -> int:
+        """Requests that have arrived and neither finished nor been refused for good."""
+        return len(self._running) + len(self._waiting)
+
+    def _rest(self, step: int) -> None:
+        """Nothing waits or runs before this step."""
+        return
 
     def left(self) -> dict[str, Any]:
         """Fields of the outcome (`hkv.replay.run.Outcome`), once it has run."""
@@ -187,7 +197,8 @@ class StepLoop(abc.ABC):
         if not refused:
             self._admit_waiting(step, budget, scheduled)
         self._planned()
-        self._observer.scheduled(step, len(self._running), len(self._waiting), self._available())
+        running = len(self._running)
+        self._observer.scheduled(step, running, self._present() - running, self._available())
         for live, tokens in scheduled:
             self._advance(live, tokens)
             self._compute(step, live, tokens)
@@ -205,7 +216,7 @@ class StepLoop(abc.ABC):
 
     def _is_due(self, arrival: Arrival, step: int) -> bool:
         if self._schedule.closed_loop:
-            return len(self._running) + len(self._waiting) < self._schedule.closed_loop
+            return self._present() < self._schedule.closed_loop
         return arrival.step <= step
 
     def _continue_running(self, step: int, scheduled: list[tuple[LiveRequest, int]]) -> tuple[int, bool]:
@@ -232,7 +243,7 @@ class StepLoop(abc.ABC):
             answer = self._admit(live, budget)
             if answer is Refusal.LATER:
                 return
-            if answer is Refusal.PUT_OFF and self._running:
+            if answer is Refusal.PUT_OFF and self._blocks_return():
                 self._observer.put_off()
                 return
             self._waiting.popleft()
@@ -245,12 +256,16 @@ class StepLoop(abc.ABC):
             scheduled.append((live, hit + new))
             budget -= new
 
+    def _blocks_return(self) -> bool:
+        """True if others hold blocks that they will give back."""
+        return bool(self._running)
+
     def _give_up_last(self, step: int) -> LiveRequest:
         """Preempts the request that was admitted last; one that runs alone and still does not fit never will."""
         victim = self._running.pop()
         self._free(victim, finished=False)
         victim.computed = 0
-        if self._running:
+        if self._blocks_return():
             victim.preemptions += 1
             self._waiting.appendleft(victim)
             self._observer.preempted(victim)
@@ -289,7 +304,7 @@ class RequestRecord:
 
     Attributes:
       arrived: the first step that could see it.
-      hit: tokens found in the cache when it was first admitted.
+      hit: tokens found in the cache, its second tier included, when it was first admitted.
       admitted: the step of its first admission.
       ended: the step in which it finished or was refused for good.
       outcome: `finished`, `never fits` or `too long`.
@@ -298,6 +313,7 @@ class RequestRecord:
       seen: tokens at its start that an earlier request had too (`hkv.replay.schedule.Arrival.seen`).
       computed: tokens, at most `hkv.replay.schedule.Arrival.asked`, whose blocks had been computed by anybody then.
       lacking: what each group lacked there; nothing where the engine cannot tell.
+      loaded: of the hit, tokens that were loaded from a second tier.
     """
 
     index: int
@@ -314,6 +330,7 @@ class RequestRecord:
     seen: int = 0
     computed: int = 0
     lacking: tuple[Lacking, ...] = ()
+    loaded: int = 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -358,14 +375,14 @@ class Recorder:
         """The request just looked up was refused and stays at the head of the queue."""
         self._sums["put_off"] = 1
 
-    def admitted(self, step: int, live: LiveRequest, hit: int) -> None:
-        """The request just looked up got its blocks and runs."""
+    def admitted(self, step: int, live: LiveRequest, hit: int, loaded: int = 0) -> None:
+        """The request just looked up got its blocks and runs, or waits for the tokens that are loaded into them."""
         record = self._record(live.arrival)
         if live.preemptions:
             record.recomputed += live.tokens
             record.recovered += hit
             return
-        record.hit, record.admitted = hit, step
+        record.hit, record.admitted, record.loaded = hit, step, loaded
         record.computed, record.lacking = self._told[0], tuple(self._told[1])
         self._sums["prompt_tokens"] += live.tokens
         self._sums["hit_tokens"] += hit

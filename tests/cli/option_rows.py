@@ -51,6 +51,12 @@ def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
     return rows
 
 
+OFFLOAD = (
+    "--offload 9;--offload-policy arc;--offload-store-threshold 2;--offload-decode;--offload-bandwidth 1GB/s;"
+    "--prefill-tokens-per-second 9"
+)
+"""Options of a second tier."""
+
 PLAN = f"plan {MODEL} --memory 80GiB"
 PLAN_RTP = f"plan {SMALL_MODEL} --memory 80GiB --dialect rtp-llm"
 PLAN_RTP_POOLS = "plan tests/data/models/deepseek_v4.json --memory 80GiB --dialect rtp-llm --pools independent --json -"
@@ -64,6 +70,7 @@ REPLAY = "replay {in}/trace.jsonl --tokens-per-id 16 --json - --engine numpy --g
 REPLAY_MODEL = (
     f"replay {{in}}/trace.jsonl --tokens-per-id 16 --json - --engine numpy --model {SMALL_MODEL} --memory 3GiB"
 )
+REPLAY_TIER = f"{REPLAY_MODEL.replace('3GiB', '160MiB')} --max-model-len 256 --offload 1GiB"
 REPLAYED = "replay {in}/trace.jsonl --tokens-per-id 16 --json - --engine numpy"
 REPLAY_RTP = f"{REPLAYED} --dialect rtp-llm/hybrid --groups full:16,mamba:16 --num-blocks 60"
 REPLAY_RTP_MODEL = f"{REPLAYED} --dialect rtp-llm/single --model {SMALL_MODEL} --memory 3GiB"
@@ -168,6 +175,14 @@ ROWS = [
         f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check;"
         "--swa-full-tokens-ratio 1",
     ),
+    *_rows(
+        f"{REPLAY} --offload 14",
+        "--offload 9;--offload-policy arc;--offload-store-threshold 2;--offload-decode",
+        "--offload-bandwidth 1GB/s;--prefill-tokens-per-second 9;--eagle all;--no-caching;--offload 1GiB",
+    ),
+    *_rows(REPLAY, "--offload 40", "--offload-policy arc;--offload-decode"),
+    *_rows(REPLAY_TIER, "--offload-bandwidth 100MB/s", "--prefill-tokens-per-second 9;--offload 1"),
+    *_rows(f"{REPLAY_TIER} --offload-bandwidth 100MB/s", "--prefill-tokens-per-second 9"),
     *_rows(f"{REPLAY} --retention dense", "--engine {in}/wrong.py:Blind"),  # so that there are hits not to see
     *_rows("replay {in}/long.jsonl --json - --engine numpy --groups full:16 --num-blocks 2000", "--device a100"),
     *_rows(REPLAY.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),
@@ -183,7 +198,7 @@ ROWS = [
         f"{SCHEDULE}--groups full:16,swa:16:17;--num-blocks 80;--linear-step 2;--reserve-ratio 50;"
         "--prefix-tree;--lookahead 20",
         "--independent-eviction;--eagle all;--retention 0;--device a100;--draft x;--memory 1GiB;--tp 1;--block-size 16;"
-        f"--kv-dtype auto;--check;--engine no-such;--dialect rtp-llm/single;--model {SMALL_MODEL}",
+        f"--kv-dtype auto;--check;--engine no-such;--dialect rtp-llm/single;--model {SMALL_MODEL};{OFFLOAD}",
     ),
     *_rows(
         f"{REPLAY_RTP} --prefix-tree".replace("mamba:16 --num-blocks 60", "swa:16:17 --num-blocks 40"),

@@ -44,7 +44,9 @@ def played(seed: int, policy: str) -> Chunks:
             where = {key: key[0] % 100 + 1 for key in keys}
             live.append((keys, (Context(dict(where)), Context(dict(where)))))
         keys, requests = draw.choice(live)
-        match draw.randrange(7):
+        match draw.randrange(8):
+            case 7:
+                both.use(keys[: draw.randrange(1, 5)], requests=requests)
             case 0 | 1 | 2:
                 first = draw.randrange(len(keys))
                 stored = both.store(keys[first : first + draw.randrange(1, 9)], requests=requests)

@@ -8,15 +8,16 @@ from typing import Any
 
 import click
 
-from hkv.contract.options import Written, option
+from hkv.contract.options import Number, Written, option
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.offload.config import BUGS, POLICIES, OffloadConfig, chunks_of
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
 from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import batch_defaults
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
 from hkv.errors import ConfigError, PlanError
-from hkv.limits import MAX_TOKENS, parse_bytes, parse_length, show_bytes, whole_number
+from hkv.limits import MAX_BLOCKS, MAX_COUNT, MAX_TOKENS, parse_bytes, parse_length, show_bytes, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
@@ -56,6 +57,16 @@ RETENTION = Written("dense|tokens", _retention, lambda tokens: "dense" if tokens
 """`dense`, or a number of tokens."""
 
 
+def _bandwidth(text: str) -> int:
+    if not text.endswith("/s"):
+        raise ConfigError("offload-bandwidth", text, "bytes in a second, such as 25GB/s")
+    return parse_bytes(text.removesuffix("/s"))
+
+
+BANDWIDTH = Written("rate", _bandwidth, lambda rate: None if rate is None else f"{rate}/s")
+"""Bytes in a second, such as 25GB/s."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VllmReplayOptions:
     """Options of a replay that vLLM's rules add."""
@@ -70,6 +81,24 @@ class VllmReplayOptions:
     device: str | None = option(
         type=click.Choice([*DEVICES, *UNPLANNED]),
         help="Take --step-tokens and --max-running as `vllm serve` does on this device.",
+    )
+    offload: str | None = option(
+        metavar="SIZE",
+        help="A second tier in host memory (`--kv-offloading-size`): with --model a size over all its GPUs, such as "
+        "64GiB; with --groups a number of chunks, each a block of any group.",
+    )
+    offload_policy: str = option("lru", type=POLICIES, help="With --offload: what leaves it first.")
+    offload_store_threshold: int = option(
+        0, type=click.IntRange(0, MAX_COUNT), help="With --offload: store a chunk when it is offered the Nth time."
+    )
+    offload_decode: bool = option(False, help="With --offload: store what is generated, too, not prompts alone.")
+    offload_bandwidth: int | None = option(
+        type=BANDWIDTH,
+        help="With --offload and --model: bytes that a GPU moves each way, such as 25GB/s.  [default: no limit]",
+    )
+    prefill_tokens_per_second: float | None = option(
+        type=Number(min=0, min_open=True),
+        help="With --offload-bandwidth: prompt tokens computed in a second; says which loads that would have beaten.",
     )
 
 
@@ -103,7 +132,8 @@ class VllmReplayCommand(ReplayCommand):
             retention_interval=options["retention"],
         )
         resolved = _served(config, schedule, options)
-        return StudiedCache(VllmReplayedCache(config), schedule, groups_text(options["groups"]), resolved=resolved)
+        cache = _with_tier(config, schedule, options, None)
+        return StudiedCache(cache, schedule, groups_text(options["groups"]), resolved=resolved)
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
         reading = {"tensor_parallel": options["tp"] or 1, "kv_dtype": options["kv_dtype"] or "auto"}
@@ -141,7 +171,57 @@ class VllmReplayCommand(ReplayCommand):
         name = f"{called} in {options['memory']}"
         schedule = schedule_of(options, config.max_model_len)
         resolved = _served(config, schedule, options)
-        return StudiedCache(VllmReplayedCache(config), schedule, name, remark, resolved)
+        return StudiedCache(_with_tier(config, schedule, options, size), schedule, name, remark, resolved)
+
+
+def _with_tier(
+    config: VllmConfig, schedule: Schedule, options: dict[str, Any], block_bytes: int | None
+) -> VllmReplayedCache:
+    """The cache, with the second tier that the options ask for; `block_bytes`: of a block on a GPU, where known."""
+    size, bandwidth, rate = options["offload"], options["offload_bandwidth"], options["prefill_tokens_per_second"]
+    if size is None:
+        declared = {field.name: field.default for field in dataclasses.fields(VllmReplayOptions)}
+        for name in (*(name for name in declared if name.startswith("offload_")), "prefill_tokens_per_second"):
+            if options[name] != declared[name]:
+                raise ConfigError(name, options[name], "--offload beside it")
+        return VllmReplayedCache(config)
+    if bandwidth is not None and block_bytes is None:
+        raise ConfigError("offload_bandwidth", bandwidth, "--model, which says how many bytes a block has")
+    if rate is not None and bandwidth is None:
+        raise ConfigError("prefill_tokens_per_second", rate, "--offload-bandwidth beside it")
+    from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
+
+    workers = options["tp"] or 1
+    recurrent = any(spec.keeps_states for spec in config.topology.specs)
+    config = dataclasses.replace(config, offloads=recurrent and config.caching)
+    chunks = whole_number(size) if block_bytes is None else chunks_of(parse_bytes(size), block_bytes, workers, 1)
+    if chunks is None or not 1 <= chunks <= MAX_BLOCKS:
+        expected = (
+            f"a number of chunks from 1 to {MAX_BLOCKS}" if block_bytes is None else "the size of a chunk at least"
+        )
+        raise ConfigError("offload", size, expected)
+    tier = OffloadConfig(
+        cache=config,
+        num_chunks=chunks,
+        policy=options["offload_policy"],
+        threshold=options["offload_store_threshold"],
+        prompt_only=not options["offload_decode"],
+        workers=workers,
+        step_tokens=schedule.step_tokens,
+        most_running=schedule.max_running,
+        bugs=frozenset(BUGS),
+    )
+    seconds = options["step_ms"] / 1000
+    moved = None if bandwidth is None else max(1, bandwidth * options["step_ms"] // 1000)
+    return TieredCache(
+        config,
+        Tier(
+            config=tier,
+            chunk_bytes=block_bytes or 0,
+            step_bytes=moved,
+            step_tokens=None if rate is None else rate * seconds,
+        ),
+    )
 
 
 def _served(config: VllmConfig, schedule: Schedule, options: dict[str, Any]) -> str:

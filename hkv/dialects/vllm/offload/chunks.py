@@ -217,6 +217,11 @@ class Chunks:
         self._note(keys, keys, self.begin(request), request)
         return [chunk.id for chunk in chunks]
 
+    def use(self, keys: Sequence[Key], request: Any) -> None:
+        """A request has used those of some keys that can be read, though it read them elsewhere."""
+        ready = [key for key in keys if self.lookup(key)]
+        self._note(ready, ready, self.begin(request), request)
+
     def complete_load(self, keys: Iterable[Key]) -> None:
         """A transfer reads these no more."""
         for key in keys:

@@ -67,7 +67,7 @@ def cache_config(
 
 def header(config: VllmConfig) -> Header:
     """The log header of a replay's cache."""
-    return to_header(config, "eagle" if config.eagle else "core")
+    return to_header(config, "eagle" if config.eagle else "core", 3 if config.offloads else 2)
 
 
 class VllmReplayedCache(ReplayedCache):

@@ -1,0 +1,113 @@
+"""Replays with a second tier: the reference's scheduler decides alike, request for request; figures; refusals."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
+from hkv.dialects.vllm.schedule.run import cache_config
+from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
+from hkv.replay.run import Outcome, Timing, replay
+from hkv.replay.schedule import Schedule
+from hkv.replay.traces.reader import TraceRequest
+from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
+from reference.dialects.vllm.offload.scheduler import VOCABULARY, OffloadScheduler
+
+SCHEDULE = Schedule(step_tokens=32, decode_tokens=1, max_running=4, max_model_len=256)
+
+
+def config(specs: list[LayerSpec], blocks: int, chunks: int, **options: object) -> OffloadConfig:
+    retention = options.pop("retention", None)
+    cache = cache_config(specs, blocks, SCHEDULE, retention_interval=retention)  # type: ignore[arg-type]
+    if any(spec.keeps_states for spec in specs):
+        cache = type(cache)(**{**vars(cache), "offloads": True})
+    more = {
+        "bugs": frozenset(BUGS),
+        "step_tokens": SCHEDULE.step_tokens,
+        "most_running": SCHEDULE.max_running,
+        **options,
+    }
+    return OffloadConfig(cache=cache, num_chunks=chunks, **more)  # type: ignore[arg-type]
+
+
+def requests(seed: int, count: int = 60) -> list[TraceRequest]:
+    """Prompts that are one of few beginnings and go on as they like; two come at a time."""
+    draw = random.Random(seed)
+    beginnings = [[draw.randrange(5) for _ in range(draw.randrange(20, 90))] for _ in range(5)]
+    found = []
+    for index in range(count):
+        tokens = draw.choice(beginnings)[: draw.randrange(8, 90)] + [
+            draw.randrange(5) for _ in range(draw.randrange(20))
+        ]
+        output = draw.randrange(1, 9)
+        told = [at % VOCABULARY for at in range(len(tokens), len(tokens) + output)]
+        arrival = {"line": index + 1, "timestamp": 100 * (index // 2)}
+        lengths = {"input_length": len(tokens), "output_length": output, "tokens_per_id": 1}
+        found.append(TraceRequest(**arrival, **lengths, tokens=tokens, output_tokens=told))  # type: ignore[arg-type]
+    return found
+
+
+def by_the_scheduler(
+    trace: list[TraceRequest], tier: OffloadConfig
+) -> tuple[dict[int, tuple[int, int]], OffloadScheduler]:
+    """Hit and loaded tokens of each request when it first got its blocks, of the reference's scheduler.
+
+    A store is reported with the step after the one that ordered it, a load with its own.
+    """
+    scheduler, found = OffloadScheduler(tier), dict[int, tuple[int, int]]()
+    coming, late, step = list(enumerate(trace)), list[int](), 0
+    while coming or scheduler.requests or late:
+        while coming and coming[0][1].timestamp <= 50 * step:
+            index, request = coming.pop(0)
+            scheduler.request(str(index), request.tokens or [], request.output_length)
+        held = {id for id, entry in scheduler.requests.items() if entry.request.running}
+        scheduled = scheduler.schedule()
+        for match in scheduled.matches:
+            if scheduler.requests[match.id].request.running and match.id not in held and match.external is not None:
+                found.setdefault(int(match.id), (match.local + match.external, match.external))
+        orders = scheduled.orders
+        loads = [transfer.job for transfer in orders.loads]
+        received = [transfer.id for transfer in orders.loads]
+        stores = [transfer.job for transfer in orders.stores]
+        now = [*late, *loads, *(job for job in stores if job in orders.flushed)]
+        scheduler.output(scheduled, dict.fromkeys(sorted(now), tier.workers), received)
+        late = [job for job in stores if job not in orders.flushed]
+        step += 1
+        assert step < 2_000
+    return found, scheduler
+
+
+def replayed(trace: list[TraceRequest], tier: OffloadConfig, **speed: object) -> Outcome:
+    cache = TieredCache(tier.cache, Tier(config=tier, **speed))  # type: ignore[arg-type]
+    return replay(trace, cache, SCHEDULE, Timing(step_ms=50), causes=False)
+
+
+CASES = {
+    "full": ([FullAttention(block_size=4)], 40, 30, {}),
+    "three groups": (
+        [FullAttention(block_size=4), SlidingWindow(block_size=4, window=9), Mamba(block_size=4)],
+        90,
+        60,
+        {},
+    ),
+    "retention": ([FullAttention(block_size=4), SlidingWindow(block_size=4, window=12)], 70, 40, {"retention": 0}),
+    "arc": ([FullAttention(block_size=4), SlidingWindow(block_size=4, window=12)], 70, 30, {"policy": "arc"}),
+    "threshold": ([FullAttention(block_size=4), Mamba(block_size=4)], 70, 40, {"threshold": 2, "workers": 2}),
+    "decode": ([FullAttention(block_size=4)], 40, 60, {"prompt_only": False}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_decides_as_the_scheduler(name: str) -> None:
+    specs, blocks, chunks, options = CASES[name]
+    loaded = 0
+    for seed in range(4):
+        tier, trace = config(list(specs), blocks, chunks, **options), requests(seed)
+        outcome = replayed(trace, tier)
+        records = outcome.recorder.requests
+        wanted, _ = by_the_scheduler(trace, tier)
+        assert {index: (record.hit, record.loaded) for index, record in records.items()} == wanted
+        loaded += sum(record.loaded for record in records.values())
+    assert loaded > 100
