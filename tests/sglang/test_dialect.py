@@ -13,6 +13,7 @@ from hkv.contract import registry
 from hkv.contract.explore_command import Space
 from hkv.contract.log import Log
 from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
 from hkv.errors import ConfigError, HKVError, OperationError
 from hkv.oracle.exploration import BreadthFirst, PlainWorld
@@ -87,7 +88,7 @@ def test_an_explanation_names_what_each_group_lacks() -> None:
         structs.EvictOp(tokens=[0, 3]),
         structs.AdmitOp(id="b", tokens=[0, 1, 2, 3, 4]),
     ]
-    given = header(8, window=2)
+    given = header(8, window=2, bugs=sorted(BUGS))
     told = explain(_log(given, operations), len(operations) + 1)
     assert [(group.kind, group.largest) for group in told.groups] == [("full_attention", 2), ("sliding_window", 0)]
     assert told.hit == 0
