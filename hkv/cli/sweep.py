@@ -116,17 +116,23 @@ def _print(found: list[dict[str, Any]]) -> None:
 
 
 def _table(answer: Mapping[str, Any]) -> Table:
-    bounded = any(sweep.OPTIMAL in row for row in answer["points"])
+    bounded, tiered = (any(name in row for row in answer["points"]) for name in (sweep.OPTIMAL, "loaded_tokens"))
     rows = []
     for row in answer["points"]:
-        evictions = "" if row["evictions"] is None else f"{row['evictions']:,}"
-        columns = [evictions, f"{row['preemptions']:,}", f"{sweep.refused(row):,}"]
-        if bounded:
-            best = sweep.optimal_rate(row)
-            columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"]
+        columns = ["" if row["evictions"] is None else f"{row['evictions']:,}"]
+        best = sweep.optimal_rate(row) if bounded else 0.0
+        if tiered:
+            share = row["loaded_tokens"] / max(row["prompt_tokens"], 1)
+            columns[:0] = [f"{share:.2%}", f"{row['tier_stored']:,}", f"{row['tier_stored'] - row['tier_read']:,}"]
+            columns[:0] = [f"{best:.2%}"] * bounded
+        else:
+            columns += [f"{row['preemptions']:,}", f"{sweep.refused(row):,}"]
+            columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"] * bounded
         rows.append((_shown(row), f"{row['hit_rate']:.2%}", *columns))
-    more = ">optimal|>gap|" if bounded else ""
-    names = f">pool|>hit rate|{more}>evictions|>preemptions|>refused"
+    if tiered:
+        names = f">pool|>hit rate|{'>optimal|' * bounded}>in tier|>stored|>unread|>evictions"
+    else:
+        names = f">pool|>hit rate|{'>optimal|>gap|' * bounded}>evictions|>preemptions|>refused"
     return table(names, rows, title=answer["line"] or "Sweep")
 
 

@@ -16,7 +16,7 @@ from hkv.replay.compare import CompareResult
 from hkv.replay.observed import EVICTED, NOT_RETAINED, Kind, Occupancy
 from hkv.replay.result import totals
 from hkv.replay.run import Outcome
-from hkv.replay.sweep import MEMORY, OPTIMAL, Row, lines, optimal_rate, refused, size_of
+from hkv.replay.sweep import MEMORY, OPTIMAL, TIER, Row, lines, optimal_rate, refused, size_of
 from hkv.spec import spec_to_text
 
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
@@ -220,7 +220,13 @@ OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool t
 
 
 def drawn_sweep(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row] | None = None) -> bytes:
-    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`."""
+    """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
+
+    Where nothing varies but the sizes of two tiers, several of each, both are axes.
+    """
+    names = set(rows[0]["options"])
+    if TIER in names and len(names) == 2 and 1 < len(lines(rows)) < len(rows):
+        return _drawn_tiers(rows, path, title)
     figure = _figure((9, 5.5), path)
     from matplotlib.ticker import NullLocator
 
@@ -254,6 +260,29 @@ def drawn_sweep(rows: Sequence[Row], path: str, title: str, infinite: Mapping[st
     panel.spines[["top", "right"]].set_visible(False)
     if len(lines(rows)) > 1 or OPTIMAL in rows[0] or infinite:
         panel.legend(frameon=False)
+    return _saved(figure, path, title)
+
+
+def _drawn_tiers(rows: Sequence[Row], path: str, title: str) -> bytes:
+    """Hit rates over the first tier's size and the second's, as a table of colours with the rates in it."""
+    figure = _figure((9, 5.5), path)
+    panel: Any = figure.subplots()
+    (first,) = set(rows[0]["options"]) - {TIER}
+    across = list(dict.fromkeys(row["options"][first] for row in sorted(rows, key=lambda row: size_of(row["options"]))))
+    up = list(dict.fromkeys(row["options"][TIER] for row in rows))
+    rates = np.full((len(up), len(across)), np.nan)
+    for row in rows:
+        rates[up.index(row["options"][TIER]), across.index(row["options"][first])] = 100 * row["hit_rate"]
+    drawn = panel.imshow(rates, origin="lower", aspect="auto", cmap="viridis")
+    middle = (np.nanmin(rates) + np.nanmax(rates)) / 2
+    for (y, x), rate in np.ndenumerate(rates):
+        if not np.isnan(rate):
+            panel.text(x, y, f"{rate:.1f}", ha="center", va="center", color="white" if rate < middle else "black")
+    panel.set_xticks(range(len(across)), across)
+    panel.set_yticks(range(len(up)), up)
+    panel.set_xlabel("memory for the cache on each GPU" if first == MEMORY else "blocks in the pool")
+    panel.set_ylabel("second tier in host memory" if first == MEMORY else "chunks in the second tier")
+    figure.colorbar(drawn, label="hit rate (% of prompt tokens)")
     return _saved(figure, path, title)
 
 

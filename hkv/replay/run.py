@@ -80,6 +80,7 @@ class ReplayedCache(abc.ABC):
       pools: its pools, each with its groups.
       reuses: whether prompts are looked up at all: prefix caching is on.
       eagle_groups: indices of the groups under the EAGLE drop rule.
+      finer: tokens by which a hit may exceed a multiple of the unit of `hit_units`.
       reasons: names of the reasons why hits end, in the order in which tables list them; none where nothing tells.
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
       sampling: steps between two samples of its occupancy at first; 0: none are taken.
@@ -93,6 +94,7 @@ class ReplayedCache(abc.ABC):
     diagnoses: bool = True
     tells: Boundaries[Any] | None = None
     asks: Boundaries[Any] | None = None
+    finer: int = 0
     reasons: tuple[str, ...] = ()
 
     def __init__(

@@ -15,7 +15,7 @@ from hkv.limits import MAX_BLOCKS, parse_bytes, whole_number
 MAX_POINTS = 10_000
 """Combinations of a sweep."""
 
-MEMORY, BLOCKS = "--memory", "--num-blocks"
+MEMORY, BLOCKS, TIER = "--memory", "--num-blocks", "--offload"
 SPLIT = {
     **dict.fromkeys(
         (
@@ -42,6 +42,10 @@ COLUMNS = (
 )
 """Numbers of each point: totals of its replay, but for `hit_rate` and `prompt_tokens`, which are of all prompts of the
 trace, those of refused requests too: a pool that refuses long prompts would seem to hit more of them."""
+
+TIERED = ("loaded_tokens", "tier_stored", "tier_read", "tier_loaded", "tier_refused")
+"""Totals of each point beside `COLUMNS` where its cache has a second tier: hit tokens that were loaded, and in its
+chunks what was stored, read at least once of that, and loaded in all; stores that found no room."""
 
 OPTIMAL = "optimal_tokens"
 """Column of hit tokens that no choice of evictions exceeds, where it was asked for."""
@@ -133,11 +137,11 @@ def knee(line: Sequence[Row]) -> Row | None:
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
-    """The rows as CSV with a heading: the options that vary, without dashes, then `COLUMNS`, and `OPTIMAL` if known."""
+    """The rows as CSV with a heading: the options that vary, without dashes, `COLUMNS`, and others where known."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row["options"]))
     writer = csv.writer(text, lineterminator="\n")
-    columns = [*COLUMNS, *([OPTIMAL] if any(OPTIMAL in row for row in rows) else ())]
+    columns = [*COLUMNS, *(name for name in (*TIERED, OPTIMAL) if any(name in row for row in rows))]
     writer.writerow([*(name.lstrip("-").replace("-", "_") for name in names), *columns])
     for row in rows:
         writer.writerow([*(row["options"].get(name, "") for name in names), *(row[column] for column in columns)])

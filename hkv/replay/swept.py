@@ -29,7 +29,7 @@ from hkv.replay.command import StudiedCache
 from hkv.replay.optimal import Reuse, optimal_hits, reuse
 from hkv.replay.result import ReplayResult, result_of, totals
 from hkv.replay.run import COMPILED, ReplayedCache, Timing, default_engine, replay, warmup_requests
-from hkv.replay.sweep import COLUMNS, OPTIMAL, Row, line_of, size_of
+from hkv.replay.sweep import COLUMNS, OPTIMAL, TIERED, Row, line_of, size_of
 from hkv.replay.traces.interned import InternedTrace
 from hkv.version import __version__
 
@@ -86,7 +86,8 @@ def measured(point: Point, trace: InternedTrace) -> Row:
     found = totals(outcome)
     prompts = sum(each.input_length for each in trace.requests[outcome.warmup :])
     found |= {"prompt_tokens": prompts, "hit_rate": found["hit_tokens"] / prompts if prompts else 0.0}
-    return {"options": dict(point.labels), **{name: found[name] for name in COLUMNS}}
+    tiered = TIERED if "tier_stored" in found else ()
+    return {"options": dict(point.labels), **{name: found[name] for name in (*COLUMNS, *tiered)}}
 
 
 def _infinite(studied: StudiedCache, trace: InternedTrace) -> ReplayedCache:
@@ -192,7 +193,7 @@ def with_optimal(points: Sequence[Point], rows: Sequence[Row], trace: InternedTr
         if asked not in found:
             found[asked] = reuse(trace, *asked)
         hits = optimal_hits(_after(found[asked], trace, point), cache.pools, studied.schedule.lookahead)
-        more.append({**row, OPTIMAL: int(hits.sum())})
+        more.append({**row, OPTIMAL: int(hits.sum()) + cache.finer * len(hits)})
     return more
 
 

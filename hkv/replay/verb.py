@@ -282,6 +282,7 @@ def _result(rows: Sequence[options_of_sweeps.Row], found: Sequence[Mapping[str, 
     names = {option: name for name, option in SIZES.items()}
     labels: list[str] = list(rows[0]["options"])
     totals = [*options_of_sweeps.COLUMNS, *([options_of_sweeps.OPTIMAL] if bounds else ())]
+    totals += [name for name in options_of_sweeps.TIERED if all(name in row for row in rows)]
     points: dict[str, npt.NDArray[Any]] = {
         **{names.get(name, name): np.array([row["options"][name] for row in rows], str) for name in labels},
         "line": np.array([options_of_sweeps.line_of(row["options"]) for row in rows], str),

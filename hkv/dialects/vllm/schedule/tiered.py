@@ -22,6 +22,7 @@ from hkv.dialects.vllm.schedule.run import VllmReplayedCache
 from hkv.dialects.vllm.schedule.schedule import Chunking, Diagnosis, Replay
 from hkv.errors import ConfigError
 from hkv.replay.observed import Sampling
+from hkv.replay.optimal import Pool
 from hkv.replay.run import COMPILED, REFERENCE, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule
 from reference.dialects.vllm import live as operations
@@ -57,6 +58,10 @@ class TieredCache(VllmReplayedCache):
     def __init__(self, config: VllmConfig, tier: Tier) -> None:
         super().__init__(config)
         self.tier = tier
+        # Most hits that any choice of evictions could find: content is on the GPU or in the tier, which runs nothing.
+        chunks = tier.config.num_chunks
+        self.pools = (Pool(self.blocks + chunks, config.topology.specs, reserve=chunks),)
+        self.finer = self.hit_units.unit - 1
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         mended = Tier(**{**vars(self.tier), "config": dataclasses.replace(self.tier.config, bugs=frozenset())})
