@@ -23,6 +23,7 @@ DEFAULT = "vllm-0.33"
 
 BUILT_IN = {
     "vllm-0.33": "hkv.dialects.vllm.dialect:VllmDialect",
+    "vllm-0.32": "hkv.dialects.vllm.dialect:EarlierVllmDialect",
     "vllm-0.33/chunks": "hkv.dialects.vllm.offload.dialect:OffloadDialect",
     "vllm-0.33/offload": "hkv.dialects.vllm.offload.dialect:OffloadDialect",
     "rtp-llm/single": "hkv.dialects.rtp_llm.dialect:RtpLlmDialect",

@@ -24,7 +24,7 @@ ABOUT = (
 
 def schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of one line of any log."""
-    formats = [dialect.log for dialect in dict.fromkeys(map(registry.dialect_of, registry.BUILT_IN))]
+    formats = {each.prefix: each for each in (registry.dialect_of(name).log for name in registry.BUILT_IN)}.values()
     lines = [f"{each.prefix}{name}" for each in formats for name in ("header", "operation")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

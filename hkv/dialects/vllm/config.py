@@ -16,6 +16,9 @@ UNLIMITED = (1 << 30) - 1
 """More tokens, or blocks, than there are: a bound that never binds."""
 
 NAME = "vllm-0.33"
+EARLIER = "vllm-0.32"
+NAMES = (NAME, EARLIER)
+"""Releases whose rules are described. Of 0.32 what differs stands in `VllmConfig`; it is read where a rule asks."""
 
 HASHES = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", GIVEN)
 
@@ -27,6 +30,7 @@ class VllmConfig:
     Attributes:
       topology: the groups, in order; every group shares one pool.
       num_blocks: blocks in the pool, the null block 0 included.
+      dialect: release of vLLM whose rules hold; one of `NAMES`.
       hash: name of the chain hash; `given` where requests bring their keys.
       hash_seed: string whose hash is the root key (vLLM 0.33 `NONE_HASH`).
       hash_block_size: tokens between two chain hashes of a request.
@@ -49,6 +53,7 @@ class VllmConfig:
 
     topology: Topology
     num_blocks: int
+    dialect: str = NAME
     hash: str = "sha256_cbor"
     hash_seed: str = SEED
     hash_block_size: int
@@ -83,6 +88,10 @@ class VllmConfig:
             raise ConfigError("prefill_lookahead", self.prefill_lookahead, expected)
 
     def _check_numbers(self) -> None:
+        if self.dialect not in NAMES:
+            raise ConfigError("dialect", self.dialect, f"one of {', '.join(NAMES)}")
+        if self.dialect == EARLIER and self.hash_lookahead:
+            raise ConfigError("hash_lookahead", self.hash_lookahead, f"0 under {EARLIER}, whose hashes cover no more")
         if self.hash not in HASHES:
             raise ConfigError("hash", self.hash, f"one of {', '.join(HASHES)}")
         check_whole("num_blocks", self.num_blocks, 1, MAX_BLOCKS)
@@ -143,6 +152,22 @@ class VllmConfig:
         full = [group for group, spec in enumerate(self.topology.specs) if spec.reads_all and spec.prefix_cacheable]
         recurrent = any(spec.snapshot for spec in self.topology.specs)
         return full[0] if full and recurrent and self.caching and len(self.topology.specs) > 1 else None
+
+    @property
+    def retains_below_junctions(self) -> bool:
+        """True if a group under the EAGLE drop retains the block before a junction as well.
+
+        A prompt that branches off there resumes from it (vLLM 0.33 `SingleTypeKVCacheManager.cache_blocks`).
+        """
+        return self.dialect != EARLIER
+
+    @property
+    def registers_tails_again(self) -> bool:
+        """True if a state that has its key is registered again by each chunk that ends there.
+
+        Hits on it then wait for the next step (vLLM 0.32 `MambaManager._cache_partial_tail_block`).
+        """
+        return self.dialect == EARLIER
 
     @property
     def uses_eagle(self) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hkv.contract.dialect import Dialect, Process
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.bugs import BUGS
-from hkv.dialects.vllm.config import NAME
+from hkv.dialects.vllm.config import EARLIER, NAME
 from hkv.errors import UnsupportedConfigError
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
@@ -240,3 +242,29 @@ class VllmDialect(Dialect):
             "hits": ("the longest common prefix hit, by definition and as vLLM 0.33 finds it", hits),
             "plans": ("groups, block counts and tensors for layers and memory", plans),
         }
+
+
+class EarlierVllmDialect(VllmDialect):
+    """The rules of vLLM 0.32: those of 0.33 but for what `VllmConfig` says of it, and hashes that look ahead."""
+
+    names = (EARLIER,)
+    title = "vLLM 0.32"
+    engine_versions = MappingProxyType({"vllm": "0.32"})
+    planned_as = ""
+    attached_package = ""
+
+    def features(self, name: str) -> tuple[str, ...]:
+        return tuple(each for each in super().features(name) if each != "lookahead_hash")
+
+    def short_features(self, name: str) -> tuple[str, ...]:
+        return tuple(each for each in super().short_features(name) if each != "lookahead_hash")
+
+    def draw_header(
+        self, choices: Choices, feature: str, version: int, name: str, kinds: frozenset[str] = frozenset()
+    ) -> Header:
+        header = super().draw_header(choices, feature, version, name, kinds)
+        return msgspec.structs.replace(header, dialect=EARLIER, hash_lookahead=0)
+
+    def kept(self, version: int, name: str) -> Sequence[Kept]:
+        later = [each for each in super().kept(version, name) if not each.header.hash_lookahead]
+        return [each._replace(header=msgspec.structs.replace(each.header, dialect=EARLIER)) for each in later]

@@ -8,13 +8,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hkv.dialects.vllm.config import EARLIER, NAME
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.engines.engine import check_offloads, check_zeroing, told
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.errors import ConfigError, OperationError
-
-RELEASE = "0.33."
 
 
 class InstalledVllmEngine:
@@ -33,7 +32,7 @@ class InstalledVllmEngine:
     """
 
     def __init__(self, header: oplog.Header, release: str | None = None) -> None:
-        require_vllm(release)
+        require_vllm(release, header.dialect)
         config = to_config(header)
         self._config = config
         self._hash, self._hasher = vllm_objects.hasher(config)
@@ -84,20 +83,28 @@ class InstalledVllmEngine:
 
     def lookup(self, id: str, limit: int | None = None) -> oplog.Hit:
         request = self._waiting(id)
-        blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request, limit)
+        most = self._limit(limit)
+        blocks, hit, boundary = self._call("lookup", id, self._manager.get_computed_blocks, request, *most)
         self._found = (id, blocks) if hit else None
         return oplog.Hit(hit, vllm_objects.ids(blocks.blocks), boundary)
 
     def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
         request = self._waiting(id)
         lookup, self._found = self._manager.get_computed_blocks_for_connector, None
-        blocks, hit, boundary, diverged = self._call("connector_lookup", id, lookup, request, limit)
+        blocks, hit, boundary, diverged = self._call("connector_lookup", id, lookup, request, *self._limit(limit))
         hits = [hit] * len(self._config.block_sizes)
         each = getattr(self._manager.coordinator, "find_longest_cache_hit_per_group", None)
         if each is not None:
             most = request.num_tokens - 1 if limit is None else limit
             _, hits = self._call("connector_lookup", id, each, request.block_hashes, most)
         return oplog.ConnectorHit(hit, vllm_objects.ids(blocks.blocks), boundary, diverged, list(hits))
+
+    def _limit(self, limit: int | None) -> tuple[int | None, ...]:
+        if self._config.dialect != EARLIER:
+            return (limit,)
+        if limit is not None:
+            raise OperationError("limit", limit, f"none under {EARLIER}, whose lookups take no limit")
+        return ()
 
     def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
         truncate = self._manager.truncate_computed_blocks
@@ -318,21 +325,22 @@ def _agree(name: str, told: Any, due: Any) -> None:
         raise OperationError(name, told, f"{due}, as vLLM's own rows, queue and index have it")
 
 
-def require_vllm(release: str | None) -> None:
-    """Makes sure that vLLM is installed, of a release, or of any 0.33 where that is None; and that it keeps quiet.
+def require_vllm(release: str | None, dialect: str = NAME) -> None:
+    """Makes sure that vLLM is installed, of a release, or of the dialect's where that is None; and that it keeps quiet.
 
     Raises:
       ConfigError: it is not.
     """
+    rules = dialect.removeprefix("vllm-")
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        expected = "vLLM 0.33 to be installed; benchmarks/make_vllm_environment.py makes an environment that has it"
+        expected = f"vLLM {rules} to be installed; benchmarks/make_vllm_environment.py makes an environment that has it"
         raise ConfigError("engine", "vllm", expected) from None
     if release is not None and version != release:
         raise ConfigError("engine", f"vllm@{release}", f"the version that is installed, vllm@{version}")
-    if release is None and not version.startswith(RELEASE):
-        expected = f"release {RELEASE}x, whose rules the logs speak of; the engine vllm@{version} goes on all the same"
+    if release is None and not version.startswith(f"{rules}."):
+        expected = f"release {rules}.x, whose rules the logs speak of; the engine vllm@{version} goes on all the same"
         raise ConfigError("vllm", version, expected)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

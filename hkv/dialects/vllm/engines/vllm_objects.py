@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import EARLIER, VllmConfig
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ExtraKeys, ResumeOp
 from hkv.errors import ConfigError
 from hkv.keys.chained import GIVEN, SEED, no_digest
@@ -59,12 +59,12 @@ def manager(config: VllmConfig) -> Any:
             max_in_flight_tokens=config.max_in_flight_tokens,
             enable_caching=config.caching,
             use_eagle=config.eagle,
-            num_hash_lookahead_tokens=config.hash_lookahead,
             num_prefill_lookahead=config.prefill_lookahead,
             enable_kv_cache_events=True,
             dcp_world_size=config.context_parallel,
             watermark=config.watermark,
             enable_mamba_shared_prefix_checkpoint=config.shared_prefix_checkpoint,
+            **({} if config.dialect == EARLIER else {"num_hash_lookahead_tokens": config.hash_lookahead}),
         )
     except (AssertionError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -87,7 +87,8 @@ def hasher(config: VllmConfig) -> tuple[Callable[[Any], bytes], Callable[[Any], 
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
     function = get_hash_fn_by_name(config.hash)
-    return function, get_request_block_hasher(config.hash_block_size, function, config.hash_lookahead)
+    ahead = () if config.dialect == EARLIER else (config.hash_lookahead,)
+    return function, get_request_block_hasher(config.hash_block_size, function, *ahead)
 
 
 def keyed_hasher(keys: Sequence[int], config: VllmConfig) -> Callable[[Any], list[bytes]]:
@@ -175,7 +176,7 @@ def event(event: Any) -> CacheEvent:
                 spec_kind=event.kv_cache_spec_kind,
                 window=event.kv_cache_spec_sliding_window or 0,
                 session=event.session_id or "",
-                lookahead=[list(tokens) for tokens in event.lookahead_token_ids or ()],
+                lookahead=[list(tokens) for tokens in getattr(event, "lookahead_token_ids", None) or ()],
             )
         case BlockRemoved():
             keys, count = _keys(event.block_hashes), len(event.block_hashes)

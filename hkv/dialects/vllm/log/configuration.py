@@ -39,8 +39,6 @@ def to_config(header: Header) -> vllm.VllmConfig:
     """
     if header.oplog not in VERSIONS:
         raise ConfigError("oplog", header.oplog, f"one of the versions {VERSIONS}")
-    if header.dialect != vllm.NAME:
-        raise ConfigError("dialect", header.dialect, vllm.NAME)
     _check_version(header)
     specs = [spec_from_log(group) for group in header.groups]
     fields = {name: getattr(header, name) for name in _SAME}
@@ -52,7 +50,6 @@ def to_header(config: vllm.VllmConfig, feature: str, version: int = 2) -> Header
     """The header that describes a configuration, as recorded logs write it."""
     return Header(
         oplog=version,
-        dialect=vllm.NAME,
         feature=feature,
         groups=[_entry(spec, version) for spec in config.topology.specs],
         eagle_groups=list(config.topology.eagle_groups),

@@ -41,7 +41,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defa
     """
 
     oplog: Annotated[int, Meta(extra_json_schema={"enum": [1, 2, 3, 4]})]
-    dialect: Annotated[str, Meta(extra_json_schema={"const": "vllm-0.33"})]
+    dialect: Annotated[str, Meta(extra_json_schema={"enum": ["vllm-0.33", "vllm-0.32"]})]
     feature: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
     num_blocks: Positive
     groups: Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/$defs/group"})]], NotEmpty]

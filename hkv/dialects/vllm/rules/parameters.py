@@ -43,6 +43,8 @@ CacheField = enum.IntEnum(
         "FINDER_ERROR",
         "GRAIN",
         "JUNCTIONS",
+        "BELOW_JUNCTIONS",
+        "TAILS_AGAIN",
         "MOST_SCRATCH",
         "SILENT",
     ),
@@ -51,6 +53,7 @@ CacheField = enum.IntEnum(
 """Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
 blocks. ALIGNMENT: to what hits are aligned. GRAIN: to what registration is. RETAINED: to what lengths that are retained
 are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off.
+BELOW_JUNCTIONS, TAILS_AGAIN: `VllmConfig.retains_below_junctions` and `registers_tails_again`.
 MOST_SCRATCH: most blocks of scratch in a row. SILENT: whether nothing need be noted of blocks that are not registered,
 which only the reasons of misses ask for."""
 
@@ -215,6 +218,8 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "DROPS": config.eagle,
         "GRAIN": 1 if config.partial_hits else config.scheduler_block_size,
         "JUNCTIONS": keeps_junctions(config),
+        "BELOW_JUNCTIONS": config.retains_below_junctions,
+        "TAILS_AGAIN": config.registers_tails_again,
         "MOST_SCRATCH": table[:, GroupField.SCRATCH].max(),
         "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
         "SNAPSHOTS": any(spec.snapshot for spec in specs),

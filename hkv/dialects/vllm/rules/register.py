@@ -225,8 +225,9 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     work, (held,) = work.peek(wanted, "keys", work.key(block, part))
     known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
     work, highest = key_table.highest_part(work, wanted, block)
-    # Registered already by somebody's chunk that ended here.
-    covered = wanted & snapshot & (highest == part) & known
+    # Registered already by somebody's chunk that ended here; vLLM 0.32 goes on, and registers it once more.
+    again = view.whole(CacheField.TAILS_AGAIN) != 0
+    covered = wanted & snapshot & (highest == part) & known & ~again
     wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
     less = (highest > 0) & ((part == 0) | (highest < part))
     work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))

@@ -160,7 +160,7 @@ def expected_ends(view: Any, group: Scalar, prompt: Scalar, junction: Scalar) ->
 
     last = jnp.maximum(prompt - 1, 0)
     known = junction > 0
-    eagle = known & (view.group(group, GroupField.EAGLE) != 0)
+    eagle = known & (view.group(group, GroupField.EAGLE) != 0) & (view.whole(CacheField.BELOW_JUNCTIONS) != 0)
     return (
         end(jnp.where(drops, replayed(last), last)),
         end(jnp.where(drops, replayed(prompt), last)),

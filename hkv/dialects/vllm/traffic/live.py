@@ -12,6 +12,7 @@ from typing import Any
 
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.config import EARLIER
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import (
     CacheState,
@@ -57,6 +58,7 @@ class LiveTraffic(Traffic):
         self._scheduled: dict[str, _Scheduled] = {}
         self._owed: list[list[int]] = []
         self._negative = choices.chance(15)
+        self._limits = header.dialect != EARLIER  # there lookups have no limit
         self._limit: int | None = None
         self._diverged = False
         self._chains: dict[str, KeyChain] = {}
@@ -136,7 +138,7 @@ class LiveTraffic(Traffic):
     def _look_up(self, request: Request, again: bool = False) -> Hit:
         self._diverged = False
         if not again and self._connects and self._later.chance(50):
-            limit = self._later.integer(0, len(request.tokens) - 1) if self._later.chance(15) else None
+            limit = self._later.integer(0, len(request.tokens) - 1) if self._limits and self._later.chance(15) else None
             found = self._perform(oplog.ConnectorLookupOp(id=request.id, limit=limit))
             assert isinstance(found, ConnectorHit)
             self._truncate(found)
@@ -144,7 +146,9 @@ class LiveTraffic(Traffic):
                 self._diverged = found.diverged
                 return self._keep_found(found)
         if not again:
-            self._limit = self._choices.integer(0, len(request.tokens) - 1) if self._choices.chance(15) else None
+            self._limit = None
+            if self._limits and self._choices.chance(15):
+                self._limit = self._choices.integer(0, len(request.tokens) - 1)
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=self._limit)))
 
     def _admit(self, request: Request) -> bool:

@@ -323,7 +323,7 @@ class MambaKind(Kind):
         if column >= len(row.blocks) or row.blocks[column] == NULL:
             return None
         block = row.blocks[column]
-        if self.pool.covered[block] == tokens:
+        if self.pool.covered[block] == tokens and not self.config.registers_tails_again:
             return None
         key = register_partial(self.pool, request, self.group, block, tokens, self.hash_block_size)
         if tokens % self.block_size:
