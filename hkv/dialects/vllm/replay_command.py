@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hkv.contract.options import Number, Written, option
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import EARLIER, VllmConfig
 from hkv.dialects.vllm.offload.config import BUGS, POLICIES, OffloadConfig, chunks_of
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
 from hkv.dialects.vllm.planning.cache_plan import serve
@@ -122,7 +122,7 @@ class VllmReplayCommand(ReplayCommand):
             raise click.UsageError("--draft is not for --groups")
         schedule = schedule_for_groups(options)
         if len(options["num_blocks"]) != 1:
-            raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vllm-0.33 has one pool")
+            raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vLLM has one pool")
         config = cache_config(
             options["groups"],
             options["num_blocks"][0],
@@ -131,11 +131,14 @@ class VllmReplayCommand(ReplayCommand):
             eagle=options["eagle"],
             retention_interval=options["retention"],
         )
+        config = dataclasses.replace(config, dialect=options["dialect"])
         resolved = _served(config, schedule, options)
         cache = _with_tier(config, schedule, options, None)
         return StudiedCache(cache, schedule, groups_text(options["groups"]), resolved=resolved)
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
+        if options["dialect"] == EARLIER:
+            raise ConfigError("model", options["model"], f"--groups: how {EARLIER} plans a model is not described")
         reading = {"tensor_parallel": options["tp"] or 1, "kv_dtype": options["kv_dtype"] or "auto"}
         model = read_model(
             load_config(options["model"]),
