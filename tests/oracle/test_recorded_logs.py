@@ -1,15 +1,18 @@
-"""Logs recorded from vLLM 0.33.0 and SGLang 0.5.23: the reference answers every line of every one as they did."""
+"""Logs recorded from vLLM 0.33.0 and 0.32.0, and from SGLang 0.5.23: the reference answers every line of every one as they did."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from hkv.contract import registry
+from hkv.dialects.vllm.config import EARLIER, NAME
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.kinds import layer_class
 from hkv.dialects.vllm.traffic.traffic import FEATURES
@@ -20,6 +23,7 @@ from hkv.spec import KINDS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LOGS = sorted((ROOT / "tests" / "data" / "oplogs").glob("*.jsonl"))
+EARLIER_LOGS = sorted((ROOT / "tests" / "data" / EARLIER).glob("*.jsonl"))
 SGLANG_LOGS = sorted((ROOT / "tests" / "data" / "sglang").glob("*.jsonl"))
 MANAGER = ("dialects/vllm", "keys", "state")
 OTHERS = (
@@ -36,10 +40,18 @@ OTHERS = (
 """Of the folders in MANAGER, the files that no operation of a vLLM log can reach."""
 
 
-@pytest.mark.parametrize("path", [*LOGS, *SGLANG_LOGS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*LOGS, *EARLIER_LOGS, *SGLANG_LOGS], ids=lambda path: path.stem)
 def test_reference_agrees_with_the_engine(path: pathlib.Path) -> None:
     difference = check_log(read_log(path), engine_factory("numpy"))
     assert difference is None, difference.describe()
+
+
+@pytest.mark.parametrize("path", EARLIER_LOGS, ids=lambda path: path.stem)
+def test_each_log_of_an_earlier_release_shows_a_rule_that_changed(path: pathlib.Path) -> None:
+    log = read_log(path)
+    assert check_log(log, engine_factory("jax")) is None
+    later = dataclasses.replace(log, header=msgspec.structs.replace(log.header, dialect=NAME))
+    assert check_log(later, engine_factory("numpy")) is not None
 
 
 def test_every_feature_is_recorded_in_every_version() -> None:

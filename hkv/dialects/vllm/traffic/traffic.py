@@ -53,6 +53,12 @@ class Request:
     loading: bool = False
     retires: bool = False
 
+    def text(self) -> Text:
+        """Its prompt; of one that a session made longer, the part whose embeddings are known."""
+        embeds = None if self.extra is None else self.extra.embeds
+        known = self.prompt if embeds is None else min(self.prompt, len(embeds))
+        return Text(tuple(self.tokens[:known]), self.extra)
+
 
 class Traffic:
     """A scheduler of no judgement, one step at a time, or one move at a time (`hkv.contract.traffic.Moves`).
@@ -198,7 +204,7 @@ class Traffic:
         unit = self._header.hash_block_size
         for other, start in self._writing:
             if other in self._running and start == (other.prompt - 1) // unit * unit > 0:
-                self._admit(self._arrive(Text(tuple(other.tokens[: other.prompt]), other.extra)))
+                self._admit(self._arrive(other.text()))
                 return
 
     def _take(self, request: Request, new: int, **fields: Any) -> bool:
