@@ -1,4 +1,4 @@
-"""Logs recorded from vLLM 0.33.0 and 0.32.0, and from SGLang 0.5.23: the reference answers every line of every one as they did."""
+"""Logs recorded from vLLM 0.33.0 and 0.32.0, and SGLang 0.5.23: the reference answers every line as they did."""
 
 from __future__ import annotations
 
