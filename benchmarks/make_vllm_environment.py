@@ -1,4 +1,4 @@
-"""Makes a Python environment with vLLM 0.33.0 on CPU, beside HKV, so that engines can be held against the real one.
+"""Makes a Python environment with vLLM 0.33.0, or 0.32.0, on CPU, beside HKV, so that engines can be held against the real one.
 
 vLLM's KV-cache core needs none of its kernels: the published wheel runs on a machine without a GPU. pip reports that
 versions conflict (vLLM asks for a newer torch); the core runs all the same. JAX is installed as well. The environment
@@ -27,17 +27,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path, help="where to make the environment; must not exist")
     parser.add_argument("--torch-option", action="append", default=[], metavar="OPTION", help=TORCH_OPTION)
+    parser.add_argument("--release", choices=("0.33", "0.32"), default="0.33", help="of vLLM (%(default)s)")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     if folder.exists():
         print(f"make_vllm_environment: folder = {str(folder)!r}: expected one that does not exist", file=sys.stderr)
         return 2
     try:
-        python = make(PEERS["vllm"], folder, arguments.torch_option)
+        python = make(PEERS["vllm" if arguments.release == "0.33" else "vllm-0.32"], folder, arguments.torch_option)
     except PeerError as error:
         print(f"make_vllm_environment: {error}", file=sys.stderr)
         return 1
-    print(f"{python} -m hkv diff --engines numpy,vllm --seeds 50")
+    print(f"{python} -m hkv diff --dialect vllm-{arguments.release} --engines numpy,vllm --seeds 50")
     return 0
 
 

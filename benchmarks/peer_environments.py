@@ -96,6 +96,26 @@ def own_requirements(extras: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _vllm(name: str, marker: str, release: str) -> Peer:
+    """VLLM's KV-cache core of a release; the first part of its version is the dialect's."""
+    dialect = "vllm-" + release.rpartition(".")[0]
+    return Peer(
+        name,
+        markers=(marker,),
+        requirements=listed("vllm"),
+        package=(f"vllm=={release}",),
+        variables={
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "HF_HUB_OFFLINE": "1",
+        },
+        trial="from hkv.oracle.engines import engine_factory; from hkv.oracle.record import Only, record; "
+        f"only = Only(dialect={dialect!r}); "
+        "print(len(record(engine_factory('vllm'), 'core', 0, 2, 4, only).operations), 'operations performed by vLLM')",
+    )
+
+
 _ALL = (
     Peer(
         "torch",
@@ -107,20 +127,8 @@ _ALL = (
         trial="import importlib.metadata as m; import torch, triton; "
         "print('torch', torch.__version__, 'triton', triton.__version__, 'jax-triton', m.version('jax-triton'))",
     ),
-    Peer(
-        "vllm",
-        markers=("vllm",),
-        requirements=listed("vllm"),
-        package=("vllm==0.33.0",),
-        variables={
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "HF_HUB_OFFLINE": "1",
-        },
-        trial="from hkv.oracle.engines import engine_factory; from hkv.oracle.record import record; "
-        "print(len(record(engine_factory('vllm'), 'core', 0, 2, 4).operations), 'operations performed by vLLM')",
-    ),
+    _vllm("vllm", "vllm", "0.33.0"),
+    _vllm("vllm-0.32", "vllm_earlier", "0.32.0"),
     Peer(
         "lmcache",
         markers=("lmcache",),

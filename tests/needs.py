@@ -7,6 +7,7 @@ those whose packages it can install, and lets none of these be skipped.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -66,11 +67,21 @@ def peer(package: str, title: str, environment: str) -> Need:
     return Need(f"is held against {title}", lacks(package), remedy)
 
 
+def vllm(release: str, environment: str) -> Need:
+    """A release of vLLM, which `.ci/peers` installs in an environment of its own."""
+
+    def absent() -> bool:
+        return lacks("vllm")() or not importlib.metadata.version("vllm").startswith(f"{release}.")
+
+    return dataclasses.replace(peer("vllm", f"vLLM {release}", environment), is_absent=absent)
+
+
 NEEDS: dict[str, Need] = {
     "torch": peer("torch", "PyTorch", "torch"),
     "triton": peer("triton", "Triton", "torch"),
     "jax_triton": peer("jax_triton", "jax-triton", "torch"),
-    "vllm": peer("vllm", "vLLM 0.33", "vllm"),
+    "vllm": vllm("0.33", "vllm"),
+    "vllm_earlier": vllm("0.32", "vllm-0.32"),
     "ray": peer("ray", "Ray", "torch"),
     "lmcache": peer("lmcache", "LMCache 0.5.6", "lmcache"),
     "sglang": peer("sglang", "SGLang 0.5.23", "sglang"),

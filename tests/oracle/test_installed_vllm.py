@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from hkv.cli import cli
+from hkv.contract import registry
+from hkv.dialects.vllm.config import EARLIER
 from hkv.dialects.vllm.engines import installed as installed_vllm
 from hkv.dialects.vllm.engines.engine import Engine, KeyedEngine
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
@@ -21,7 +23,7 @@ from hkv.errors import ConfigError, OperationError
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
-from hkv.oracle.record import differ, record
+from hkv.oracle.record import Only, differ, record
 from tests.oracle.test_live_logs import allocate
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -67,6 +69,17 @@ def test_a_version_that_is_named_has_to_be_the_installed_one(monkeypatch: pytest
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.34.0")
     with pytest.raises(ConfigError, match=r"engine = 'vllm@0\.35\.0': expected .*vllm@0\.34\.0"):
         engine_factory("vllm@0.35.0")(draw_header(RandomChoices(0), "core"))
+
+
+@pytest.mark.vllm_earlier
+@foreign_warnings
+@pytest.mark.parametrize("feature", registry.dialect_of(EARLIER).features(EARLIER))
+def test_the_earlier_release_decides_as_its_dialect_says(feature: str) -> None:
+    vllm, only = engine_factory("vllm"), Only(dialect=EARLIER)
+    for seed in (*range(10), 36, 43):
+        recording, difference = differ(vllm, NumpyEngine, feature, seed, 4, 12, "exact", only)
+        assert difference is None, difference
+        assert recording.operations
 
 
 class NextRelease(NumpyEngine):
