@@ -1,4 +1,4 @@
-"""Makes a Python environment with vLLM 0.33.0, or 0.32.0, on CPU, beside HKV, so that engines can be held against the real one.
+"""Makes a Python environment with vLLM 0.33.0, or 0.32.0, on CPU, beside HKV: engines can be held against the real one.
 
 vLLM's KV-cache core needs none of its kernels: the published wheel runs on a machine without a GPU. pip reports that
 versions conflict (vLLM asks for a newer torch); the core runs all the same. JAX is installed as well. The environment
