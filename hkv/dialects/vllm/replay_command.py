@@ -188,6 +188,8 @@ def _with_tier(
             if options[name] != declared[name]:
                 raise ConfigError(name, options[name], "--offload beside it")
         return VllmReplayedCache(config)
+    if config.dialect == EARLIER:
+        raise ConfigError("offload", size, f"none: the second tier of {EARLIER} is not described")
     if bandwidth is not None and block_bytes is None:
         raise ConfigError("offload_bandwidth", bandwidth, "--model, which says how many bytes a block has")
     if rate is not None and bandwidth is None:
