@@ -5,7 +5,7 @@ chunked prefill, priorities, the watermark, loads of a connector (in the step or
 prompt, failing now and then), streaming sessions, aborts and resets; a model is never run, tokens are drawn. Prints how
 many logs are complete, and how many agree with each engine; needs vLLM 0.33.
 
-With `--shadow` no log is written: the engine beside each manager performs every call at once, with events on, whose
+With `--shadow` no log is written: the engine next to each manager performs every call at once, with events on, whose
 hashes are integers, vLLM's default, in every other run.
 
 Example: python benchmarks/attach_schedulers.py --runs 500 --engines numpy,jax
@@ -290,7 +290,7 @@ def record_runs(folder: pathlib.Path, runs: range, steps: int, sessions: bool = 
 
 
 def shadow_runs(folder: pathlib.Path, runs: range, steps: int, engine: str) -> tuple[int, list[str]]:
-    """Runs with an engine beside each manager: operations compared, and the differences in words."""
+    """Runs with an engine next to each manager: operations compared, and the differences in words."""
     session = Session(AttachSettings(folder=str(folder), mode="shadow", engine=engine))
     with tempfile.TemporaryDirectory() as model:
         (pathlib.Path(model) / "config.json").write_text(json.dumps(MODEL))

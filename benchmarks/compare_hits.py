@@ -96,22 +96,22 @@ def example(cause: str, found: Case, vllm: bool) -> dict[str, Any]:
 
 def show_random(cases: int, seed: int) -> dict[str, Any]:
     """Random cached sets: 1 to 5 groups, unequal blocks, EAGLE subsets, 1 to 4 ranks."""
-    tally: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
     for number in progress(range(seed, seed + cases), "random sets"):
         found = draw_case(RandomChoices(number))
         iteration, definition = found.by_iteration(), found.by_definition()
-        tally["no cause applies"] += not causes(found.config, found.num_tokens)
+        counts["no cause applies"] += not causes(found.config, found.num_tokens)
         if iteration != definition:
-            tally["less" if iteration < definition else "more"] += 1
+            counts["less" if iteration < definition else "more"] += 1
             named = explained(found)
             lost[" + ".join(sorted(cause.name for cause in named))] += 1
-    return show_tally(f"{cases:,} random cached sets", tally, lost, cases)
+    return show_counts(f"{cases:,} random cached sets", counts, lost, cases)
 
 
 def show_traffic(logs: int, seed: int) -> dict[str, Any]:
     """Lookups of random traffic, where the cache holds what requests left behind."""
-    tally: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     lost: collections.Counter[str] = collections.Counter()
     for number in progress(range(seed, seed + logs), "traffic logs"):
         choices = RandomChoices(number)
@@ -123,22 +123,22 @@ def show_traffic(logs: int, seed: int) -> dict[str, Any]:
         def perform(operation: oplog.Operation, engine: NumpyEngine = engine) -> Any:
             answer = apply(engine, operation)
             if isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
-                note(engine, operation.id, answer.hit, tally, lost)
+                note(engine, operation.id, answer.hit, counts, lost)
             return answer
 
         drive(header, choices, perform, steps=12)
-    return show_tally(f"{tally['lookups']:,} lookups of {logs:,} traffic logs", tally, lost, tally["lookups"])
+    return show_counts(f"{counts['lookups']:,} lookups of {logs:,} traffic logs", counts, lost, counts["lookups"])
 
 
-def note(engine: NumpyEngine, id: str, hit: int, tally: collections.Counter, lost: collections.Counter) -> None:
+def note(engine: NumpyEngine, id: str, hit: int, counts: collections.Counter, lost: collections.Counter) -> None:
     """Counts one lookup."""
     manager = engine.manager
     num_tokens = manager.requests[id].num_tokens
     best = longest_hit_by_definition(manager.config, has_entry(manager, id), num_tokens)
-    tally["lookups"] += 1
-    tally["hits"] += hit > 0
+    counts["lookups"] += 1
+    counts["hits"] += hit > 0
     if hit != best:
-        tally["less" if hit < best else "more"] += 1
+        counts["less" if hit < best else "more"] += 1
         direction = "less" if hit < best else "more"
         named = [cause.name for cause in causes(manager.config, num_tokens) if cause.direction == direction]
         assert named, (manager.config, id, hit, best)
@@ -153,15 +153,15 @@ def explained(found: Case) -> frozenset[Cause]:
     return named
 
 
-def show_tally(title: str, tally: collections.Counter, lost: collections.Counter, total: int) -> dict[str, Any]:
+def show_counts(title: str, counts: collections.Counter, lost: collections.Counter, total: int) -> dict[str, Any]:
     """Prints counts and shares, and returns the counts."""
     table = Table("", "count", "share", title=title, title_justify="left")
-    for name in sorted(set(tally) - {"lookups"}):
-        table.add_row(name, f"{tally[name]:,}", f"{tally[name] / total:.3%}")
+    for name in sorted(set(counts) - {"lookups"}):
+        table.add_row(name, f"{counts[name]:,}", f"{counts[name] / total:.3%}")
     for name, count in lost.most_common():
         table.add_row(f"  {name}", f"{count:,}", f"{count / total:.3%}")
     OUT.print(table)
-    return {"total": total, "counts": dict(tally), "causes": dict(lost)}
+    return {"total": total, "counts": dict(counts), "causes": dict(lost)}
 
 
 def progress(cases: Iterable[Any], what: str) -> Iterable[Any]:
@@ -171,15 +171,15 @@ def progress(cases: Iterable[Any], what: str) -> Iterable[Any]:
 
 def show_vllm(cases: int, seed: int) -> dict[str, Any]:
     """The same cached sets in an installed vLLM's own coordinator."""
-    tally: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for number in progress(range(seed, seed + cases), "installed vLLM"):
         found = draw_case(RandomChoices(number))
         found = dataclasses.replace(found, config=dataclasses.replace(found.config, bugs=LOOKUP_BUGS))
         ours, theirs = outcome(found.by_iteration), outcome(lambda found=found: by_vllm(found))
-        tally["same"] += ours == theirs
+        counts["same"] += ours == theirs
         if ours != theirs:
             OUT.print(f"{found}: vLLM {theirs}, iteration {ours}")
-    return show_tally(f"{cases:,} cached sets, iteration against installed vLLM", tally, collections.Counter(), cases)
+    return show_counts(f"{cases:,} cached sets, iteration against installed vLLM", counts, collections.Counter(), cases)
 
 
 def outcome(lookup: Any) -> int | str:

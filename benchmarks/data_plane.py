@@ -1,4 +1,4 @@
-"""Speed at which pages move, beside this device's own copy: `python benchmarks/data_plane.py --json F --plot F.png`.
+"""Speed at which pages move, next to this device's own copy: `python benchmarks/data_plane.py --json F --plot F.png`.
 
 Runs anywhere: on a GPU over every implementation and a gigabyte, on a CPU over XLA alone and little enough to wait for;
 `--seconds N` starts no case after N seconds, and names those that it leaves out.

@@ -1,6 +1,7 @@
-"""Figures of the house: lines, files, comments, members of a layer's spec, and how modules import one another.
+"""Figures of the house: lines, files, comments, words, members of a layer's spec, and how modules import one another.
 
     python -m benchmarks.house [--arrows]
+    python -m benchmarks.house --words     # words alone: openings of docstrings, private words, classes of one name
 
 Imports inside functions and those for type checkers count as others do: a module's reader has to know what it names. A
 *circle* is a set of modules of which each reaches every other by imports. An *arrow that runs back up* is an import of
@@ -13,6 +14,7 @@ import ast
 import collections
 import io
 import pathlib
+import re
 import sys
 import tokenize
 from collections.abc import Iterable, Mapping
@@ -65,6 +67,15 @@ PACKED = (
     "pallas_kernels",
 )
 """Rooms of packed words, in-place updates and orders that matter, where comments say why."""
+
+OPENING = re.compile(r"(What|Who|Whose|Which|Where|Whether|How|Why|When)\b")
+"""Question words, with which a docstring does not begin: it says what a thing is or does."""
+
+COINAGES = (
+    *("calm", "seat", "fate", "junction", "grain", "reach", "lack", "tally", "sort", "moment", "standing", "owed"),
+    *("there is none", "comes of", "who ", "say what", "says what", "beside ", "likewise", "of its own", "be told"),
+)
+"""Words and turns of phrase that stood where the field has a word; one with a space is searched for as it is."""
 
 Imports = Mapping[str, Mapping[str, int]]
 """Of each module, the modules of the same package that it imports, with the first line that does."""
@@ -174,8 +185,60 @@ def lines_of(paths: Iterable[pathlib.Path]) -> collections.Counter[str]:
     return count
 
 
+def prose_of(path: pathlib.Path) -> tuple[list[str], list[str]]:
+    """Docstrings of a Python file, and its comments."""
+    text = path.read_text(encoding="utf-8")
+    values = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    told = [str(each.value) for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return told, [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def words(packages: Iterable[str]) -> dict[str, collections.Counter[str]]:
+    """Openings of docstrings that are question words, private words in prose and in names, and classes of one name.
+
+    Returns:
+      `openings` by word, `prose` and `names` by coinage, `classes` by name with its number of definitions.
+    """
+    found: dict[str, collections.Counter[str]] = {
+        kind: collections.Counter() for kind in ("docstrings", "openings", "prose", "names", "classes")
+    }
+    for path in (path for package in packages for path in modules_of(package).values()):
+        told, comments = prose_of(path)
+        found["docstrings"]["all"] += len(told)
+        found["openings"].update(match[1] for text in told if (match := OPENING.match(text.strip())))
+        lowered = " ".join((*told, *comments)).lower()
+        for coinage in COINAGES:
+            pattern = re.escape(coinage) if " " in coinage else rf"\b{coinage}(s|es|ed|ing)?\b"
+            found["prose"][coinage] += len(re.findall(rf"\b{pattern}" if " " in coinage else pattern, lowered))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found["classes"][node.name] += 1
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                parts = {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", node.name)}
+                found["names"].update(coinage for coinage in COINAGES if parts & {coinage, f"{coinage}s"})
+    return found
+
+
+def print_words() -> None:
+    """Prints `words` of the library, and of everything."""
+    for title, packages in (("hkv, reference", ("hkv", "reference")), ("everything", PACKAGES)):
+        found = words(packages)
+        repeated = {name: count for name, count in found["classes"].most_common() if count > 2}
+        print(
+            f"{title}: {found['docstrings']['all']} docstrings, {found['openings'].total()} begin with a question word"
+        )
+        print("  in prose: " + ", ".join(f"{word.strip()} {count}" for word, count in found["prose"].most_common()))
+        print("  in names: " + ", ".join(f"{word} {count}" for word, count in found["names"].most_common()))
+        listed = ", ".join(f"{name} {count}" for name, count in repeated.items())
+        print(f"  names of more than two classes: {len(repeated)} ({listed})")
+
+
 def main() -> None:
     """Prints the figures, and the circles and arrows one by one."""
+    if "--words" in sys.argv:
+        print_words()
+        return
     for package in PACKAGES:
         count = lines_of(modules_of(package).values())
         share = 100 * count["comments"] / count["code"]

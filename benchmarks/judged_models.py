@@ -54,7 +54,7 @@ prefill of gated delta nets, which keeps a checkpoint block.
 
 @functools.cache
 def judgements() -> tuple[tuple[RecordedCase, Judgement], ...]:
-    """Every config with what comes of it: the worst of all its numbers of ranks."""
+    """Every config with its result: the worst over all its numbers of ranks."""
     order = (
         Outcome.DIFFERENT,
         Outcome.REFUSED_HERE,
@@ -70,7 +70,7 @@ def judgements() -> tuple[tuple[RecordedCase, Judgement], ...]:
 
 
 def counts() -> dict[str, collections.Counter[Outcome]]:
-    """Configs of each source by what comes of them."""
+    """Configs of each source by result."""
     found: dict[str, collections.Counter[Outcome]] = collections.defaultdict(collections.Counter)
     for case, judgement in judgements():
         found[case.name.partition("/")[0]][judgement.outcome] += 1

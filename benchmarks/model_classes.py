@@ -42,7 +42,7 @@ def file_cases(paths: Iterable[pathlib.Path]) -> Iterator[Case]:
 
 
 def released_cases() -> Iterator[Case]:
-    """The released models that HKV ships; their configs are not repeated beside the answers."""
+    """The released models that HKV ships; their configs are not repeated next to the answers."""
     for model in released_models():
         yield published_case(model.name, model.config(), "hkv/model/released")
 
@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def summary(found: dict[str, Any]) -> str:
-    """The start-up line, or the reason that there is none, for each number of ranks."""
+    """The start-up line, or the reason for its absence, for each number of ranks."""
     said = {rank: answer.get("refused") or answer["plan"].get("line", "no plan") for rank, answer in found.items()}
     return "; ".join(f"tp {rank}: {text}" for rank, text in said.items())
 

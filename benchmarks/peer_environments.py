@@ -1,11 +1,11 @@
 """Python environments with the packages that HKV is held against: PyTorch, Triton, vLLM, LMCache, SGLang, tokamax.
 
 Each runs on a machine without a GPU. vLLM's KV-cache core (`vllm.v1.core`, `vllm.v1.kv_cache_interface`,
-`vllm.v1.request`) needs none of its kernels, so the published wheel serves, beside an older torch than it asks for.
+`vllm.v1.request`) needs none of its kernels, so the published wheel serves, next to an older torch than it asks for.
 Beside PyTorch are Triton, jax-triton and JAX's CUDA plugin, which compile for a GPU that is not there.
 SGLang's wheel serves likewise; two packages that it only imports are left out (`sglang_objects.UNUSED`).
 LMCache's published wheel imports CUDA, so LMCache is built from its source distribution, with its common C++ extensions
-and without those for GPUs. What HKV and its tests need, JAX too, is installed beside each, and the checkout is on the
+and without those for GPUs. What HKV and its tests need, JAX too, is installed next to each, and the checkout is on the
 path.
 
 An environment is complete when its stamp stands, the last file written: a hash of all that was asked of pip.
@@ -38,9 +38,9 @@ class Peer:
     Attributes:
       name: of the peer and, in a folder of environments, of its own.
       markers: pytest markers of the tests that this environment has everything for.
-      extras: of HKV, beside `test`, whose packages it needs.
+      extras: of HKV, besides `test`, whose packages it needs.
       requirements: what the package imports and is built with, listed in `benchmarks/peers/NAME.txt`.
-      package: arguments of `pip install` for the package itself, without its dependencies; empty if there is none.
+      package: arguments of `pip install` for the package itself, without its dependencies; may be empty.
       build: environment variables of that installation.
       variables: environment variables of every process that imports the package.
       trial: a program that fails unless the environment works.
@@ -205,7 +205,7 @@ def make(
       timeout: seconds that each step may take at most, or None.
 
     Raises:
-      NoPythonError: there is none to make it with.
+      NoPythonError: no interpreter to make it with was found.
       PeerError: the folder holds something else, or a step failed or took too long.
     """
     python = interpreter(folder)

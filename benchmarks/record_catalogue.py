@@ -1,7 +1,7 @@
 """Records what the catalogue of kvcache-simulator says models cache: `python benchmarks/record_catalogue.py`.
 
 It needs `pip install kvcache-simulator==0.1.3`, a calculator of its own with the values of released models. For each
-model the bytes that one more token adds for good, and those that a sequence holds beside, are told apart by asking for
+model the bytes that one more token adds for good, and those that a sequence holds besides, are told apart by asking for
 two lengths: keys and values in two bytes an element, an indexer's keys in one, recurrent states as the model has them.
 """
 

@@ -21,7 +21,7 @@ HEAD = """# Released models, by name
 Wherever a command or `read_model` takes a model's `config.json`, it also takes the name of one of these
 (`hkv plan gpt-oss-20b --memory 80GiB`), or the repository on Hugging Face, with or without the organisation. A file or
 a folder of that name goes before it, and so does the repository in a Hugging Face cache on the machine (`HF_HUB_CACHE`,
-`HF_HOME`), which is read without a network. Names that are close, by family and size, are said when there is none.
+`HF_HOME`), which is read without a network. An unknown name is answered with names that are close, by family and size.
 
 Variants are found too: base and instruction-tuned versions, distils and finetunes, which `variants.toml` beside it
 lists, and quantized weights of any of them by the marks at the end of their names (`Qwen/Qwen3-32B-AWQ`), by the

@@ -1,4 +1,4 @@
-"""Speed of the compiled cache, beside vLLM's own block manager on the same machine in the same run.
+"""Speed of the compiled cache, next to vLLM's own block manager on the same machine in the same run.
 
     python benchmarks/replay.py --mode prompts --trace TRACE.jsonl --vllm-python PATH/bin/python
 
@@ -244,7 +244,7 @@ def machine() -> dict[str, Any]:
 @click.option("--plot", "plot_path", metavar="FILE", help="scaling: where to draw it, PNG.")
 @json_option
 def main(**options: Any) -> None:
-    """Measure the compiled cache, beside vLLM's manager where an interpreter has it.
+    """Measure the compiled cache, next to vLLM's manager where an interpreter has it.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Cost of a block as a function of the pool's size and of requests' length, beside a random gather as large."""
+"""Cost of a block as a function of the pool's size and of requests' length, next to a random gather as large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole steps: `hkv.cache.step` beside vLLM's block manager, for the same work.
+"""Whole steps: `hkv.cache.step` next to vLLM's block manager, for the same work.
 
 python benchmarks/step.py                                        # hkv alone
 python benchmarks/step.py --vllm-python ~/vllm/bin/python        # and vLLM 0.33, in a process of its own

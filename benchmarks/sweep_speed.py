@@ -1,4 +1,4 @@
-"""Cost of a replay, of a sweep of 12 sizes, and of 100 points of 1,000 requests, beside a simulator's, in one run.
+"""Cost of a replay, of a sweep of 12 sizes, and of 100 points of 1,000 requests, next to a simulator's, in one run.
 
     python benchmarks/sweep_speed.py --trace conversation_trace.jsonl --simulator PATH/bin/kvcache-simulator
 
@@ -97,7 +97,7 @@ def measure(each: Case, repeats: int) -> dict[str, Any]:
 @click.option("--simulator", metavar="PATH", help="The command kvcache-simulator.  [default: the one on PATH, if any]")
 @json_option
 def main(trace: str, jobs: int, repeats: int, simulator: str | None, json_path: str | None) -> None:
-    """Measure a replay and two sweeps, beside a simulator where it is installed."""
+    """Measure a replay and two sweeps, next to a simulator where it is installed."""
     simulator = simulator or shutil.which("kvcache-simulator")
     found = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Answers of kvcache-simulator for released models beside HKV's: equal, or different for a reason that is counted."""
+"""Answers of kvcache-simulator for released models next to HKV's: equal, or different for a reason that is counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
 """HKV's names of models that the catalogue calls otherwise."""
 
 SCALE = 4
-"""Bytes of the scale beside an indexer's key."""
+"""Bytes of the scale next to an indexer's key."""
 
 LATENT, PACKED, KEY = 512 * 2, 584, 128
 """Bytes of a latent of DeepSeek-V4 in bfloat16, as vLLM packs it, and of an indexer's key."""
@@ -49,7 +49,7 @@ def compared() -> dict[str, str | None]:
 
 
 def outcome(answer: dict[str, Any], model: Model, released: Released) -> str | None:
-    """The reason for a difference; empty if there is none, None if it is not one of those known."""
+    """The reason for a difference; empty if they agree, None if it is not one of those known."""
     token, sequence = float(model.token_bytes), model.resident_bytes
     if (token, sequence) == (answer["token_bytes"], answer["sequence_bytes"]):
         return ""

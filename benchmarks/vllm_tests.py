@@ -1,4 +1,4 @@
-"""vLLM 0.33's own tests, out of its source distribution (47 MB), and what they import beside the environment of the
+"""vLLM 0.33's own tests, out of its source distribution (47 MB), and what they import besides the environment of the
 peer `vllm`.
 
 pip asks a source distribution for its metadata before it gives it away, which takes vLLM's build requirements; they

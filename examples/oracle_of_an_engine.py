@@ -15,7 +15,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parent
 
 
 def compare(engine: str) -> DiffResult:
-    """The engine beside the reference, in traffic that it implements."""
+    """The engine next to the reference, in traffic that it implements."""
     return hkv.diff(
         f"{EXAMPLES / engine}", features=["core"], seeds=6, kinds=["full_attention"], max_groups=1, version=1
     )

@@ -121,7 +121,7 @@ class ToyEngine:
             if self.refs[block] == 0:
                 del self.refs[block]
                 released.append(block)
-        front = [block for block in released if block not in self.keys]  # nobody can find them: first to be reused
+        front = [block for block in released if block not in self.keys]  # no lookup can find them: first to be reused
         self.free_queue = [*front, *self.free_queue, *(block for block in released if block in self.keys)]
         request.blocks, request.registered, request.computed = [], None, 0
 

@@ -4,7 +4,7 @@ Two megabytes of gzip can hold two gigabytes, and one line can be the whole file
 a line has a greatest length, and both are refused while they are read, before memory is taken for them. The budget is
 what `hkv --input-limit` or `HKV_INPUT_LIMIT` says, such as 1GiB; a document that is read whole may have half of it, a
 line a sixteenth. JSON that is nested deeper than the decoder follows is refused like any other JSON that cannot be
-read. A regular file is written beside its place and renamed; a device or a pipe is written as a stream.
+read. A regular file is written next to its place and renamed; a device or a pipe is written as a stream.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class _Unclosed(io.RawIOBase):
 class OutputFile:
     """A file being written. A context manager: leaving it puts the file in its place, an exception leaves no trace.
 
-    A regular file appears at `path` only when it is whole: it is written beside its place and then renamed. Through a
+    A regular file appears at `path` only when it is whole: it is written next to its place and then renamed. Through a
     symbolic link it is the link's target that is replaced. A file that is replaced hands on its mode and owner, and is
     refused where it is read-only; a new one gets its mode from the umask. Everything else that can be at a path, a
     device, a FIFO, or the `/dev/fd/N` of a shell's process substitution, is opened and written as a stream.
@@ -334,7 +334,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Status of the file at a path, links followed; None if there is none, at the end of a dangling link included."""
+    """Status of the file at a path, links followed; None if nothing is there, or only a dangling link."""
     try:
         return os.stat(path)
     except FileNotFoundError:

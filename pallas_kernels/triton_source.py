@@ -32,7 +32,7 @@ def move_kernel(
 ):
     """`together` runs of one move, or a tile of one run: see `pallas_kernels.move.moves.Move`."""
     program = tl.program_id(0)
-    # Programs of one group of runs stand beside each other: their tables' words are then in the same cache lines.
+    # Programs of one group of runs stand side by side: their tables' words are then in the same cache lines.
     run = program // tiles * together + tl.arange(0, together)
     column = program % tiles * width + tl.arange(0, width)
     present = run < runs

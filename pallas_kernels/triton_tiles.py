@@ -30,7 +30,7 @@ class Share:
       first: the first of them.
       runs: runs of a program, a power of two.
       width: words of each that it moves, a power of two.
-      tiles: programs of the same runs, one beside the other.
+      tiles: programs of the same runs, side by side.
       programs: their number.
     """
 

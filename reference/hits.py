@@ -20,7 +20,7 @@ snapshot kind it holds the state after exactly `end` tokens. False wherever the 
 
 
 def longest_hit_by_definition(config: VllmConfig, has_entry: HasEntry, num_tokens: int) -> int:
-    """The largest length at which every group can resume, in tokens; 0 when there is none.
+    """The largest length at which every group can resume, in tokens, at least 0.
 
     A hit is a multiple of `hit_alignment(config)` and leaves at least the last token to compute.
 

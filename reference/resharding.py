@@ -1,4 +1,4 @@
-"""Moving a cache between parallel shapes by definition: a dictionary of who has what, and who needs it.
+"""Moving a cache between parallel shapes by definition: a dictionary of which rank has and needs what.
 
 The twin of `hkv.mesh.resharding`. An identity is (part, layer, head, state of the request); nothing here is planned.
 """

@@ -70,7 +70,7 @@ def library_cases(served: frozenset[str]) -> Iterator[Case]:
 
 
 def supplemented(config: Mapping[str, Any], *, cached: bool) -> dict[str, Any]:
-    """A config with those of the fields in `supplements.toml` that it lacks.
+    """A config with the fields of `supplements.toml` that it did not have.
 
     Args:
       config: the content of a config.json.

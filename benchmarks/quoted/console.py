@@ -50,7 +50,7 @@ def difference(shown: Shown, output: str) -> str | None:
       output: standard output of the command. Spaces at the ends of lines, and empty lines at the end, do not count.
 
     Returns:
-      A difference by lines, `-` the document's and `+` the command's; None if there is none.
+      A difference by lines, `-` the document's and `+` the command's, or None.
     """
     lines = [line.rstrip() for line in output.rstrip().splitlines()]
     wanted = [line.rstrip() for line in shown.output]

@@ -79,7 +79,7 @@ class Source:
         return self.makes if isinstance(self.makes, str) else f"{self.makes.__module__}.{self.makes.__qualname__}()"
 
     def missing(self, setting: Setting) -> list[str]:
-        """Needs that the setting lacks; empty if it can be run."""
+        """Options that are missing from the setting; empty if it can be run."""
         needs = []
         if "VLLM/bin/python" in self.command and setting.vllm is None:
             needs.append("--vllm-python")

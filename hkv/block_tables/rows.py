@@ -279,7 +279,7 @@ def _length(rows: BlockRows, row) -> jax.Array:
 
 
 def _take(rows: BlockRows, row, positions) -> jax.Array:
-    """Contents of slots; of any slot where there is none, for the caller to mask."""
+    """Contents of slots; arbitrary where the slot does not exist, for the caller to mask."""
     inside = _is_slot(rows, row, positions)
     return rows.blocks[jnp.where(_is_row(rows, row), row, 0), jnp.where(inside, positions, 0)]
 

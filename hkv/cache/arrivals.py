@@ -33,7 +33,7 @@ from hkv.state.loops import divide, remainder
 from hkv.state.status import Status
 
 COLUMNS = 32
-"""Entries of a row that are looked up beside one another."""
+"""Entries of a row that are looked up side by side."""
 
 
 @jax.tree_util.register_dataclass
@@ -318,7 +318,7 @@ def _registered(state: StepState, chains: jax.Array, key: jax.Array, columns: ja
 
 
 def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The blocks that each group must have to resume at some lengths int32[n], beside those of sinks: first, end, and
+    """The blocks that each group must have to resume at some lengths int32[n], besides those of sinks: first, end, and
     how many after those.
 
     Returns:

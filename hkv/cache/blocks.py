@@ -93,7 +93,7 @@ def serve(
     index, size = count_up(taking.shape[0]), taking.shape[0]
 
     def earliest(mask: jax.Array) -> jax.Array:
-        """The first query of some, int32[]; the number of queries if there is none."""
+        """The first query of some, int32[]; the number of queries if none is."""
         return size - jnp.max(jnp.where(mask, size - index, 0))
 
     def refuse(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -105,7 +105,7 @@ def serve(
         lacks, beyond = _exceeds(need, running_sum(taken) - taken, (busy | (first < index)) & ~running, queue)
         return served, lacks, first, earliest(served & beyond)
 
-    # Where there are blocks for all, which is cheap to see, the loop makes no trip. Its first one may refuse nobody.
+    # Where there are blocks for all, which is cheap to see, the loop makes no trip. Its first one may refuse no query.
     total = jnp.sum(jnp.where(taking, need, 0), dtype=jnp.int32)
     scarce = total + queue.watermark > jnp.minimum(queue.free, queue.limit)
     place = jnp.where(scarce, 0, size)
@@ -194,7 +194,7 @@ def slots_of(
     lengths: jax.Array,
     size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Block and offset of every token of a ragged batch, int32[G, size] each; -1 where there is none.
+    """Block and offset of every token of a ragged batch, int32[G, size] each; -1 for none.
 
     Args:
       groups: int32[G, 32], as in `hkv.dialects.vllm.rules.parameters.Parameters`.
@@ -234,7 +234,7 @@ def state_blocks(
       counts: int32[Q], of the step; 0 for queries that compute nothing.
 
     Returns:
-      int32[Q, G] twice. Read: the state after `computed` tokens; 0 where there is none, which begins with zeros. Write:
+      int32[Q, G] twice. Read: the state after `computed` tokens; 0 for none: the state begins with zeros. Write:
       the state after `computed + counts` tokens; -1 for queries and groups that write none.
     """
     holds = (field(groups, GroupField.STATES) != 0) & (counts > 0)[:, None]

@@ -44,7 +44,7 @@ class Cache:
       state: blocks, rows and keys.
       block_sizes: static; tokens in a block of each group.
       unit: static; tokens of which what steps register is a multiple.
-      extra: static; blocks that a query may need beside those of its tokens (`hkv.cache.state.extra_blocks`).
+      extra: static; blocks that a query may need besides those of its tokens (`hkv.cache.state.extra_blocks`).
     """
 
     parameters: Parameters
@@ -55,7 +55,7 @@ class Cache:
 
     @property
     def tables(self) -> jax.Array:
-        """Block ids of each row and group in order, int32[R, G, W]; 0, the null block, where there is none."""
+        """Block ids of each row and group in order, int32[R, G, W]; 0 is the null block."""
         return self.state.rows
 
     @property
@@ -158,7 +158,7 @@ def cache_config(
       max_model_len: tokens of the longest request.
       max_in_flight_tokens: tokens that may be computed but not yet processed; None for `max_model_len`.
       watermark: share of the pool that admission leaves free while something is running.
-      retention_interval: tokens between lengths before which windows and recurrent groups keep blocks, beside the
+      retention_interval: tokens between lengths before which windows and recurrent groups keep blocks, besides the
         prompts' ends; 0 for those alone, as vLLM 0.33 does unless told otherwise; None for every length.
       prefix_match_unit: tokens between two lengths at which hits may end, also inside blocks, a divisor of every block;
         None for hits that end with blocks. It needs recurrent groups with larger blocks, and of other kinds than full

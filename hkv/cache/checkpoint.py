@@ -111,7 +111,7 @@ def restore(path: str | os.PathLike[str], config: VllmConfig, layouts: Mapping[s
     Raises:
       FileError: the file is not there, is no checkpoint, or is damaged.
       ConfigError: the configuration differs; names the first field that does.
-      LayoutError: a layout differs; likewise.
+      LayoutError: a layout differs; names it.
       MissingExtraError: safetensors is not installed.
     """
     header, raw = _read(path)
@@ -129,7 +129,7 @@ def require_same(saved: Any, saved_layouts: Any, config: VllmConfig, layouts: Ma
 
     Raises:
       ConfigError: the configuration differs; names the first field that does.
-      LayoutError: a layout differs; likewise.
+      LayoutError: a layout differs; names it.
     """
     _compare(saved, _plain(describe(config)), "config", ConfigError)
     wanted = {name: _plain(describe(one)) for name, one in layouts.items()}

@@ -26,14 +26,14 @@ class Copies(NamedTuple):
     """Copies of Q queries, one a group at most.
 
     Attributes:
-      owed: bool[Q, G], whether there is one.
+      needed: bool[Q, G], whether a copy is needed.
       kept: bool[Q, G], whether the copy is the cache's, and its row goes on in place.
       moved: bool[Q, G], whether such a copy took over its block's key.
-      source: int32[Q, G], the block; 0 where there is none.
-      target: int32[Q, G], its copy; 0 where there is none.
+      source: int32[Q, G], the block; 0 for none.
+      target: int32[Q, G], its copy; 0 for none.
     """
 
-    owed: jax.Array
+    needed: jax.Array
     kept: jax.Array
     moved: jax.Array
     source: jax.Array
@@ -41,7 +41,7 @@ class Copies(NamedTuple):
 
     def pairs(self) -> jax.Array:
         """Block and copy, int32[Q, G, 2]; -1 twice for none."""
-        return jnp.where(self.owed[:, :, None], jnp.stack([self.source, self.target], axis=2), PAD)
+        return jnp.where(self.needed[:, :, None], jnp.stack([self.source, self.target], axis=2), PAD)
 
 
 def take(
@@ -67,20 +67,20 @@ def take(
     partial, grown = rows.partial, rows.grown
     assert partial is not None
     assert grown is not None
-    owed = (partial > 0) & served[:, None]
+    needed = (partial > 0) & served[:, None]
     entry = jnp.maximum(partial - 1, 0)
     groups = count_up(partial.shape[1])[None]
-    source = once(jnp.any(owed), lambda: state.rows[lines[:, None], groups, entry])
-    source = jnp.where(owed, source, 0)
+    source = once(jnp.any(needed), lambda: state.rows[lines[:, None], groups, entry])
+    source = jnp.where(needed, source, 0)
     # Read once, before blocks are counted out: read again later, the gather would need all references as they were.
-    held = once(jnp.any(owed), lambda: state.refs[source])
-    kept = owed & (grown != 0) & (held < 4)
+    held = once(jnp.any(needed), lambda: state.refs[source])
+    kept = needed & (grown != 0) & (held < 4)
     moved = kept & (held % 2 == 1)
 
-    spans = cut(need + owed.astype(jnp.int32), room)
+    spans = cut(need + needed.astype(jnp.int32), room)
     line, group = spans.line, spans.group
-    first = spans.of(owed) & (spans.within == 0)
-    column = spans.of(length) - spans.of(need) + spans.within - spans.of(owed).astype(jnp.int32)
+    first = spans.of(needed) & (spans.within == 0)
+    column = spans.of(length) - spans.of(need) + spans.within - spans.of(needed).astype(jnp.int32)
     column = jnp.where(first, spans.of(entry), column)
     head, size = state.counters[StepCounter.HEAD], state.refs.shape[0]
     block = state.queue[(head + count_up(room)) & (state.queue.shape[0] - 1)]
@@ -96,9 +96,9 @@ def take(
     reads = (known >= 0) & (spans.of(held) >= 0)
     refs = state.refs.at[jnp.where(reads, block, 0)].set(2, **DROP)
     tables = state.rows.at[lines[line], group, column].set(block, **DROP)
-    target = jnp.where(owed, block[jnp.minimum(spans.starts, room - 1)].reshape(owed.shape), 0)
+    target = jnp.where(needed, block[jnp.minimum(spans.starts, room - 1)].reshape(needed.shape), 0)
     state = replace(state, refs=refs, rows=tables, counters=counters)
-    copies = Copies(owed, kept, moved, source, target)
+    copies = Copies(needed, kept, moved, source, target)
     return _keys_moved(state, copies), copies
 
 
@@ -129,13 +129,13 @@ def numbered(state: StepState, copies: Copies, order: jax.Array) -> StepState:
 
 
 def give_back(state: StepState, copies: Copies) -> StepState:
-    """The copies' references are given back, group after group; blocks that nobody holds then become free.
+    """The copies' references are given back, group after group; blocks without references then become free.
 
     Those are what rows came by, and copies that are the cache's. Those with keys go to the queue's tail, the others to
     its head, the first of them foremost (vLLM 0.33 `BlockPool.free_blocks`).
     """
     size = state.refs.shape[0]
-    let_go = jnp.where(copies.owed, jnp.where(copies.kept, copies.target, copies.source), 0).T.reshape(-1)
+    let_go = jnp.where(copies.needed, jnp.where(copies.kept, copies.target, copies.source), 0).T.reshape(-1)
     turn = count_up(let_go.shape[0]) + 1
     held = let_go > 0
     block = jnp.where(held, let_go, size)

@@ -18,7 +18,7 @@ from hkv.cache.spans import registered as is_registered
 from hkv.cache.state import StepCounter, StepState, replace
 
 LANES = 512
-"""Blocks that are put into the table beside one another."""
+"""Blocks that are put into the table side by side."""
 
 MIX = 0x9E3779B1
 """Odd; sets the groups of one prefix apart."""

@@ -127,7 +127,7 @@ def queries(
     at, known = known_rows(state, batch.rows)
     rows = fields(state, at)
     size = batch.tokens.shape[0]
-    # Lengths that fall, or leave the array, are made ascending first; whoever was changed by that is refused.
+    # Lengths that fall, or leave the array, are made ascending first; a query that this changed is refused.
     cuts = running_max(jnp.clip(batch.cu_q_lens, 0, size))
     ordered = (cuts == batch.cu_q_lens)[1:] & (cuts == batch.cu_q_lens)[:-1]
     asked = cuts[1:] - cuts[:-1]

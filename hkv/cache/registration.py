@@ -187,7 +187,7 @@ def _tail(
     """Hash blocks up to the prompt's tail, where that is due in a block which is not full, int32[Q, G]; else 0.
 
     `hkv.dialects.vllm.rules.register`, where blocks of full attention hold several hash blocks. There a block that is
-    full has the tail's key besides: nobody looks for that one, since hits end with blocks.
+    full has the tail's key besides: no lookup asks for that one, since hits end with blocks.
     """
     prompt = spread(view.groups, rows.prompt)
     hash_block = jnp.maximum(view.whole(CacheField.HASH_BLOCK), 1)
@@ -270,7 +270,7 @@ def plan(view: EveryGroup, state: StepState, lines: jax.Array, rows: Rows, count
 
 
 def export_units(view: EveryGroup, rows: Rows, exports: Exports) -> jax.Array:
-    """Hash blocks up to the keys of the states that somebody could resume from, int32[Q, G]; 0 for none.
+    """Hash blocks up to the keys of the states that a request could resume from, int32[Q, G]; 0 for none.
 
     That is the prompt's last one, those that retention keeps, and one where others branched off
     (vLLM 0.33 `MambaManager._cache_partial_tail_block`).

@@ -126,7 +126,7 @@ class StepState:
       keys: uint32[N, 6], what each block is registered under (`KEY_WORDS`); means nothing for blocks that are not. Of
         several blocks with the same key, the one registered first counts. uint32[P * N, 8] where hits end inside blocks
         of full attention, which hold at most P hash blocks (`hkv.cache.spans`).
-      rows: int32[R, G, W], block ids; 0 where there is none.
+      rows: int32[R, G, W], block ids; 0 for none.
       requests: int32[R, 4 + 3 * G], what each row knows of its request (`StepRequest`), then LENGTH of each group,
         FIRST of each, CACHED of each (`StepRow`); int32[R, 4 + 4 * G] with GROWN, where groups have states for drafts;
         int32[R, 4 + 5 * G] with PARTIAL, where hits end inside blocks; three fields of each group more, with EXPORT,
@@ -189,7 +189,7 @@ class StepResult:
       offsets: int32[G, N], its offset in that block, in tokens, -1 for none. Under context parallelism a
         block counts the tokens of all ranks that share it; `hkv.cache.blocks.on_rank` says which are whose.
       reads: int32[Q, G], the block with the state after the tokens computed before, for recurrent and opaque groups; 0
-        where there is none: the row begins with zeros.
+        for none: the row begins with zeros.
       writes: int32[Q, G], the block for the state after the query's new tokens, without drafts; -1 for none.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
@@ -330,7 +330,7 @@ def checkpoint_groups(config: VllmConfig) -> int:
 
 
 def extra_blocks(config: VllmConfig) -> int:
-    """Blocks that a query may need beside those of its tokens: states for drafts and inside chunks, and copies.
+    """Blocks that a query may need besides those of its tokens: states for drafts and inside chunks, and copies.
 
     Where hits end inside blocks, it may also register a block a group under a key that ends inside it.
     """

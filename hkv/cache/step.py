@@ -4,7 +4,7 @@ The form for accelerators: no host round trip, no loop over rows, work in propor
 The rules are vLLM 0.33's, those of `hkv.dialects.vllm.machine`; a step means: every query's row in order retires
 (`Code.RETIRE`), then every row in order allocates (`Code.ALLOCATE`) and advances. As long as the step's room suffices
 it is exactly that, block ids and the free queue's order included. vLLM itself lets a row allocate before the next one
-retires: as long as nobody is refused, that gives the same rows up to renaming of blocks, and equal ones where nothing
+retires: as long as none is refused, that gives the same rows up to renaming of blocks, and equal ones where nothing
 retires.
 """
 
@@ -109,7 +109,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
         state = take(state, at, grown, need, room)
     else:
         state, copied = copies.take(state, at, before_step, grown, need, served, room)
-        rows = rows._replace(partial=jnp.where(copied.owed, 0, rows.partial))
+        rows = rows._replace(partial=jnp.where(copied.needed, 0, rows.partial))
 
     counts, lengths = (jnp.where(served, tokens, 0) for tokens in (asked.counts, asked.lengths))
     state = _hash(parameters, state, at, asked.starts, counts, rows.computed, batch.tokens)

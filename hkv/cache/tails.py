@@ -64,7 +64,8 @@ def due(view: EveryGroup, rows: Rows, turn: Turn, cacheable: jax.Array, full: ja
     """Hash blocks up to a key that is due inside a block, int32[Q, G]; 0 where none is.
 
     A prompt's tail in full attention is due when it is computed, when its block is full, which takes it the key that it
-    had, and in a row's first step. A state is due if it stands where the prompt could be resumed, or at the junction.
+    had, and in a row's first step. A state is due if it stands where the prompt could be resumed, or at the length
+    up to which another request shares its prefix.
 
     Args:
       view: the configuration.
@@ -151,7 +152,7 @@ def written(
       words: uint32[n, 6].
     """
     size = state.keys.shape[0]
-    # A key that ends inside a block which is full stands beside the whole block's. Otherwise others go.
+    # A key that ends inside a block which is full stands next to the whole block's. Otherwise others go.
     begins = kept & (~lanes.tail | (lanes.column >= full[lanes.line, lanes.group]))
     made = first_words(state, words[:, :4], words[:, 4].astype(jnp.int32), words[:, 5])[:, ERA]
     own = jnp.full_like(entry, OWN_ERA)

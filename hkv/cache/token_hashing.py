@@ -22,7 +22,7 @@ from hkv.keys import fingerprint
 from hkv.state.loops import ceil_divide, divide, remainder
 
 LANES = 8
-"""Chains that are continued beside one another. More lanes make each link dearer, fewer make more rounds."""
+"""Chains that are continued side by side. More lanes make each link dearer, fewer make more rounds."""
 
 
 class Hashed(NamedTuple):
@@ -95,7 +95,7 @@ def hash_tokens(
 def hash_prompts(size: jax.Array, roots: jax.Array, tokens: jax.Array, counts: jax.Array, columns: int) -> jax.Array:
     """The key of each whole hash block of prompts, none of whose tokens was hashed before.
 
-    All blocks are digested at once, and the chains of all prompts continued beside one another.
+    All blocks are digested at once, and the chains of all prompts continued side by side.
 
     Args:
       size: int32[], tokens in a hash block.

@@ -125,7 +125,7 @@ def plan_transfer(
       batch: objects per launch; None for LMCache's, 1 for a store and 4 for a retrieve.
 
     Raises:
-      OperationError: a retrieve that lacks an object it would read; ids that are not those of the chunks.
+      OperationError: an object that a retrieve would read is missing; ids that are not those of the chunks.
     """
     if direction not in ("store", "retrieve"):
         raise OperationError("direction", direction, "store or retrieve")

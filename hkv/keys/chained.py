@@ -69,7 +69,7 @@ DIGESTS: dict[str, Digest] = {
 
 
 def digest_by_name(name: str) -> Digest:
-    """The chain hash of that name; ConfigError where there is none."""
+    """The chain hash of that name; ConfigError for an unknown one."""
     try:
         return no_digest if name == GIVEN else DIGESTS[name]
     except KeyError:
@@ -232,7 +232,7 @@ GIVEN = "given"
 
 
 def no_digest(value: Any) -> bytes:
-    """The chain hash of configurations whose requests bring their keys: there is none, and asking is an error."""
+    """The chain hash of configurations whose requests bring their keys: it cannot be called."""
     raise OperationError("keys", value, "keys that are given, since the hash is not known")
 
 

@@ -125,7 +125,7 @@ def _read(path: pathlib.Path) -> bytes:
     """The executable in a file of the user's own.
 
     Raises:
-      Exception: there is none, it is somebody else's, or its seal is not the user's.
+      Exception: it does not exist, belongs to somebody else, or is not sealed with the user's key.
     """
     key, written = user_key(), read_own(path)
     contents = None if key is None or written is None else unsealed(path.name, written, key)

@@ -45,7 +45,7 @@ def enable() -> bool:
 def warn_if_interpreted() -> None:
     """Warns, once in a process, where XLA:CPU interprets the loop that is about to be compiled.
 
-    Emits `InterpretedLoopsWarning`, which says what to do. Nothing is said on other backends, which have no such limit.
+    Emits `InterpretedLoopsWarning`, with the remedy. Other backends have no such limit and give no warning.
     """
     if not _in_effect():
         _warn()

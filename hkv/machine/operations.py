@@ -151,7 +151,7 @@ def perform_all(
     Args:
       work: the workspace; `sizes.operations` says how many rows a lane has.
       table: int32[lanes * operations * width], rows of all lanes, flat.
-      payload: int32[lanes * room], likewise.
+      payload: int32[lanes * room], lane after lane.
       code: the column of a row in which its code is.
       end: the code after which nothing is done.
       one: performs one operation.
@@ -187,7 +187,7 @@ class Programs:
 
     `execute` takes its three arguments, and returns all, with a leading axis of lanes. `defaults` are static arguments
     that need not be given: `only`, the codes that a program is to know (others answer `Status.UNKNOWN_OPERATION`);
-    `ids`, room for block ids in the results, for which nothing is compiled where it is 0; `events` likewise.
+    `ids` and `events`, sizes of the outputs of block ids and of events; 0 disables one, and compiles nothing for it.
     """
 
     def __init__(self, execute: Callable[..., Any], **defaults: Any) -> None:

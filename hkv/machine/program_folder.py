@@ -27,7 +27,7 @@ SEAL_BYTES = hashlib.sha256().digest_size
 
 
 def user_folder() -> pathlib.Path | None:
-    """The user's folder for what can be made again, by the conventions of the platform; None if there is none."""
+    """The user's folder for what can be made again, by the conventions of the platform, or None."""
     try:
         home = pathlib.Path.home()
     except RuntimeError:

@@ -1,7 +1,7 @@
 """Plan of the transfers that move a request's cache from one parallel shape to another, as data. Host-only.
 
 Prefill ranks and decode ranks may differ in tensor and context degree, interleave, block size, physical order and
-kernel split; they cache the same parts of the same heads. Every byte that the target lacks crosses over once: of
+kernel split; they cache the same parts of the same heads. Every byte that is missing at the target is sent once: of
 source ranks that hold the same, one sends; of target ranks that need the same, one receives and forwards. Where
 tensor ranks divide each other and no head is replicated, the pairs are RTP-LLM's (asymmetric prefill and decode).
 """
@@ -156,7 +156,7 @@ def plan_resharding(
     Args:
       source: side that holds the cache.
       target: side that gets it; blocks of other columns than those of `positions` are not touched.
-      positions: the tokens that the target lacks: from its own hit on, or a window's `readable`. Columns of the row
+      positions: the tokens to bring: from the target's own hit on, or a window's `readable`. Columns of the row
         for a layer of snapshots, whose ranks count as its heads. States that tokens share are moved whole.
       layers: indices of layers; None for all.
       replicas: source for target ranks that hold the same: one of them forwards, or each gets its own copy.

@@ -65,7 +65,7 @@ def execute(
       plan: of one group of layers.
       source_pool: unsigned words `[data, tensor, context, words]` on the source's mesh.
       source: layout of the source's bytes.
-      target_pool: likewise on the target's mesh, of the same dtype; donated.
+      target_pool: the target's pool on its mesh, of the same dtype; donated.
       target: layout of the target's bytes.
       source_data: replica that has the request.
       target_data: replica that gets it.
@@ -102,15 +102,15 @@ def _exchange(
     """One hop: everything is packed before anything is unpacked."""
     packets = make_packets(moves, layers, source.side, target.side)
     read, written = source.table(packets.read), target.table(packets.written)
-    packed = _pack(source_pool, source.sharded, read, packets.grain, implementation)
+    packed = _pack(source_pool, source.sharded, read, packets.move_unit, implementation)
     arrived = _carry(packed, packets, source, target)
-    return _unpack(target_pool, target.sharded, written, arrived, packets.grain, implementation)
+    return _unpack(target_pool, target.sharded, written, arrived, packets.move_unit, implementation)
 
 
 def _carry(packed: list[list[jax.Array]], packets: Packets, source: _End, target: _End) -> list[list[jax.Array]]:
     """Packets from the devices that packed them to those that unpack them.
 
-    Both are given per slot and view, `[data, tensor, context, length, words]`. Packets that nobody sends are zeros,
+    Both are given per slot and view, `[data, tensor, context, length, words]`. Packets that are not sent are zeros,
     made where they are.
     """
     devices = target.sharded.mesh.devices
@@ -146,9 +146,9 @@ def _by_device(array: jax.Array) -> dict[object, jax.Array]:
     return {shard.device: shard.data for shard in array.addressable_shards}
 
 
-@functools.partial(jax.jit, static_argnames=("sharded", "grain", "implementation"))
+@functools.partial(jax.jit, static_argnames=("sharded", "move_unit", "implementation"))
 def _pack(
-    pool: jax.Array, sharded: ShardedLayout, table: jax.Array, grain: Grain, implementation: str | None
+    pool: jax.Array, sharded: ShardedLayout, table: jax.Array, move_unit: MoveUnit, implementation: str | None
 ) -> list[list[jax.Array]]:
     """Packets of every rank: per slot and view `[data, tensor, context, length, words]`."""
 
@@ -156,7 +156,7 @@ def _pack(
         flat, packets = pool.reshape(-1), []
         for units in table[0, 0, 0]:
             packets.append([])
-            for runs in _runs(flat, sharded, grain):
+            for runs in _runs(flat, sharded, move_unit):
                 starts, _ = runs.start_rows(*units.T)
                 words = choose(implementation).gather(flat.reshape(-1, runs.row), starts, runs.rows_per_run)
                 packets[-1].append(words.reshape(1, 1, 1, units.shape[0], runs.words))
@@ -167,13 +167,13 @@ def _pack(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("sharded", "grain", "implementation"), donate_argnames="pool")
+@functools.partial(jax.jit, static_argnames=("sharded", "move_unit", "implementation"), donate_argnames="pool")
 def _unpack(
     pool: jax.Array,
     sharded: ShardedLayout,
     table: jax.Array,
     packets: list[list[jax.Array]],
-    grain: Grain,
+    move_unit: MoveUnit,
     implementation: str | None,
 ) -> jax.Array:
     """The pool with every rank's packets in place."""
@@ -181,7 +181,7 @@ def _unpack(
     def local(pool, table, packets):
         flat = pool.reshape(-1)
         for units, slot in zip(table[0, 0, 0], packets, strict=True):
-            for runs, words in zip(_runs(flat, sharded, grain), slot, strict=True):
+            for runs, words in zip(_runs(flat, sharded, move_unit), slot, strict=True):
                 starts, _ = runs.start_rows(*units.T)
                 shaped = words.reshape(units.shape[0], len(runs.starts), runs.rows_per_run, runs.row)
                 flat = choose(implementation).scatter(flat.reshape(-1, runs.row), starts, shaped).reshape(-1)
@@ -192,7 +192,7 @@ def _unpack(
     return mapped(pool, table, packets)
 
 
-def _runs(pool: jax.Array, sharded: ShardedLayout, grain: Grain) -> list[Runs]:
+def _runs(pool: jax.Array, sharded: ShardedLayout, move_unit: MoveUnit) -> list[Runs]:
     """Runs of a unit in one rank's pool: whole cells where they hold nothing but parts, else part by part."""
     layout = sharded.layout
     views = [part_by_head(layout, part, sharded.shape.heads_per_rank) for part in layout.content]
@@ -202,19 +202,19 @@ def _runs(pool: jax.Array, sharded: ShardedLayout, grain: Grain) -> list[Runs]:
         order = (0, 1, 2, 4, 3, 5)
         shape, strides = (tuple(values[axis] for axis in order) for values in (cells.shape, cells.strides))
         views = [StridedView(shape, strides, cells.offset, cells.dtype)]
-    found = [runs_of(pool, _grouped(view, grain), COORDINATES) for view in views]
+    found = [runs_of(pool, _grouped(view, move_unit), COORDINATES) for view in views]
     if any(runs.page for runs in found):
         raise LayoutError("pool", f"{pool.dtype}{list(pool.shape)}", f"at most {ROW_LIMIT} rows of a unit's runs")
     return found
 
 
-def _grouped(view: StridedView, grain: Grain) -> StridedView:
+def _grouped(view: StridedView, move_unit: MoveUnit) -> StridedView:
     """`[layers, blocks, pieces, states, heads, ...]` with groups of states and of heads: the unit comes last."""
     (states, heads), (step, stride) = view.shape[3:5], view.strides[3:5]
-    unit = [(grain.states, step), (grain.heads, stride)]
-    extents, steps = zip(*(reversed(unit) if grain.heads_outside else unit), strict=True)
-    shape = (*view.shape[:3], states // grain.states, heads // grain.heads, *extents, *view.shape[5:])
-    strides = (*view.strides[:3], step * grain.states, stride * grain.heads, *steps, *view.strides[5:])
+    unit = [(move_unit.states, step), (move_unit.heads, stride)]
+    extents, steps = zip(*(reversed(unit) if move_unit.heads_outside else unit), strict=True)
+    shape = (*view.shape[:3], states // move_unit.states, heads // move_unit.heads, *extents, *view.shape[5:])
+    strides = (*view.strides[:3], step * move_unit.states, stride * move_unit.heads, *steps, *view.strides[5:])
     return StridedView(shape, strides, view.offset, view.dtype)
 
 
@@ -244,7 +244,7 @@ class Route(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Grain:
+class MoveUnit:
     """The unit that every move is made of: static, so that few executables serve all plans.
 
     Consecutive states of a kernel block, and consecutive heads: heads are outside where the states of a head follow one
@@ -265,7 +265,7 @@ class Packets:
       read, written: int32 `[tensor, context, slots, units, COORDINATES]`, -1 where there is nothing.
     """
 
-    grain: Grain
+    move_unit: MoveUnit
     out_slots: Mapping[Route, int]
     in_slots: Mapping[Route, int]
     read: np.ndarray
@@ -281,17 +281,17 @@ def make_packets(moves: Sequence[Move], layers: range, source: Side, target: Sid
     for move in moves:
         routes.setdefault(Route(move.source, move.target, move.heads), []).append(move)
     spans = {route: _spans(each) for route, each in routes.items()}
-    grain = _grain(spans, source, target)
+    move_unit = _move_unit(spans, source, target)
     senders, receivers = {route: route.sender for route in routes}, {route: route.receiver for route in routes}
     out_slots, in_slots = _slots(senders), _slots(receivers)
     read: dict[Route, np.ndarray] = {}
     written: dict[Route, np.ndarray] = {}
     for route, (blocks, places, starts, goals, counts) in spans.items():
-        read[route] = _units(route.sender, route.heads, layers, blocks, starts, counts, source, grain)
-        written[route] = _units(route.receiver, route.heads, layers, places, goals, counts, target, grain)
+        read[route] = _units(route.sender, route.heads, layers, blocks, starts, counts, source, move_unit)
+        written[route] = _units(route.receiver, route.heads, layers, places, goals, counts, target, move_unit)
     length = _rounded(max(map(len, read.values())))
     return Packets(
-        grain,
+        move_unit,
         out_slots,
         in_slots,
         _table(read, out_slots, senders, source, length),
@@ -313,7 +313,7 @@ def _spans(moves: Sequence[Move]) -> np.ndarray:
     return np.array(spans).T
 
 
-def _grain(spans: Mapping[Route, np.ndarray], source: Side, target: Side) -> Grain:
+def _move_unit(spans: Mapping[Route, np.ndarray], source: Side, target: Side) -> MoveUnit:
     """The largest that every packet is a whole number of, on both sides."""
     states, heads = 0, 0
     for (sender, receiver, own), each in spans.items():
@@ -324,7 +324,7 @@ def _grain(spans: Mapping[Route, np.ndarray], source: Side, target: Side) -> Gra
         states = math.gcd(states, side.layout.shape[N])
         heads = math.gcd(heads, side.shape.heads_per_rank)
     outside = all(side.layout.strides[H] > side.layout.strides[N] for side in (source, target))
-    return Grain(states, heads, outside)
+    return MoveUnit(states, heads, outside)
 
 
 def _slots(ranks: Mapping[Route, Rank]) -> dict[Route, int]:
@@ -345,15 +345,15 @@ def _units(
     starts: np.ndarray,
     counts: np.ndarray,
     side: Side,
-    grain: Grain,
+    move_unit: MoveUnit,
 ) -> np.ndarray:
     """int32 `[units, COORDINATES]` of one packet on one side."""
-    sizes = counts // grain.states
+    sizes = counts // move_unit.states
     within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    groups = np.repeat(starts // grain.states, sizes) + within
+    groups = np.repeat(starts // move_unit.states, sizes) + within
     first = side.shape.heads_of(rank.tensor).start
-    per_piece = side.layout.shape[N] // grain.states
-    own = (np.arange(heads.start, heads.stop, grain.heads) - first) // grain.heads
+    per_piece = side.layout.shape[N] // move_unit.states
+    own = (np.arange(heads.start, heads.stop, move_unit.heads) - first) // move_unit.heads
     rows = np.empty((len(layers), len(groups), len(own), COORDINATES), np.int32)
     rows[..., 0] = np.arange(layers.start, layers.stop)[:, None, None]
     rows[..., 1] = np.repeat(blocks, sizes)[None, :, None]

@@ -152,7 +152,7 @@ class CacheDescription:
     """One cache of one layer: its tag, its bytes, and what differs from the default policy (RTP-LLM `KVCacheSpecDesc`).
 
     A `state_cache` is one of which single blocks can be reused and evicted: prefix reuse on, eviction INDEPENDENT. The
-    type of group, where it is given, overrides the one that follows from the spec; fields of the policy likewise.
+    type of group, where it is given, overrides the one that follows from the spec; and so do fields of the policy.
     """
 
     tag: str

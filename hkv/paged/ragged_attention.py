@@ -25,7 +25,7 @@ from hkv.typed_jit import require_array, typed_jit
 
 KEYS, VALUES, LATENT, ROPE = "key", "value", "latent", "rope"
 """Parts of a page that attention reads: keys and values, or latents that are both (MLA), with the rotated elements of
-their keys behind them or apart; scales beside a part (`latent_scale`) are of as many of its elements each."""
+their keys behind them or apart; scales next to a part (`latent_scale`) are of as many of its elements each."""
 
 
 class _Mask(NamedTuple):
@@ -99,13 +99,13 @@ def attention(
       window: a query sees itself and the `window - 1` tokens before it (vLLM's `sliding_window`), at least 1; None for
         no window.
       chunk: a query sees the tokens of its own chunk of this length (vLLM's `attention_chunk_size`), at least 1; None
-        for no chunks, as beside a window.
+        for no chunks, as next to a window.
       sink_tokens: a query sees the first tokens of its request as well, whatever window or chunk say.
       scale: factor of the scores; None for `elements ** -0.5`.
       soft_cap: scores are `soft_cap * tanh(score / soft_cap)`; None for no cap.
       sinks: float `[query heads]`, a score that takes part in the softmax and has no value (gpt-oss); None for none.
       key_scale: factor of the keys in the pool, a number or `[kv heads]`; scales in the pages count besides.
-      value_scale: factor of the values, likewise.
+      value_scale: factor of the values, of the same shape.
       value_size: elements of a value (static); None for all that the pages hold.
       null_block: the id that stands for no block (static); -1 where block 0 is a real one.
 

@@ -117,7 +117,7 @@ def _with(marks: Marks, index: int, held: jax.Array) -> Marks:
 
 
 def _or(blocks: jax.Array, none: int) -> jax.Array:
-    """Blocks, and an index that a scatter drops where there is none."""
+    """Blocks, and an index that a scatter drops for none."""
     return jnp.where(blocks >= 0, blocks, none)
 
 

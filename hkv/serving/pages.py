@@ -126,7 +126,7 @@ def state_unit(config: VllmConfig) -> int:
 
 
 LANES = 4
-"""Copies that are made beside one another."""
+"""Copies that are made side by side."""
 
 
 def copied(pool: jax.Array, layers: Sequence[LayerPages], copies: jax.Array) -> jax.Array:

@@ -97,7 +97,7 @@ def _chunk(start: jax.Array, count: jax.Array, left: jax.Array, unit: int) -> ja
     if unit == 1:
         return count
     end = start + count
-    # The final token is computed again by whoever finds the rest: a state before it is kept, none behind it.
+    # The final token is computed again by a request that finds the rest: a state before it is kept, none behind it.
     last = jnp.where(count == left, (end - 1) // unit * unit, end // unit * unit)
     return jnp.where(last > start, last - start, count)
 

@@ -89,7 +89,7 @@ class Turn:
       positions: int32[N], the position of each token in its request; -1 for padding.
       cu_q_lens: int32[Q + 1], where each query begins, as the step was given them.
       kv_lens: int32[Q], tokens of each row once the query is written, drafts included; 0 for those not served.
-      tables: int32[Q, G, W], block ids of each query's row; 0, the null block, where there is none.
+      tables: int32[Q, G, W], block ids of each query's row; 0 is the null block.
       span: the step and its tokens, in debug mode; None outside it.
     """
 

@@ -138,7 +138,7 @@ def load(serving: Serving, offload: Offload, tokens: Sequence[int], root: Sequen
 
     Returns:
       The cache, and the tokens of the prefix that it has now, as far as the tier knows; 0, with nothing changed, if
-      there is none or fewer blocks are free than it takes.
+      none is found, or fewer blocks are free than it takes.
 
     Raises:
       ConfigError, LayoutError: as `hkv.serving.objects.chunk_objects`.

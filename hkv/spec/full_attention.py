@@ -97,7 +97,7 @@ class MLAAttention(LatentSpec, FullAttention):
     non_causal_multi_token_decode: bool = False
 
 
-# Hidden states kept beside the cache, so that a connector can hand them out.
+# Hidden states kept next to the cache, so that a connector can hand them out.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ class ParameterView:
 
     Attributes:
       cache: int32[lanes * FIELDS], one value for each field of the whole cache, lanes one after the other.
-      groups: int32[lanes * width * FIELDS], for each group one value for each field, likewise.
+      groups: int32[lanes * width * FIELDS], one value for each group and field, lane after lane.
       lane: the lane to read; None if there is only one.
       width: groups of a lane, those included that the configuration has not.
     """

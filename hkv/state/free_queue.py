@@ -39,7 +39,7 @@ def take(work: Workspace, start: Scalar, count: Scalar) -> Workspace:
         word = w.read("keys", w.key(block))
         # Both flags clear: no second block under the key, no keys that end inside the block.
         fast = (word & 3) == 0
-        # A 0 in the ring is a place out of which a block was taken when somebody hit it. It is skipped, not handed
+        # A 0 in the ring is a place out of which a block was taken by a hit. It is skipped, not handed
         # out.
         given = (block != 0) & fast
         entry = key_table.entry_of(word)

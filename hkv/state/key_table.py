@@ -144,7 +144,7 @@ def insert(
 
 
 def drop_keys(work: Workspace, present: Scalar, block: Scalar, evicted: Scalar | int = EVICTED) -> Workspace:
-    """Takes all keys of a block out of the table and off the block, if `present`; `remove` says what `evicted` is."""
+    """Takes all keys of a block out of the table and off the block, if `present`; `evicted` as in `remove`."""
     parts = 1 + work.sizes.buckets.parts
 
     def body(part: Scalar, w: Workspace) -> Workspace:

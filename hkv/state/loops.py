@@ -9,7 +9,7 @@ the last two:
    What the next trip needs for that, it is handed as a carried scalar.
 2. An array that is only written, or only read, in a trip needs no such care.
 3. An array that a loop reads is also written in it, to a spare element. An array that passes through a loop untouched
-   would become a constant of that loop, kept alive beside the array that a later loop writes.
+   would become a constant of that loop, kept alive next to the array that a later loop writes.
 4. Between loops, what was read leaves its loop as a carried scalar (`peek`), so that no later write can overtake the
    read.
 

@@ -102,7 +102,7 @@ class PoolCounter(enum.IntEnum):
     """Words of a pool in `PooledState.counters`."""
 
     FREE = 0
-    """Blocks that nobody holds."""
+    """Blocks without references."""
     HELD = 1
     """Blocks that a request or a connector holds."""
 
@@ -195,7 +195,7 @@ class PooledState:
     Every array ends in a spare element that holds nothing (`hkv.state.loops` says why).
 
     Attributes:
-      bitmap: int32[pools, words], the ids that nobody holds: levels of words, the ids' own first, one bit an id; a bit
+      bitmap: int32[pools, words], the free ids: levels of words, the ids' own first, one bit an id; a bit
         of the next level is set where a word of the one below is not 0.
       references: int32[pools, blocks, 4], references to each block by `Role`.
       items: int32[keys + 2, 8 + groups], what is cached under each key (`Item`), linked in order of use. Row `keys` is

@@ -1,8 +1,8 @@
-"""References by role: who holds a block, and for what. A block that nobody holds is in the pool's id bitmap.
+"""References by role: how many of each role hold a block. A block without references is in the pool's id bitmap.
 
 RTP-LLM's `BlockPool` counts requests', connectors' and the cache's references apart, since the same block is free,
 available or in use depending on who asks. Here each block has a word for each role, and each pool two counters that
-follow from them: blocks that nobody holds, and blocks that a request or a connector holds. Functions that end in
+follow from them: blocks without references, and blocks that a request or a connector holds. Functions that end in
 `_found`, and `let_go`, are handed what was read before, so that a caller can read all that it needs in one loop.
 """
 
@@ -47,7 +47,7 @@ def claim_found(work: PooledWorkspace, present: Scalar, pool: Scalar, seen: Sequ
 
 
 def reference(work: PooledWorkspace, present: Scalar, pool: Scalar, block: Scalar, role: Scalar) -> PooledWorkspace:
-    """One more reference to a block that somebody holds, if `present`."""
+    """One more reference to a block that is referenced already, if `present`."""
     counts = (("references", work.reference(pool, block, each)) for each in (Role.REQUEST, Role.CONNECTOR, role))
     place = ("counters", work.pool_counter(pool, PoolCounter.HELD))
     work, (held, request, connector, own) = work.peek_each(present, place, *counts)
@@ -97,7 +97,7 @@ def _counts(work: PooledWorkspace, pool: Scalar) -> list[Scalar]:
     return [work.read("counters", work.pool_counter(pool, each)) for each in PoolCounter]
 
 
-# The id bitmap: which blocks of a pool nobody holds, handed out smallest first.
+# The id bitmap: the free blocks of a pool, handed out smallest first.
 #
 # A tree of words of 32 bits. A bit says whether the word below it has any bit; two levels know 1,024 ids, three 32,768,
 # four a million. Finding, taking and putting back cost a word a level, however large the pool. What is read

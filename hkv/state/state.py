@@ -144,7 +144,7 @@ class Buckets:
     """
 
     WRITTEN_WORDS = 2
-    """Words at the end of a row of `State.keys` that say what a step found written of a block that has parts."""
+    """Last words of a row of `State.keys`: the step that registered a block with parts, and how far it was written."""
 
     blocks: int
     requests: int
@@ -201,7 +201,7 @@ class State:
         though it was not written to its end, and how many tokens of it that step found written.
       table: int32[keys + 1, groups], by key and group. Above 0: 8 times the block that was registered first, plus 2
         times what to say when it is gone (0: `EVICTED`, 1: `RETIRED`, 2: `NOT_RETAINED`), plus 1 if others have the
-        same key. Otherwise why there is none: `NEVER_SEEN`, `EVICTED` (or a value below all these, which says
+        same key. Otherwise why no block has it: `NEVER_SEEN`, `EVICTED` (or a value below all these, which says
         when and for which group), `RETIRED`, `NOT_RETAINED`. The last column belongs to no group: there a
         dialect may note the step in which a key was last registered.
       links: int32[blocks + 1, 2 + 2 * parts], next and previous block with the same key, for each of a block's keys,

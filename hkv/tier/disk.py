@@ -87,7 +87,7 @@ class DiskTier(Tier):
         """Writes uint8 `[bytes]`, evicting others as needed. It is on the disk when this returns True.
 
         A key has 1 to 100 bytes; `metadata` are strings that come back with it, e.g. a layout fingerprint. False, with
-        nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
+        nothing changed, when it cannot fit next to the pinned objects, or would replace a pinned one.
         """
         _check_key(key)
         check_flat(data)
@@ -151,7 +151,7 @@ class DiskTier(Tier):
         self._trim_quarantine()
 
     def _trim_quarantine(self) -> None:
-        """Deletes the oldest files in quarantine until they fit beside the objects."""
+        """Deletes the oldest files in quarantine until they fit next to the objects."""
         stats = sorted(
             ((entry.stat(), entry) for entry in self.quarantine.iterdir()), key=lambda item: item[0].st_mtime_ns
         )

@@ -42,7 +42,7 @@ class Tier:
         return True
 
     def unpin(self, key: bytes) -> None:
-        """Takes back one pin; raises OperationError when there is none."""
+        """Takes back one pin; raises OperationError if it has no pin."""
         self._order.unpin(key)
 
     def evict(self, key: bytes) -> bool:
@@ -114,7 +114,7 @@ class ByteLRU:
         self._pins[key] += 1
 
     def unpin(self, key: bytes) -> None:
-        """Takes back one pin; OperationError where there is none."""
+        """Takes back one pin; OperationError if it has no pin."""
         if not self._pins[key]:
             del self._pins[key]
             raise OperationError("key", key.hex(), "a key that is pinned")
@@ -181,7 +181,7 @@ class MemoryTier(Tier):
     def store(self, key: bytes, data: np.ndarray | jax.Array) -> bool:
         """Copies uint8 `[bytes]` to host memory, evicting others as needed.
 
-        False, with nothing changed, when it cannot fit beside the pinned objects, or would replace a pinned one.
+        False, with nothing changed, when it cannot fit next to the pinned objects, or would replace a pinned one.
         """
         check_flat(data)
         if not self._make_room(key, data.nbytes):

@@ -104,5 +104,5 @@ def kernel_name(moves: Sequence[Move], targets: Any, sources: Any = ()) -> str:
 
 
 def last_start(size: int, move: Move) -> int:
-    """The last unit of an array of `size` words that a run of a move can start at; negative if there is none."""
+    """The last unit of an array of `size` words that a run of a move can start at; negative for none."""
     return (size - move.length) // move.unit

@@ -85,7 +85,7 @@ def _rounded(numbers: Any) -> Any:
 
 
 def _starts(move: Move, run: Any, table: Any, present: Any, array: Any) -> tuple[Any, Any]:
-    """First row of each run, 0 where there is none, and whether there is one."""
+    """First row of each run, 0 for none, and whether it exists."""
     rows, row = array.shape
     if table is None:
         return jnp.where(present, run * (move.length // row), 0), present

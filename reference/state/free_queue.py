@@ -1,4 +1,4 @@
-"""The free queue: blocks nobody references, next to be handed out first."""
+"""The free queue: blocks without references, next to be handed out first."""
 
 from __future__ import annotations
 

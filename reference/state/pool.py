@@ -1,4 +1,4 @@
-"""The pool: every block, who references it, what it is known by, and in which order free ones are handed out."""
+"""The pool: every block, its references and keys, and the order in which free ones are handed out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Pool:
     def release(self, blocks: Iterable[int]) -> None:
         """Take a reference from each block. Those that have none left become free, in the order given.
 
-        Blocks without a key go to the front of the queue, to be handed out next: nobody can find them. Blocks with one
+        Blocks without a key go to the front of the queue, to be handed out next: no hit finds them. Blocks with one
         go to the back, behind all that were released before. Null blocks are passed over.
         """
         unknown: list[int] = []
@@ -149,7 +149,7 @@ class Pool:
         self.forget_keys(source)
 
     def keys_of(self, block: int) -> list[Key]:
-        """The primary key of a block and then its extra ones; empty for a block nobody can find."""
+        """The primary key of a block and then its extra ones; empty for a block that no lookup can find."""
         primary = self.primary[block]
         return [] if primary is None else [primary, *self.extra.get(block, ())]
 
@@ -181,5 +181,5 @@ class Pool:
         return True
 
     def writable(self, block: int) -> bool:
-        """True if exactly one reference holds the block and nobody else can find it."""
+        """True if exactly one reference holds the block and no other request can find it."""
         return block != NULL and self.refs[block] == 1 and self.primary[block] is None

@@ -1,4 +1,4 @@
-"""Reference counts by role: who holds a block, and for what."""
+"""Reference counts by role: how many of each role hold a block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReferenceCounts:
         """One reference less.
 
         Raises:
-          OperationError: there is none.
+          OperationError: the count is 0.
         """
         if self.counts[role][id] == 0:
             raise OperationError("block", id, f"a block with a {role} reference")

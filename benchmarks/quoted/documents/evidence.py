@@ -42,7 +42,7 @@ def _totals(made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(made: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a replay beside vLLM's manager."""
+    """Figures of a replay next to vLLM's manager."""
     assert made["same_decisions"]
     return {
         "requests": made["requests"],

@@ -22,7 +22,7 @@ def _time(name: str) -> Spread:
 
 
 def _beside(mode: str, jax: str) -> Claim:
-    """A row of the table beside vLLM: both ratios."""
+    """A row of the table next to vLLM: both ratios."""
     times = "{hkv_least} ({hkv_median}) | {vllm_least} ({vllm_median})"
     sentence = f"| {mode} | {jax} | {times} | {{least}} ({{median}}) |"
     return Claim(

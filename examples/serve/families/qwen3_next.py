@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta nets and gated attention, experts beside a shared one."""
+"""Qwen3-Next: gated delta nets and gated attention, routed experts and a shared one."""
 
 from __future__ import annotations
 

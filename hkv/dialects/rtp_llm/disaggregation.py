@@ -102,7 +102,7 @@ def plan_moves(
       target: the decode server; its `prefill_ranks` are the source's ranks.
       tokens: of the request; the last block may be partly filled.
       source_lists: of each source rank, the request's blocks.
-      target_lists: of each target rank, likewise.
+      target_lists: the same of each target rank.
       reused: blocks of full groups at the beginning that the target has already.
 
     Raises:
@@ -223,7 +223,7 @@ def carry(
     Args:
       moves: some or all of a plan's.
       source: of each source rank, its pools, uint8 `[size]` each.
-      target: of each target rank, likewise; written in place.
+      target: the same of each target rank; written in place.
     """
     for move in moves:
         (rank, pool, start), (peer, place, end) = move.source, move.target

@@ -23,7 +23,7 @@ class PoolSnapshot:
     Attributes:
       tags: groups that draw from it.
       total: blocks, the reserved block 0 not counted.
-      free: blocks that nobody holds.
+      free: blocks without references.
       available: blocks that no request and no connector holds: the free ones, and those that the cache would give up.
       not_in_use: blocks that neither a request nor the cache holds.
       request, connector, cached: blocks that such a role holds.

@@ -67,7 +67,7 @@ class Fields:
         return any(self.values.get(one) is not None for one in names)
 
     def raw(self, name: str) -> Any:
-        """The value of a deciding field; the family's default where the file lacks it, which is noted."""
+        """The value of a deciding field; the family's default, which is noted, if it is not in the file."""
         for other in (name, *(other for other, meant in self.family.spellings.items() if meant == name)):
             if other in self.values:
                 return self.values[other]
@@ -192,7 +192,7 @@ class Fields:
         return self.integer("num_attention_heads")
 
     def derived(self, name: str, field: Field) -> Field:
-        """A number that other fields give where the file lacks one of its own, which is then noted."""
+        """A number that follows from other fields, which is noted, if the file does not have it."""
         if self.family.fields.get(name, REQUIRED) is None and not self.given(name):
             self.notes[name] = f"{name} = {field.value}, from {', '.join(field.names)}: the file has none"
         return field

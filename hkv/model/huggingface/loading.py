@@ -16,7 +16,7 @@ Given = ParamSpec("Given")
 Read = TypeVar("Read")
 
 QUANTIZATION_FILE = "hf_quant_config.json"
-"""File beside a config in which ModelOpt keeps what else stands in `quantization_config` (vLLM 0.33 `get_config`)."""
+"""File next to a config in which ModelOpt keeps what else stands in `quantization_config` (vLLM 0.33 `get_config`)."""
 
 
 class ConfigFile(dict[str, Any]):

@@ -51,7 +51,7 @@ class Model:
       latent_sizes: elements of a latent and of its rotary key where there are any, or None.
       indexer_size: elements of a sparse indexer's key, scales not counted, or None.
       least_step_tokens: tokens of the largest image or video that has to be computed in one step, or 0.
-      notes: a line for each value that the file lacks and the library fills in.
+      notes: a line for each value that is not in the file and has the library's default.
     """
 
     model_type: str

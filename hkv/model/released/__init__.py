@@ -99,7 +99,7 @@ COPIES = frozenset(
 """Organisations, in lower case, that publish models under the names that these have elsewhere."""
 
 PACKING = frozenset(["nvidia", "amd"])
-"""Organisations whose quantized checkpoints ask for a cache in float8, mostly in a file beside the config."""
+"""Organisations whose quantized checkpoints ask for a cache in float8, mostly in a file next to the config."""
 
 SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 

@@ -129,7 +129,7 @@ class Allocator(abc.ABC):
         resource.clear_blocks()
 
     def capacity(self, info: MallocInfo, *, available: bool) -> Verdict:
-        """Verdict on whether a new request fits beside the reserve (RTP-LLM `evaluateInitCapacity`).
+        """Verdict on whether a new request fits next to the reserve (RTP-LLM `evaluateInitCapacity`).
 
         Args:
           info: the request.
@@ -155,7 +155,7 @@ class Allocator(abc.ABC):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds, over all pools."""
+        """Blocks without references, over all pools."""
         return sum(pool.free for pool in self.pools)
 
     @property

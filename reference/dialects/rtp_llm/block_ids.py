@@ -67,7 +67,7 @@ class BlockIds:
         """Take the last slot off.
 
         Raises:
-          OperationError: there is none.
+          OperationError: no id is free.
         """
         if not self.blocks:
             raise OperationError("blocks", [], "at least one slot")

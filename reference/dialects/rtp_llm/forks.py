@@ -18,7 +18,7 @@ def fork_single(
 ) -> list[CopyPair] | None:
     """RTP-LLM `SingleTypeKVCacheAllocator::updateKVBlock`.
 
-    The sequences that nobody goes on from are freed first. If the others then find no blocks for their copies the
+    The sequences that are not continued are freed first. If the others then find no blocks for their copies the
     answer is None, and those sequences stay empty: only this allocator's forks change something before they fail.
     """
     if not sources:
@@ -41,7 +41,7 @@ def fork_hybrid(
 ) -> list[CopyPair] | None:
     """RTP-LLM `HybridTypeKVCacheAllocator::updateKVBlock`: all or nothing.
 
-    Copies go first into the last blocks of the sequences that nobody goes on from, then into fresh ones.
+    Copies go first into the last blocks of the sequences that are not continued, then into fresh ones.
     """
     if not sources:
         return []

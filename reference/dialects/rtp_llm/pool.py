@@ -30,7 +30,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without references."""
         return len(self.unheld)
 
     @property

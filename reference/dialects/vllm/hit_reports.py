@@ -55,7 +55,7 @@ def _report_blocks(cache: Coordinator, request: Request, kind: Kind, row: Sequen
 
 
 def _report_columns(cache: Coordinator, request: Request, kind: Kind, columns: int) -> None:
-    """Says what vLLM does: every column by the key of a whole block of one rank, null or not."""
+    """As vLLM reports: every column by the key of a whole block of one rank, null or not."""
     size = kind.spec.block_size
     if size % kind.hash_block_size:
         raise EngineFailure("block_size", size, f"a multiple of hash blocks of {kind.hash_block_size} tokens")

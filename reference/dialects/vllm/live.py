@@ -1,4 +1,4 @@
-"""Operations of a live scheduler beside the rules' own verbs: computed tokens as it counts them, blocks it keeps.
+"""Operations of a live scheduler next to the rules' own verbs: computed tokens as it counts them, blocks it keeps.
 
 A live engine's scheduler keeps its own account of computed tokens: of tokens that do not exist yet, and back again when
 drafts are rejected or a load fails. It retires, and gives blocks back, also when no request grows or ends.

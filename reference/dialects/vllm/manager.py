@@ -83,7 +83,7 @@ class Manager:
     ) -> None:
         """A request arrives, with its prompt and everything else that identifies its prefix; or its prefix keys.
 
-        `session` is what its events name beside that; where it `reports`, its hits are events, too.
+        `session` is what its events name besides that; where it `reports`, its hits are events, too.
         """
         self._check_new(id, len(tokens))
         config = self.config

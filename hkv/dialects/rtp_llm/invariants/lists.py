@@ -279,7 +279,7 @@ def forks(moment: RtpMoment) -> Iterator[str]:
     """The last of equal sequences keeps the blocks; earlier ones share them and get a last block of their own.
 
     Holds after `fork`; a refused one changes nothing. Exception: of one group alone, a refused fork has already given
-    back the sequences that nobody goes on from.
+    back the sequences that are not continued.
     """
     operation, answer = moment.operation, moment.answer
     assert isinstance(operation, structs.ForkOp)

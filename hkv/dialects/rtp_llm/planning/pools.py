@@ -99,7 +99,7 @@ class PoolPlan:
 
     @property
     def sequence_bytes(self) -> int:
-        """Bytes of windows and states that a decoding sequence keeps beside its tokens, on a rank."""
+        """Bytes of windows and states that a decoding sequence keeps besides its tokens, on a rank."""
         return sum(group.kept_blocks * group.bytes_per_block for group in self.groups)
 
     @property
@@ -255,7 +255,7 @@ def reserve_ratio(options: dict[str, Any]) -> int:
 def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) -> Capacity:
     """Requests of one length that fit into the pools at once, without reuse of prefixes.
 
-    Each comes alone, with all but its last blocks (`DECODED`) as its prompt, finds its blocks beside the reserve, and
+    Each comes alone, with all but its last blocks (`DECODED`) as its prompt, gets its blocks, leaves the reserve free, and
     decodes to its end; windows and states are pruned as it does (RTP-LLM `removeSkippedBlocks`).
     """
     from hkv.contract.plan_command import Capacity  # a row of `hkv plan`'s table; pools do without its packages
@@ -317,7 +317,7 @@ def _pool(plan: PoolPlan, groups: Sequence[tuple[PoolGroup, _Held]]) -> _Pool:
 
 
 def _fits(pools: Sequence[_Pool], count: int, ratio: int) -> bool:
-    """True if that many requests fit: the last one is admitted beside the reserve, and decodes to its end.
+    """True if that many requests fit: the last one is admitted with the reserve left free, and decodes to its end.
 
     Of several pools each has its part of the reserve, by its blocks and by those that are free; fixed ones have none.
     """

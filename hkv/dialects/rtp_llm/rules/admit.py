@@ -1,4 +1,4 @@
-"""The verdict on a new request: whether what it takes fits into the pools beside the reserve, ever or now.
+"""The verdict on a new request: whether what it takes fits into the pools without the reserve, ever or now.
 
 RTP-LLM `evaluateInitCapacity` asks twice: before a hit is looked for, with the pools' totals (never: permanent), and
 after it, with what is available (not now: may be tried again). Available is what no request and no connector holds,
@@ -45,7 +45,7 @@ class Ask(NamedTuple):
 
 class Capacity(NamedTuple):
     """The verdict (RTP-LLM `evaluateInitCapacity`): the pools are too small; too much of them is held; blocks that the
-    request takes, over all groups; blocks that nobody holds but the cache, over all pools."""
+    request takes, over all groups; blocks that only the cache references, over all pools."""
 
     never: Scalar
     not_now: Scalar

@@ -42,7 +42,7 @@ class Fork(NamedTuple):
 def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Forks, unless blocks for copies are missing: whether it was done, and how many copies to make.
 
-    Copies are reported as group, block, copy. A single group gives the blocks of sequences that nobody goes on from
+    Copies are reported as group, block, copy. A single group gives the blocks of sequences that are not continued
     back first, and they stay given back when the fork is refused. Several groups change nothing then; copies go first
     into the last blocks of such sequences.
     """
@@ -217,7 +217,7 @@ def _fresh(
 
 
 def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> PooledWorkspace:
-    """Gives the blocks of sequences back that nobody goes on from, but for recycled ones, and empties their lists."""
+    """Gives the blocks of sequences back that are not continued, but for recycled ones, and empties their lists."""
     groups = view.num_groups
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:

@@ -150,7 +150,7 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspac
 
 
 def _block(work: PooledWorkspace, view: View, entry: Entry, group: Scalar) -> Scalar:
-    """A group's block at the entry's slot, 0 where there is none or its policy forbids reuse."""
+    """A group's block at the entry's slot, 0 if it has none or its policy forbids reuse."""
     # A list may be shorter than the keys: a windowless tail, or a rank's share.
     inside = entry.position < work.read("requests", work.length(entry.slot, entry.sequence, group))
     asked = inside & view.flag(group, GroupField.REUSE)

@@ -2,7 +2,7 @@
 
 RTP-LLM's joint reuse in `initMallocForCommonLen`. Full groups need a block under every key, and are walked from the
 left; the shortest of their runs is a candidate. A window or a state needs the block under the candidate's last key
-alone: if one lacks it, the candidate is a key shorter. Looking counts as use, so that the order of
+alone: if it is missing from one, the candidate is a key shorter. Looking counts as use, so that the order of
 looking shows in what is evicted later.
 """
 

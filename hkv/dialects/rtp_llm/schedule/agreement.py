@@ -50,7 +50,7 @@ class RtpMissDiagnosis(Protocol):
 
 
 class RtpDiagnosis:
-    """Tells what groups lack, by the definition of a joint hit: full groups all of it, the others its last key."""
+    """Keys missing from groups for a joint hit, by its definition: full groups need all of it, the others its end."""
 
     def __init__(self, config: RtpConfig, engine: RtpMissDiagnosis, *, caching: bool) -> None:
         self._config, self._engine, self._caching = config, engine, caching
@@ -74,7 +74,7 @@ class RtpDiagnosis:
         return computed * size, [Lacking(self._reason(group, keys[:computed])) for group in groups]
 
     def _reason(self, group: int, keys: Sequence[int]) -> str:
-        """State of the first key that a full group lacks, and of the last one in a group that keeps the end alone."""
+        """State of the first key missing from a full group, and of the last one in a group that keeps the end alone."""
         if group not in self._full and group not in self._ends:
             return NOT_SHARED
         states = [self._engine.absence(group, key) for key in (keys if group in self._full else keys[-1:])]

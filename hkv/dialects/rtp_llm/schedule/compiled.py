@@ -29,7 +29,7 @@ from hkv.dialects.rtp_llm.schedule.compiled_history import (
     VERDICTS,
     RtpResident,
     RtpScheduleWorkspace,
-    Tally,
+    RunTotals,
 )
 from hkv.machine import native_loops
 from hkv.machine.operations import Payload
@@ -113,9 +113,9 @@ class RtpCompiledReplay(Dispatches):
         super().__init__(program(ids), trace, len(config.policies), ids, parameters, inputs, resident)
 
     @property
-    def tally(self) -> Tally:
+    def totals(self) -> RunTotals:
         """Counts of the replay so far, as NumPy integers."""
-        return Tally(*np.asarray(self._resident.tally))
+        return RunTotals(*np.asarray(self._resident.totals))
 
     @property
     def evictions(self) -> int:
@@ -125,7 +125,7 @@ class RtpCompiledReplay(Dispatches):
     @property
     def duplicates(self) -> int:
         """Blocks that were not cached because another one was there."""
-        return int(self.tally.duplicates)
+        return int(self.totals.duplicates)
 
     def left(self) -> dict[str, Any]:
         """Fields of the outcome, once it has run."""
@@ -137,11 +137,11 @@ class RtpCompiledReplay(Dispatches):
 
     def recorder(self) -> RtpRecorder:
         """Everything that happened, as the plain schedule's observer would have recorded it."""
-        recorder, tally = RtpRecorder(self.config, None, self, lambda: None), self.tally
+        recorder, totals = RtpRecorder(self.config, None, self, lambda: None), self.totals
         self._record(recorder, REASONS if self._diagnose else ())
-        recorder.cached_peak = int(tally.cached_peak)
+        recorder.cached_peak = int(totals.cached_peak)
         for place, kind in ((0, "admission"), (len(VERDICTS), "growth")):
-            counts = zip(NAMES, tally[place : place + len(VERDICTS)], strict=True)
+            counts = zip(NAMES, totals[place : place + len(VERDICTS)], strict=True)
             recorder.verdicts[kind] = collections.Counter({name: int(count) for name, count in counts if count})
         return recorder
 
@@ -161,9 +161,9 @@ def _dispatch(
     work = RtpScheduleWorkspace(sizes, **arrays, **own, **outputs, lane=zero, num_ids=zero)
     view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
     trip = functools.partial(_trip, view, trace)
-    work, m, tally = schedule_loop.run(work, trace, resident, tuple(resident.tally), trip)
+    work, m, totals = schedule_loop.run(work, trace, resident, tuple(resident.totals), trip)
     new, own = PooledState(**shaped(work, cache, ARRAYS)), shaped(work, resident, OWN_ARRAYS)
-    left = RtpResident(cache=new, machine=jnp.stack(m), tally=jnp.stack(tally), **own)
+    left = RtpResident(cache=new, machine=jnp.stack(m), totals=jnp.stack(totals), **own)
     return left, work.ids[:-1], work.num_ids
 
 
@@ -173,25 +173,25 @@ program = programs(_dispatch, "rtp_llm-schedule")
 def _trip(
     view: View, trace: Trace, w: Work, m: Machine, counts: tuple[Scalar, ...]
 ) -> tuple[Work, Machine, tuple[Scalar, ...]]:
-    tally = Tally(*counts)
+    totals = RunTotals(*counts)
     w, m, _ = schedule_loop.begin(w, trace, m)
     w, m = schedule_loop.grow(w, trace, m, whole=True)
     w, m = schedule_loop.choose(w, trace, m, Mode.TAKE)
-    w, m, tally = _record(w, view, m, tally)
+    w, m, totals = _record(w, view, m, totals)
     w, m = schedule_loop.compute(w, trace, m)
     w, seat = schedule_loop.at_hand(w, m)
     diagnosed = m.at(Mode.TAKE) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
     w = compiled_history.diagnose(w, view, trace, seat.request, diagnosed)
     w, answer = _arrive(w, view, trace, m, seat)
-    w, answer, tally = _enter(w, view, trace, m, seat, answer, tally)
+    w, answer, totals = _enter(w, view, trace, m, seat, answer, totals)
     w, answer = _allocate(w, view, trace, m, seat, answer)
     w = _report(w, view, m, seat, answer)
-    tally = tally.answered(answer.status, m.at(Mode.TAKE), m.at(Mode.ASK))
+    totals = totals.answered(answer.status, m.at(Mode.TAKE), m.at(Mode.ASK))
     w, m = _follow(w, view, trace, m, seat, answer)
-    return w, m, tally
+    return w, m, totals
 
 
-def _record(w: Work, view: View, m: Machine, tally: Tally) -> tuple[Work, Machine, Tally]:
+def _record(w: Work, view: View, m: Machine, totals: RunTotals) -> tuple[Work, Machine, RunTotals]:
     """The step's occupancy, over all pools."""
     mine = m.at(Mode.RECORD)
 
@@ -202,9 +202,9 @@ def _record(w: Work, view: View, m: Machine, tally: Tally) -> tuple[Work, Machin
     end = jnp.where(mine, view.whole(CacheField.POOLS), 0)
     w, (_, held) = loop(lambda c: c[0] < end, add, w, (0, 0), reads=("counters",))
     w, (evictions,) = peek(mine, lambda v: (v.read("counters", v.counter(Counter.EVICTIONS)),), w, ("counters",), (0,))
-    peak = jnp.maximum(tally.cached_peak, tally.entered - evictions)
+    peak = jnp.maximum(totals.cached_peak, totals.entered - evictions)
     w, m = schedule_loop.record(w, m, held)
-    return w, m, tally._replace(cached_peak=jnp.where(mine, peak, tally.cached_peak))
+    return w, m, totals._replace(cached_peak=jnp.where(mine, peak, totals.cached_peak))
 
 
 def _fetch(w: Work, view: View, code: Scalar, seat: Seated, **arguments: Any) -> tuple[Work, Op]:
@@ -257,15 +257,15 @@ def _arrive(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> tupl
 
 
 def _enter(
-    w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer, tally: Tally
-) -> tuple[Work, Answer, Tally]:
+    w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer, totals: RunTotals
+) -> tuple[Work, Answer, RunTotals]:
     """FINISH: the request's whole blocks are entered into the cache."""
     mine = m.at(Mode.FINISH) & (trace.number(Number.CACHING) != 0)
     w, op = _fetch(w, view, jnp.where(mine, int(RtpCode.INSERT), int(RtpCode.END)), seat)
     keys = op.keys - (op.aligned == 0)
     w, (taken, twice) = compiled_history.enter(w, view, seat.slot, keys, mine)
     w, answer = _when(mine, lambda v, got: transitions.enter(v, view, op, got), w, answer)
-    return w, answer, tally._replace(entered=tally.entered + taken, duplicates=tally.duplicates + twice)
+    return w, answer, totals._replace(entered=totals.entered + taken, duplicates=totals.duplicates + twice)
 
 
 def _allocate(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Answer]:

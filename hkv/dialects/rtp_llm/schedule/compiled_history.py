@@ -40,12 +40,12 @@ HISTORY = 2
 """Words of a key's history: the bits, and how many requests that hold blocks have the key."""
 
 
-class Tally(NamedTuple):
+class RunTotals(NamedTuple):
     """Counts of a replay, as scalars.
 
     Attributes:
       granted, permanent, retryable, internal_error: verdicts on admissions, in the order of `VERDICTS`.
-      grown, grown_permanent, grown_retryable, grown_internal_error: likewise to growing requests.
+      grown, grown_permanent, grown_retryable, grown_internal_error: the same, to growing requests.
       entered: blocks that the cache took.
       cached_peak: most blocks that it held when a step's blocks were allocated.
       duplicates: blocks that it did not take because another one was there.
@@ -63,14 +63,14 @@ class Tally(NamedTuple):
     cached_peak: Scalar
     duplicates: Scalar
 
-    def answered(self, status: Scalar, admission: Scalar, growth: Scalar) -> Tally:
+    def answered(self, status: Scalar, admission: Scalar, growth: Scalar) -> RunTotals:
         """Counts an allocation's answer."""
         counted = list(self)
         for place, verdict in enumerate(VERDICTS):
             same = status == int(verdict)
             counted[place] = counted[place] + (admission & same)
             counted[place + len(VERDICTS)] = counted[place + len(VERDICTS)] + (growth & same)
-        return Tally(*counted)
+        return RunTotals(*counted)
 
 
 @jax.tree_util.register_dataclass
@@ -82,12 +82,12 @@ class RtpResident(ScheduleResident):
       cache: the cache.
       history: int32[keys + 1, 2], what became of each key, the last one spare: `INSERTED` and a bit for each group in
         which a block was entered; requests with blocks that have it.
-      tally: int32[11], `Tally`.
+      totals: int32[11], `RunTotals`.
     """
 
     cache: PooledState
     history: jax.Array
-    tally: jax.Array
+    totals: jax.Array
 
 
 OWN_ARRAYS = ("history", *SCHEDULE_ARRAYS)
@@ -99,7 +99,7 @@ def begin(cache: PooledState, requests: int, steps: int) -> RtpResident:
     buckets = cache.buckets
     arrays = empty_arrays(buckets.requests, buckets.requests + SPARE, buckets.groups, requests, steps)
     history = np.zeros((buckets.keys + 1, HISTORY), np.int32)
-    return RtpResident(cache=cache, history=history, tally=np.zeros(len(Tally._fields), np.int32), **arrays)  # type: ignore[arg-type]
+    return RtpResident(cache=cache, history=history, totals=np.zeros(len(RunTotals._fields), np.int32), **arrays)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +190,7 @@ def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -
 
 
 def diagnose(work: Work, view: View, trace: Trace, request: Scalar, enabled: Scalar) -> Work:
-    """Writes to a request's fate up to where its blocks were computed, and what each group lacks there."""
+    """Records how far a request's blocks were computed, and what is missing from each group there."""
     names = ("items", "history", "fates")
     caching, size = trace.number(Number.CACHING) != 0, view.whole(CacheField.BLOCK)
     asked = jnp.where(caching, divide(trace.request(request, Arriving.ASKED), size), 0)

@@ -87,14 +87,14 @@ def _of_a_line(story: Story, line: int, operation: str) -> Explanation:
     )
 
 
-# Boundaries at which each group alone could resume a request, by definition, and the entries it lacks for more.
+# Boundaries at which each group alone could resume a request, by definition, and the entries missing for more.
 
 
 def _resumptions(story: Story, id: str, operation: Operation) -> tuple[int, tuple[Resumption, ...], tuple[int, ...]]:
     """The hit that a lookup may find, in tokens; each group that can be cached, alone; and the groups that lag behind.
 
     Asks the definition of a hit (`reference.hits`), not how an engine looks for one. Of what a connector is told,
-    groups lag that lack the hit's end; they are then asked for it, and else for the next longer hit.
+    groups from which the hit's end is missing are asked for it, the others for the next longer hit.
     """
     config, judge = story.config, _Judge(story, id)
     limit = getattr(operation, "limit", None)

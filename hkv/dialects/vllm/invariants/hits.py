@@ -183,7 +183,7 @@ def draft_margin(moment: Moment) -> Iterator[str]:
     """An EAGLE group at a hit of h tokens also holds the unit after h, which the hit gives up; others need not.
 
     Holds after `lookup`. Without an EAGLE group there is no margin, and a hit that leaves no token to compute, or lies
-    between the lengths that hits may have, has no unit after it: `consistency` says what is wrong with it. Exceptions:
+    between the lengths that hits may have, has no unit after it: `consistency` judges that. Exceptions:
     causes of direction `more` in `hkv.dialects.vllm.traffic.hit_comparison` (two EAGLE windows with different holes,
     `DROP_NOT_REPEATED`); and with hits inside blocks, keys besides a block's primary one are not seen.
     """

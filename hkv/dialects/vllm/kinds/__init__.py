@@ -58,7 +58,7 @@ def of_kind(kind: str) -> type[VllmLayer]:
     """The class of layers for a kind, by its name in logs.
 
     Raises:
-      KeyError: there is none.
+      KeyError: no kind has that name.
     """
     return layer_class(KINDS[kind])
 

@@ -61,7 +61,7 @@ class VllmLayer:
     vllm_fields: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Fields of that class to those of the kind, except geometry."""
     managed_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields, besides `block_size`, on which block ids depend: all that a cache manager has to be told."""
+    """Fields, besides `block_size`, on which block ids depend: all that a cache manager is configured with."""
     table_alignment_tokens: ClassVar[int | None] = 128
     """Tokens to whose multiple a block table's width is rounded up, None for no rounding (vLLM 0.33)."""
     planned_weight: ClassVar[int] = 0
@@ -208,7 +208,7 @@ class VllmLayer:
         return self.spec
 
     def as_full(self, block_size: int) -> LayerSpec | None:
-        """The full-attention form of a local layer; its reach stays on record, for the kernels. None: there is none."""
+        """The full-attention form of a local layer, with its window or chunk kept for the kernels, or None."""
         del block_size
         return None
 

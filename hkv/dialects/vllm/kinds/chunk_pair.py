@@ -1,4 +1,4 @@
-"""Own and previous chunk under the rules of vLLM 0.33, which lacks it: a run from the previous chunk on."""
+"""Own and previous chunk under the rules of vLLM 0.33, which has no such kind: a run from the previous chunk on."""
 
 from __future__ import annotations
 

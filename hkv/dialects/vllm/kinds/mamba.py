@@ -126,7 +126,7 @@ class MambaLayer(VllmLayer):
 
     @property
     def checkpoint_alignment(self) -> int:
-        """`prefill_checkpoint_alignment`, 1 where there is none."""
+        """`prefill_checkpoint_alignment`, 1 if it is None."""
         return self.spec.prefill_checkpoint_alignment or 1
 
     def spanning(self, tokens: int, page_size: int | None) -> LayerSpec:

@@ -1,4 +1,4 @@
-"""Attention sinks plus a window under the rules of vLLM 0.33, which lacks it: the sinks, and a run for the window."""
+"""Attention sinks plus a window, under the rules of vLLM 0.33 (which has no such kind): sinks, and the window's run."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def common_block(chosen: Sequence[Kernel]) -> int:
     size = next((size for size in candidates if all(kernel.takes(size) for kernel in chosen)), None)
     if size is None:
         names = ", ".join(kernel.name for kernel in chosen)
-        raise ConfigError("block_size", None, f"one that all of {names} take: there is none")
+        raise ConfigError("block_size", None, f"one that all of {names} take, and no size is")
     return size
 
 

@@ -184,7 +184,7 @@ def fit_length(
 
 
 def check_fits(groups: Sequence[PlannedGroup], usable: int, block: int, memory: int, limits: RequestLimits) -> None:
-    """Raise PlanError unless one longest request fits beside the null block (vLLM `_check_enough_kv_cache_memory`)."""
+    """Raise PlanError unless one longest request fits besides the null block (vLLM `_check_enough_kv_cache_memory`)."""
     needed = request_blocks(groups, limits)
     if needed <= usable:
         return

@@ -62,7 +62,7 @@ ROTATED = frozenset(
 
 
 def rotary_tables(config: Mapping[str, Any], *, dtype: str | None = None) -> int | None:
-    """Bytes of the tables of rotary positions, which every rank holds whole beside its weights; None where unknown.
+    """Bytes of the tables of rotary positions, which every rank holds whole besides its weights; None where unknown.
 
     There is one row a position that the config allows, whatever `--max-model-len` is: a scaled rotation has its factor
     times as many (vLLM 0.33 `RotaryEmbeddingBase`, `get_rope`). Other buffers are small.

@@ -89,7 +89,7 @@ class Dense:
       bias: default of a bias of queries, keys and values; the field says where it is named.
       bias_field: the field, or none.
       out_bias: the projection out has a bias: a field's name, or whether.
-      mlp_bias: likewise of the MLP.
+      mlp_bias: the same for the MLP.
       norm: norms of queries and keys, as `attention` has them.
       normed: there are any: a field's name, or whether.
       gated: MLPs have a gate.
@@ -232,7 +232,7 @@ def latent_dense(rank: Rank, prefix: str) -> Weights:
 
 
 def llama4(rank: Rank, prefix: str) -> Weights:
-    """Llama 4: experts beside a shared one in every layer, or in every so manyth."""
+    """Llama 4: routed experts and a shared one in every layer, or in every so manyth."""
     count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
     every = rank.number("interleave_moe_layer_step", default=1)
     bias = bool(rank.value("attention_bias", False))

@@ -140,7 +140,7 @@ class Grouped(Quantization):
 class Mxfp4(Quantization):
     """Experts of four-bit floats, 32 of which share a scale of eight bits; all else in the model's own type.
 
-    Elements inside an expert on a rank are padded to a multiple, those of a token (`hidden`) likewise.
+    Elements inside an expert on a rank are padded to a multiple, and so are those of a token (`hidden`).
     """
 
     multiple: int

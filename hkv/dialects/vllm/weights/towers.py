@@ -212,4 +212,4 @@ TOWERS: Mapping[str, Tower] = {
     "lfm2_vl": lfm2_vl,
     "minimax_m3_vl": minimax_m3,
 }
-"""Bytes beside the decoder's on the first pipeline stage, by the outer `model_type`."""
+"""Bytes besides the decoder's on the first pipeline stage, by the outer `model_type`."""

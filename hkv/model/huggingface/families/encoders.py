@@ -106,7 +106,7 @@ def _nemotron_parse(fields: Fields) -> Sizes:
 
 
 def _number(fields: Fields, name: str, *path: str) -> Field:
-    """A positive integer inside an object of the file; where it lacks it, the one in the family's default, noted."""
+    """A positive integer inside an object of the file; the family's default, noted, if it is not there."""
     place = ".".join((fields.place(name), *path))
     value = _inside(fields.nested(name), path)
     if value is None and (value := _inside(fields.family.fields[name], path)) is not None:

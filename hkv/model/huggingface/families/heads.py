@@ -107,7 +107,7 @@ def _nemotron_nas_heads(fields: Fields, found: Mapping[str, Any], place: str) ->
     return fields.integer("num_attention_heads").over(Field(int(group or 1), (f"{place}.n_heads_in_group",)))
 
 
-# Inkling: each layer beside a cache of the tokens that its short convolutions read.
+# Inkling: each layer next to a cache of the tokens that its short convolutions read.
 
 KERNEL = Field(4, ())
 """Tokens that a convolution reads where the file does not say (vLLM 0.33 `InklingModelConfig`)."""

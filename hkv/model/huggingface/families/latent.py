@@ -107,7 +107,7 @@ def _add_keys(
     decoder.layers.append(CacheLayer(layer_name(index, "indexer"), index, spec, origin, full_token_bytes=full))
 
 
-# MiniMax-M3: keys and values in each layer, and an indexer's keys beside those of sparse ones.
+# MiniMax-M3: keys and values in each layer, and an indexer's keys besides those of sparse ones.
 
 SPARSE = "minimax_m3_sparse"
 

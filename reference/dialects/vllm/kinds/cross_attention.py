@@ -21,7 +21,7 @@ class CrossAttentionKind(Kind):
         return [[] for _ in groups], 0
 
     def adopt(self, id: str, hit: Sequence[int], local: int, external: int) -> None:
-        """Adopts nothing: there is no hit beside an encoder's output."""
+        """Adopts nothing: there is no hit next to an encoder's output."""
 
     def adopt_external(self, id: str, local: int, external: int, written: bool = False) -> None:
         """Takes nothing: what comes from elsewhere are the request's own tokens."""

@@ -31,7 +31,7 @@ class Row:
       blocks: block ids; column i serves the tokens `[i, i + 1) * block_size`; 0 where no block is needed.
       registered: columns that were looked at for registration or came from a hit; None before either happened.
       partial: a column whose block is shared and only partly filled, with that block: it is copied before the request
-        writes on. None when there is none.
+        writes on. or None.
     """
 
     blocks: list[int] = dataclasses.field(default_factory=list)
@@ -197,7 +197,7 @@ class Kind:
         return max(0, estimate)
 
     def evictable(self, hit: Sequence[int]) -> int:
-        """Blocks of a hit that nobody references yet."""
+        """Blocks of a hit that without references so far."""
         refs = self.pool.refs
         return sum(1 for block in hit if block != NULL and refs[block] == 0)
 
@@ -230,8 +230,8 @@ class Kind:
     def adopt_external(self, id: str, local: int, external: int, written: bool = False) -> None:
         """Take blocks for tokens that come from elsewhere (vLLM 0.33 `allocate_external_computed_blocks`).
 
-        First for those of the sinks that the hit lacks, then for those of the last range that is read. Those that are
-        `written` by a load later on are not to be zeroed.
+        First for those of the sinks that are not part of the hit, then for those of the last range that is read. Those
+        that are `written` by a load later on are not to be zeroed.
         """
         total = local + external
         unread = self.skipped_tokens(total)
@@ -309,7 +309,7 @@ class Kind:
         return span
 
     def boundaries(self, request: Request) -> tuple[int, ...]:
-        """Lengths, in tokens, from which somebody is expected to resume: the prompt's end, and a known junction."""
+        """Lengths in tokens at which later requests should be able to resume: the prompt's end, the shared prefix."""
         config = self.config
         found = replay_boundaries(request.num_prompt, config.scheduler_block_size, config.uses_eagle)
         if request.shared_prefix:

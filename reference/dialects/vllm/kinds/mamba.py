@@ -342,7 +342,7 @@ class MambaKind(Kind):
         return tokens == request.shared_prefix and request.num_computed < tokens <= request.num_prompt
 
     def _register_checkpoint(self, row: MambaRow, request: Request, position: int, column: int) -> Key | None:
-        """Register the exported state at `position` if somebody can resume there; else its block must not be found."""
+        """Register the exported state at `position` if a request can resume there; else its block must not be found."""
         if column >= len(row.blocks):
             raise EngineFailure("checkpoint", position, f"a state in one of the row's {len(row.blocks)} columns")
         block = row.blocks[column]
