@@ -255,7 +255,7 @@ def reserve_ratio(options: dict[str, Any]) -> int:
 def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) -> Capacity:
     """Requests of one length that fit into the pools at once, without reuse of prefixes.
 
-    Each comes alone, with all but its last blocks (`DECODED`) as its prompt, gets its blocks, leaves the reserve free, and
+    Each comes alone, with all but its last blocks (`DECODED`) as its prompt, gets its blocks above the reserve, and
     decodes to its end; windows and states are pruned as it does (RTP-LLM `removeSkippedBlocks`).
     """
     from hkv.contract.plan_command import Capacity  # a row of `hkv plan`'s table; pools do without its packages

@@ -15,7 +15,7 @@ from hkv.errors import ConfigError, LayoutError
 from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.resharding import Side, plan_resharding
 from hkv.mesh.sharding import ShardedLayout, make_mesh
-from hkv.mesh.transfer import Grain, _unpack, execute
+from hkv.mesh.transfer import MoveUnit, _unpack, execute
 from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from reference.resharding import fill, holdings
 from tests.cache.build import large_copies
@@ -184,7 +184,7 @@ def test_the_pool_is_changed_in_place() -> None:
     pool = where.zeros(words)
     table = np.zeros((1, 2, 2, 2, 4, 5), np.int32)
     packets = [[np.zeros((1, 2, 2, 4, 16), np.uint32)]] * 2
-    text = _unpack.lower(pool, where, table, packets, Grain(1, 1, False), None).compile().as_text()
+    text = _unpack.lower(pool, where, table, packets, MoveUnit(1, 1, False), None).compile().as_text()
     assert "input_output_alias={ {}: (0, {}" in text
     assert [line for line in large_copies(text, words) if " scatter(" not in line] == []
 
