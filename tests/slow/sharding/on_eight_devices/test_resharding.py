@@ -1,5 +1,8 @@
 """Plans carried out on devices: what arrives, bit for bit, and under which tags; and what is not copied."""
 
+# jitted functions and lowered text are typed more loosely than the calls here.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import dataclasses
