@@ -45,6 +45,7 @@ SMALLEST = (
     "mutate examples/toy_engine.py --sample 2 --by 'hkv watch examples/toy_engine.py:ToyEngine --kinds full_attention "
     "--max-groups 1 --version 1 --feature core --seeds 1'",
     "check-events events.jsonl",
+    "check-kernel hkv.paged:zero_blocks --operation zero --draws 10 --supports reuse=5",
 )
 
 WANTING = {

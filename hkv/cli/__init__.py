@@ -30,6 +30,7 @@ COMMANDS = {
     "check": "Check recorded logs against an engine's rules.",
     "check-connector": "Hold a connector's ranges of bytes to the plan, layout by layout.",
     "check-events": "Check KV events as routers read them, live or recorded.",
+    "check-kernel": "Hold a kernel over paged caches to the definition, byte for byte.",
     "compare": "Hold replays of one trace against each other: totals, requests, causes.",
     "diff": "Drive two engines through the same random traffic and compare them.",
     "explain": "What happened to a request up to a line, and why its hit is not longer.",

@@ -1,4 +1,4 @@
-"""The pytest plugin: invariants as a fixture, and observation of the caches that tests make.
+"""The pytest plugin: invariants and kernels as fixtures, and observation of the caches that tests make.
 
 Imports nothing of HKV until it is used.
 """
@@ -22,6 +22,14 @@ def hkv_run_watched() -> Callable[..., int]:
     from hkv.testing.watched import run_watched
 
     return run_watched
+
+
+@pytest.fixture(scope="session")
+def hkv_assert_writes_like() -> Callable[..., object]:
+    """`hkv.testing.kernels.assert_writes_like`: a kernel held to the definition of its operation, byte for byte."""
+    from hkv.testing.kernels import assert_writes_like
+
+    return assert_writes_like
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,20 +1,28 @@
-"""Hypothesis strategies: configurations, traffic and cached sets that shrink to small ones."""
+"""Hypothesis strategies: configurations, traffic, cached sets and calls of kernels that shrink to small ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from hkv.contract import registry
 from hkv.errors import MissingExtraError
+from hkv.layout.views.numpy import numpy_dtype
 from hkv.model.topology import Topology
 from hkv.oracle.record import ALL, Only
 from hkv.oracle.record import draw as draw_seeded
 from hkv.spec import LayerSpec
+from hkv.spec.dtypes import item_bytes
+from hkv.testing.kernels.cases import Case, Supports
+from hkv.testing.kernels.drawing import draw_case
+from hkv.testing.kernels.placement import Placement
 
 try:
+    from hypothesis import assume
     from hypothesis import strategies as st
 except ImportError:
     raise MissingExtraError("hypothesis", "testing", "for random configurations that shrink") from None
@@ -111,3 +119,50 @@ def specs(draw: Callable[..., Any], features: Sequence[str] = (), dialect: str =
 def hit_cases(draw: Callable[..., Any], dialect: str = registry.DEFAULT) -> Any:
     """A request and any set of cached prefixes of it, as the dialect's `draw_hit_case` makes them."""
     return registry.dialect_of(dialect).draw_hit_case(HypothesisChoices(_Composed(draw)))
+
+
+# Calls of kernels: layouts, tables, slot mappings and contents of pages.
+
+
+@st.composite
+def kernel_cases(draw: Callable[..., Any], operation: str = "write", **supports: Any) -> Case:
+    """Calls of one operation on small pools of any layout, for `hkv.testing.kernels.assert_writes_like(case=...)`.
+
+    Args:
+      draw: given by Hypothesis.
+      operation: `write`, `gather`, `scatter`, `copy_blocks`, `zero`, `pack`, `unpack` or `attention`.
+      supports: fields of `hkv.testing.kernels.Supports`; what it excludes is not drawn.
+    """
+    asked = Supports(operation=operation, **supports)
+    case = draw_case(HypothesisChoices(_Composed(draw)), asked)
+    assume(not asked.not_asked(case))
+    return case
+
+
+def placements(**supports: Any) -> st.SearchStrategy[Placement]:
+    """Layouts of pools: the six orders, keys and values apart, pools of kernel blocks; `supports` as for cases."""
+    return kernel_cases("gather", **supports).map(lambda case: case.placement())
+
+
+@st.composite
+def block_tables(draw: Callable[..., Any], num_blocks: int, columns: int = 4, null_block: int = 0) -> list[int]:
+    """Rows of a block table: no block twice, the null block and -1 here and there."""
+    blocks = draw(st.permutations([block for block in range(num_blocks) if block != null_block]))
+    kept = draw(st.lists(st.sampled_from((True, True, True, False)), min_size=columns, max_size=columns))
+    rest = draw(st.lists(st.sampled_from((null_block, -1)), min_size=columns, max_size=columns))
+    return [blocks[i] if kept[i] and i < len(blocks) else rest[i] for i in range(columns)]
+
+
+@st.composite
+def slot_mappings(draw: Callable[..., Any], num_blocks: int, block_size: int, tokens: int = 5) -> list[int]:
+    """Slots of new tokens, `block * block_size + slot`, none twice, -1 for padding; block 0 is a block like others."""
+    slots = draw(st.permutations(range(num_blocks * block_size)))
+    kept = draw(st.lists(st.sampled_from((True, True, True, False)), min_size=tokens, max_size=tokens))
+    return [slots[i] if kept[i] and i < len(slots) else -1 for i in range(tokens)]
+
+
+def page_contents(shape: Sequence[int], dtype: str) -> st.SearchStrategy[np.ndarray]:
+    """Arrays of any bits: NaN payloads, infinities and subnormal numbers among them."""
+    size = math.prod(shape) * item_bytes(dtype)
+    made = st.binary(min_size=size, max_size=size)
+    return made.map(lambda bits: np.frombuffer(bits, np.uint8).copy().view(numpy_dtype(dtype)).reshape(tuple(shape)))

@@ -29,6 +29,7 @@ from hkv.oracle.shrink import Shrinker
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 WRONG = f"{ROOT / 'examples' / 'wrong_engine.py'}:WrongEngine"
 MODEL = ROOT / "tests" / "data" / "models" / "llama.json"
+KERNELS = ROOT / "tests" / "testing" / "kernels" / "planted.py"
 
 ONE_FULL = ("--kinds", "full_attention", "--max-groups", "1", "--version", "1", "--seeds", "5")
 """Traffic in which the wrong engine differs."""
@@ -37,6 +38,7 @@ INPUTS = {
     "check": ("{log}",),
     "check-connector": (f"{ROOT / 'examples' / 'connector.py'}:block_ranges", "--engine", "lmcache"),
     "check-events": ("{events}",),
+    "check-kernel": (f"{KERNELS}:only_keys_zeroed", "--operation", "zero", "--draws", "20", "-o", "{folder}/case.json"),
     "compare": ("{trace}", "--groups", "full:16", "--num-blocks", "32;64", "--engine", "numpy", "--jobs", "1"),
     "diff": ("--engines", f"{WRONG},numpy", "--no-shrink", "--feature", "core", *ONE_FULL, "--save", "{folder}/found"),
     "explain": ("{log}", "--line", "6"),
@@ -55,7 +57,7 @@ INPUTS = {
 }
 """Arguments of each command, the names of files left open."""
 
-DIFFERENT = {"diff": 1, "explore": 1, "mutate": 1, "watch": 1}
+DIFFERENT = {"check-kernel": 1, "diff": 1, "explore": 1, "mutate": 1, "watch": 1}
 """Exit statuses of these uses that are not 0: all find something, so that they write everything that they can."""
 
 FILES = {

@@ -100,7 +100,14 @@ SHARED_LAYOUT = (
     "--offset 512;--byte 7;--image {out}/out.svg;--json -;"
 )
 
+KERNELS = "check-kernel tests/testing/kernels/planted.py"
+
 ROWS = [
+    *_rows(
+        f"{KERNELS}:only_keys_zeroed --operation zero --json - -o {{out}}/case.json",
+        "--draws 2;--seed 1;--supports dtypes=bfloat16;--list;--output {out}/other.json;--json {out}/told.json",
+        "--device cuda;--case tests/data/models/llama.json;--supports speed=9;--operation pack",
+    ),
     *_rows(
         PLAN,
         "--memory 40GiB;--tp 2;--pp 2;--block-size 1088;--kernel-block-size 16;--layout BLNHC;--dtype float32;"

@@ -212,6 +212,9 @@ TEXTS = [
     *(("watch", "--kinds", value) for value in ("x", "full_attention,x")),
     *(("check", "--fail-on", value) for value in ("x", "x,y")),
     *(("explain", "--request", value) for value in ("", "no such request")),
+    *(("check-kernel", "--supports", value) for value in ("", "speed=9", "reuse=x", "functional=1", "heads=0")),
+    *(("check-kernel", "--device", value) for value in ("x", "cuda")),
+    *(("check-kernel", "--case", value) for value in (".", "nowhere/case", "pyproject.toml")),
     *(("check-events", "--endpoint", value) for value in ("", "x", "tcp://127.0.0.1:99999999")),
 ]
 """Options that are read as text, and texts that they refuse."""

@@ -56,6 +56,7 @@ READERS = {
     "compare": "compare {} --groups full:16 --num-blocks 100 --retention dense,0",
     "compare saved": "compare {0} {0}",
     "check-events": "check-events {}",
+    "check-kernel": "check-kernel --case {}",
     "layout": "layout --plan {}",
     "plan": "plan {} --memory 80GiB",
     "plan layers": "plan --layers {} --memory 80GiB",

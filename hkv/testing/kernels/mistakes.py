@@ -1,0 +1,390 @@
+"""Mistakes that kernels make, each as the bytes that a kernel with it would leave: so a failure gets its name.
+
+A mistake is a change of a plan (`hkv.testing.kernels.plans`), such as two strides exchanged. What the changed plan
+would leave is compared with what the kernel left, over all of memory; a mistake that explains every byte names the
+failure. They come in the order in which they are told, where several explain the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hkv.layout.views.numpy import numpy_dtype
+from hkv.testing.kernels.call import Call
+from hkv.testing.kernels.placement import SCALED
+from hkv.testing.kernels.plans import VALUED, Changes, Plan, Side, left_by, plan_of, same
+from reference.paged.quantization import quantize_per_tensor
+
+MOVING = frozenset({"write", "scatter", "gather", "copy_blocks", "zero"})
+BY_TABLE = frozenset({"scatter", "gather", "copy_blocks", "zero"})
+
+
+def explanations(call: Call, got: Changes) -> list[str]:
+    """Names of the mistakes that explain every byte that a kernel changed, most telling first."""
+    return list(dict.fromkeys(name for name, left in predictions(call) if same(left, got)))
+
+
+def predictions(call: Call) -> Iterator[tuple[str, Changes]]:
+    """Every mistake of a case's operation by name, and what it leaves."""
+    operation = call.case.operation
+    if operation not in MOVING:
+        return
+    plan = plan_of(call)
+    for name, operations, change in MISTAKES:
+        if operation in operations:
+            for changed in change(plan, call):
+                yield name, left_by(changed, call)
+
+
+MISTAKES: list[tuple[str, frozenset[str], Callable[[Plan, Call], Iterator[Plan]]]] = []
+
+
+def _mistake(name: str, operations: frozenset[str] = MOVING) -> Callable[..., Any]:
+    def made(change: Callable[[Plan, Call], Iterator[Plan]]) -> Any:
+        MISTAKES.append((name, operations, change))
+        return change
+
+    return made
+
+
+# Ids.
+
+
+@_mistake("padding tokens or blocks (-1) are not left out")
+def _padding(plan: Plan, call: Call) -> Iterator[Plan]:
+    case = call.case
+    rows, kernel_size = case.blocks * case.pieces, case.block_size // case.pieces
+    padding = plan.row == -1 * case.pieces
+    if call.case.operation == "write":
+        for row, slot in ((rows - 1, kernel_size - 1), (0, -1), (-1, kernel_size - 1), (0, 0)):
+            yield plan.but(
+                live=plan.live | padding, row=np.where(padding, row, plan.row), slot=np.where(padding, slot, plan.slot)
+            )
+        return
+    inner = np.tile(np.arange(case.block_size), len(plan.row) // case.block_size) // kernel_size
+    for first in (rows - case.pieces, -case.pieces, 0):
+        reads = plan.read_row
+        if reads is not None:
+            reads = np.where(reads < 0, first + inner, reads)
+        yield plan.but(live=plan.live | padding, row=np.where(padding, first + inner, plan.row), read_row=reads)
+
+
+@_mistake("the null block is taken for a block", frozenset({"scatter", "gather"}))
+def _null(plan: Plan, call: Call) -> Iterator[Plan]:
+    case = call.case
+    yield plan.but(live=plan.live | ((plan.row >= 0) & (plan.row < case.pieces)))
+
+
+@_mistake("ids of manager blocks are taken for kernel blocks")
+def _unexpanded(plan: Plan, call: Call) -> Iterator[Plan]:
+    pieces = call.case.pieces
+    if pieces == 1:
+        return
+    for spread in (1, 0):
+        change = {"row": plan.row // pieces + spread * (plan.row % pieces)}
+        if plan.read_row is not None:
+            change["read_row"] = plan.read_row // pieces + spread * (plan.read_row % pieces)
+        yield plan.but(**change)
+    if call.case.operation in BY_TABLE and call.case.operation != "gather":
+        yield plan.but(row=plan.row // pieces, live=plan.live & (plan.row % pieces == 0))
+
+
+@_mistake("ids of kernel blocks are expanded twice")
+def _expanded_twice(plan: Plan, call: Call) -> Iterator[Plan]:
+    pieces = call.case.pieces
+    if pieces > 1:
+        yield plan.but(row=plan.row // pieces * pieces * pieces + plan.row % pieces)
+        yield plan.but(row=plan.row * pieces)
+
+
+@_mistake("the manager's block size is used with kernel blocks", frozenset({"write"}))
+def _manager_size(plan: Plan, call: Call) -> Iterator[Plan]:
+    case = call.case
+    if case.pieces > 1:
+        slots = np.array(case.slots)
+        yield plan.but(row=slots // case.block_size, slot=slots % case.block_size)
+
+
+@_mistake("the block size is read from another axis (heads or elements)", frozenset({"write"}))
+def _wrong_size(plan: Plan, call: Call) -> Iterator[Plan]:
+    slots = np.array(call.case.slots)
+    for size in {call.case.heads, call.case.key_size, call.case.blocks * call.case.pieces}:
+        yield plan.but(row=slots // size, slot=slots % size)
+
+
+@_mistake("slots or blocks are off by one")
+def _off_by_one(plan: Plan, call: Call) -> Iterator[Plan]:
+    kernel_size = call.case.block_size // call.case.pieces
+    for step in (1, -1):
+        flat = plan.row * kernel_size + plan.slot + step
+        yield plan.but(row=flat // kernel_size, slot=flat % kernel_size)
+        yield plan.but(slot=plan.slot + step)
+        yield plan.but(row=plan.row + step * call.case.pieces)
+        yield plan.but(slot=(plan.slot + step) % kernel_size)
+
+
+@_mistake("an address is computed in 32 bits")
+def _narrow(plan: Plan, call: Call) -> Iterator[Plan]:
+    for elements in (True, False):
+        yield plan.but(narrow="elements" if elements else "bytes")
+
+
+@_mistake("another layer is read or written", frozenset({"write", "scatter", "gather"}))
+def _layer(plan: Plan, call: Call) -> Iterator[Plan]:
+    for layer in range(call.case.layers):
+        yield plan.but(layer=np.full_like(plan.layer, layer))
+
+
+# Strides and offsets.
+
+
+@_mistake("strides of heads and slots are swapped")
+def _swapped(plan: Plan, call: Call) -> Iterator[Plan]:
+    yield plan.sided(lambda side: {"head": side.slot, "slot": side.head})
+
+
+@_mistake("a page's heads and slots are taken in the other order")
+def _other_order(plan: Plan, call: Call) -> Iterator[Plan]:
+    slots = call.case.block_size // call.case.pieces
+
+    def change(side: Side) -> Mapping[str, int]:
+        cell = min(side.head, side.slot)
+        return (
+            {"head": cell * slots, "slot": cell} if side.head < side.slot else {"head": cell, "slot": cell * side.heads}
+        )
+
+    yield plan.sided(change)
+
+
+@_mistake("strides of slots and elements are swapped")
+def _transposed(plan: Plan, call: Call) -> Iterator[Plan]:
+    slots = call.case.block_size // call.case.pieces
+    yield plan.sided(lambda side: {"slot": side.item, "element": side.item * slots})
+    yield plan.sided(lambda side: {"slot": side.element, "element": side.slot})
+
+
+@_mistake("blocks are taken to lie without gaps (page padding or a block stride is ignored)")
+def _dense(plan: Plan, call: Call) -> Iterator[Plan]:
+    slots = call.case.block_size // call.case.pieces
+    cell = sum(side.size * side.item for side in plan.sides.values())
+    yield plan.sided(lambda side: {"row": max(side.head * side.heads, side.slot * slots)})
+    yield plan.sided(lambda side: {"row": side.heads * slots * side.size * side.item})
+    yield plan.sided(lambda side: {"row": side.heads * slots * cell})
+    own = {"slot": lambda side: side.heads * side.size * side.item, "head": lambda side: side.size * side.item}
+    yield plan.sided(
+        lambda side: (
+            {name: of(side) for name, of in own.items()}
+            | {"row": side.heads * slots * side.size * side.item, "element": side.item}
+        )
+    )
+    yield plan.sided(lambda side: {"slot": side.head * side.heads if side.head < side.slot else side.size * side.item})
+
+
+@_mistake("all keys are taken to lie before all values (or the two axes of K/V and blocks are confused)")
+def _keys_first(plan: Plan, call: Call) -> Iterator[Plan]:
+    if set(plan.sides) != {"key", "value"}:
+        return
+    key, value = plan.sides["key"], plan.sides["value"]
+    slots, rows = call.case.block_size // call.case.pieces, call.case.blocks * call.case.pieces
+    for page in {key.heads * slots * key.size * key.item, abs(value.offset - key.offset)}:
+        if value.offset - key.offset != rows * page or key.row != page:
+            sides = {"key": dataclasses.replace(key, row=page)}
+            yield plan.but(
+                sides=sides | {"value": dataclasses.replace(value, row=page, offset=key.offset + rows * page)}
+            )
+    yield plan.but(sides=plan.sides | {"value": dataclasses.replace(value, offset=key.offset + rows * key.row // 2)})
+
+
+@_mistake("keys and values are taken to alternate, block by block (or the two axes of K/V and blocks are confused)")
+def _alternating(plan: Plan, call: Call) -> Iterator[Plan]:
+    if set(plan.sides) != {"key", "value"}:
+        return
+    key, value = plan.sides["key"], plan.sides["value"]
+    page = key.heads * (call.case.block_size // call.case.pieces) * key.size * key.item
+    if value.offset - key.offset != page:
+        sides = {"key": dataclasses.replace(key, row=2 * page)}
+        yield plan.but(sides=sides | {"value": dataclasses.replace(value, row=2 * page, offset=key.offset + page)})
+
+
+@_mistake("the tensor's offset in its memory is ignored")
+def _offset(plan: Plan, call: Call) -> Iterator[Plan]:
+    if call.case.offset:
+        yield plan.sided(lambda side: {"offset": side.offset - call.case.offset})
+        yield plan.sided(lambda side: {"offset": side.offset - call.case.offset}).but(layer=np.zeros_like(plan.layer))
+
+
+@_mistake("strides of values are taken from keys")
+def _key_strides(plan: Plan, call: Call) -> Iterator[Plan]:
+    if "value" in plan.sides and "key" in plan.sides:
+        key, value = plan.sides["key"], plan.sides["value"]
+        for names in (("row", "head", "slot"), ("head", "slot"), ("slot",), ("head",)):
+            yield plan.but(
+                sides=plan.sides | {"value": dataclasses.replace(value, **{name: getattr(key, name) for name in names})}
+            )
+
+
+@_mistake("strides of layers and blocks are swapped")
+def _layers(plan: Plan, call: Call) -> Iterator[Plan]:
+    if call.case.layers > 1:
+        yield plan.sided(lambda side: {"row": side.layer, "layer": side.row})
+
+
+@_mistake("the stride of a manager block is used for kernel blocks")
+def _manager_stride(plan: Plan, call: Call) -> Iterator[Plan]:
+    yield plan.sided(lambda side: {"row": side.row * call.case.pieces})
+
+
+# What is moved.
+
+
+@_mistake("keys and values are exchanged")
+def _exchanged(plan: Plan, call: Call) -> Iterator[Plan]:
+    sides = plan.sides
+    for first, second in (("key", "value"), ("key_scale", "value_scale")):
+        if first in sides and second in sides and sides[first].size == sides[second].size:
+            kept = ("content", "places")
+            one, other = ({name: getattr(sides[side], name) for name in kept} for side in (second, first))
+            yield plan.but(
+                sides=sides
+                | {first: dataclasses.replace(sides[first], **one), second: dataclasses.replace(sides[second], **other)}
+            )
+
+
+@_mistake("only some parts are moved (keys, values or scales are left)")
+def _some_parts(plan: Plan, call: Call) -> Iterator[Plan]:
+    names = list(plan.sides)
+    for subset in range(1, 2 ** len(names) - 1):
+        chosen = [name for bit, name in enumerate(names) if subset >> bit & 1]
+        yield plan.but(sides={name: plan.sides[name] for name in chosen})
+
+
+@_mistake("the last tokens or blocks are left out (a tail that does not fill a vector or a chunk)")
+def _tail(plan: Plan, call: Call) -> Iterator[Plan]:
+    unit = 1 if call.case.operation == "write" else call.case.block_size
+    count = int(plan.source.max()) // unit + 1
+    for kept in sorted({count - 1, 1, *(count // n * n for n in (2, 4))}):
+        yield plan.only(plan.source < kept * unit)
+    yield plan.only(plan.source >= unit)
+
+
+@_mistake("only a part of each block is moved (its first kernel block or slots)")
+def _part_of_block(plan: Plan, call: Call) -> Iterator[Plan]:
+    if call.case.operation in BY_TABLE:
+        state = plan.source % call.case.block_size
+        for kept in range(1, call.case.block_size):
+            yield plan.only(state < kept)
+
+
+@_mistake("only some layers are moved", frozenset({"copy_blocks", "zero"}))
+def _some_layers(plan: Plan, call: Call) -> Iterator[Plan]:
+    for kept in range(1, call.case.layers):
+        yield plan.only(plan.layer < kept)
+
+
+@_mistake("heads are mixed up or left out")
+def _heads(plan: Plan, call: Call) -> Iterator[Plan]:
+    heads = call.case.heads
+    if heads > 1:
+        for kept in range(1, heads):
+            yield plan.sided(lambda side, kept=kept: _first(side, "heads", min(kept, side.heads)))
+        orders = [
+            np.zeros(heads, int),
+            np.arange(heads)[::-1],
+            np.roll(np.arange(heads), 1),
+            np.roll(np.arange(heads), -1),
+        ]
+        for order in orders:
+            yield plan.sided(functools.partial(_reordered, axis=1, order=order))
+
+
+@_mistake("the tail of each head is left out (elements that do not fill a vector)")
+def _elements(plan: Plan, call: Call) -> Iterator[Plan]:
+    for unit in (2, 4, 8, 16):
+        yield plan.sided(lambda side, unit=unit: _first(side, "size", side.size // unit * unit))
+    yield plan.sided(lambda side: _first(side, "size", side.size - 1))
+    yield plan.sided(lambda side: _reordered(side, 2, np.arange(side.size)[::-1]))
+
+
+def _first(side: Side, axis: str, kept: int) -> Mapping[str, Any]:
+    """The first heads or elements of a part."""
+    cut = (slice(None), slice(kept)) if axis == "heads" else (slice(None), slice(None), slice(kept))
+    both = {name: getattr(side, name) for name in ("content", "places")}
+    return {axis: kept} | {name: None if array is None else array[cut] for name, array in both.items()}
+
+
+def _reordered(side: Side, axis: int, order: np.ndarray) -> Mapping[str, Any]:
+    both = {name: getattr(side, name) for name in ("content", "places")}
+    return {
+        name: None if a is None or a.shape[axis] != len(order) else np.take(a, order, axis) for name, a in both.items()
+    }
+
+
+@_mistake("tokens are mixed up")
+def _tokens(plan: Plan, call: Call) -> Iterator[Plan]:
+    count = int(plan.source.max()) + 1
+    for order in (
+        np.arange(count)[::-1],
+        np.zeros(count, int),
+        np.roll(np.arange(count), 1),
+        np.roll(np.arange(count), -1),
+    ):
+        yield plan.but(source=order[plan.source])
+
+
+@_mistake("the row stride of the inputs is ignored", VALUED)
+def _input_stride(plan: Plan, call: Call) -> Iterator[Plan]:
+    if call.case.row_padding and not call.case.source_dtype:
+        sides = {}
+        for name, side in plan.sides.items():
+            where = call.arguments[name]
+            count = len(call.values[name])
+            dense = where.offset + np.arange(count * side.heads * side.size * side.item)
+            sides[name] = dataclasses.replace(
+                side, content=call.before.read(dense).reshape(count, side.heads, side.size, side.item)
+            )
+        yield plan.but(sides=sides)
+
+
+@_mistake("a scale is lost, inverted or taken from the other side", frozenset({"write"}))
+def _scales(plan: Plan, call: Call) -> Iterator[Plan]:
+    case = call.case
+    if not case.source_dtype or case.content == SCALED:
+        return
+    key, value = case.scales
+    dtype = numpy_dtype(case.dtype)
+    for pair in ((1.0, 1.0), (1 / key, 1 / value), (key, key), (value, value), (value, key), (key, 1.0), (1.0, value)):
+        sides = {}
+        for name, side in plan.sides.items():
+            raw = call.raw[name]
+            content = quantize_per_tensor(raw, pair[name == "value"], dtype).view(np.uint8)
+            sides[name] = dataclasses.replace(side, content=content.reshape(*raw.shape, 1))
+        yield plan.but(sides=sides)
+
+
+@_mistake("sources and targets are exchanged", frozenset({"copy_blocks"}))
+def _reversed(plan: Plan, call: Call) -> Iterator[Plan]:
+    yield plan.but(row=plan.read_row, read_row=plan.row)
+
+
+@_mistake("blocks are copied one after the other, over what is still to be read", frozenset({"copy_blocks"}))
+def _one_by_one(plan: Plan, call: Call) -> Iterator[Plan]:
+    yield plan.but(one_by_one=True)
+
+
+@_mistake("block ids are taken for slots", BY_TABLE)
+def _ids_as_slots(plan: Plan, call: Call) -> Iterator[Plan]:
+    kernel_size = call.case.block_size // call.case.pieces
+    first = plan.source % call.case.block_size == 0
+    change = {"row": plan.row // call.case.pieces // kernel_size, "slot": plan.row // call.case.pieces % kernel_size}
+    if plan.read_row is None:
+        yield plan.only(first).but(**change)
+        return
+    yield plan.only(first).but(
+        row=change["row"], slot=change["slot"], read_row=plan.read_row // call.case.pieces // kernel_size,
+        read_slot=plan.read_row // call.case.pieces % kernel_size,
+    )  # fmt: skip

@@ -1,0 +1,194 @@
+"""C functions under test, called in a process of their own, which may die of what they do.
+
+The caller's memory is a file that both processes map. A call is one line of JSON on a pipe: where the file is, and each
+argument as offset, shape, strides and type, or as a number. The answer is what the function returned; none within
+`PATIENCE` seconds, or a signal, is the function's failure, and the next call starts another process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from hkv.errors import ConfigError
+
+PATIENCE = 60.0
+"""Seconds that a call may take."""
+
+CODES = {
+    "int8": 0, "int16": 0, "int32": 0, "int64": 0, "uint8": 1, "uint16": 1, "uint32": 1, "uint64": 1, "float16": 2,
+    "float32": 2, "float64": 2, "bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12, "float8_e8m0fnu": 14,
+}  # fmt: skip
+"""Type codes of DLPack 1.1."""
+
+
+class KernelDied(Exception):  # noqa: N818
+    """The function ended its process, or did not return."""
+
+
+class DLTensor(ctypes.Structure):
+    """`DLTensor` of `dlpack.h`; strides count elements."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Worker:
+    """A process that calls one function of a shared library.
+
+    Args:
+      library: path of the library.
+      symbol: name of the function.
+
+    Raises:
+      ConfigError: there is no such file or symbol.
+    """
+
+    def __init__(self, library: str, symbol: str) -> None:
+        path = pathlib.Path(library)
+        if not path.is_file():
+            raise ConfigError("TARGET", library, "a shared library that exists")
+        self._library, self._symbol = str(path.absolute()), symbol
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._ask({})
+        except KernelDied as error:
+            raise ConfigError("TARGET", f"{library}:{symbol}", f"a library with that function: {error}") from None
+
+    def call(self, memory: Any, arguments: list[Any]) -> None:
+        """Calls the function on a memory; Unavailable where it returns anything but 0, KernelDied as it says."""
+        from hkv.testing.kernels.cases import Unavailable
+
+        told = [_told(value) for value in arguments]
+        request = {"file": f"/proc/{os.getpid()}/fd/{memory.file}", "size": memory.size, "arguments": told}
+        status = self._ask(request)["status"]
+        if status:
+            raise Unavailable(f"the function returned {status}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._requests)
+            os.close(self._answers)
+            self._process = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None:
+            self.close()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        process = self._process
+        assert process is not None
+        os.write(self._requests, json.dumps(request).encode() + b"\n")
+        ready, _, _ = select.select([self._answers], [], [], PATIENCE)
+        answer = os.read(self._answers, 1 << 16) if ready else b""
+        if answer:
+            found = json.loads(answer)
+            if "error" in found:
+                raise KernelDied(found["error"])
+            return found
+        if not ready:
+            self.close()
+            raise KernelDied(f"did not return within {PATIENCE:.0f} seconds")
+        status = process.wait()
+        self.close()
+        raise KernelDied(f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}")
+
+    def _start(self) -> None:
+        inward, self._requests = os.pipe()
+        self._answers, outward = os.pipe()
+        command = [sys.executable, "-m", __name__, self._library, self._symbol, str(inward), str(outward)]
+        self._process = subprocess.Popen(command, pass_fds=(inward, outward), stdin=subprocess.DEVNULL)
+        os.close(inward)
+        os.close(outward)
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_told(one) for one in value]
+    if hasattr(value, "strides"):
+        item = value.itemsize
+        strides = [stride // item for stride in value.strides]
+        return {"offset": value.offset, "shape": value.shape, "strides": strides, "dtype": value.dtype, "item": item}
+    if value is None:
+        return 0
+    if type(value) in (int, float):
+        return value
+    raise ConfigError("arguments", type(value).__name__, "arrays and numbers: a C function can take nothing else")
+
+
+def _serve(library: str, symbol: str, inward: int, outward: int) -> None:
+    """Answers requests until the pipe is closed."""
+    error, function = "", None
+    try:
+        function = getattr(ctypes.CDLL(library), symbol)
+    except (OSError, AttributeError) as problem:
+        error = str(problem)
+    with os.fdopen(inward, "rb") as requests:
+        for line in requests:
+            request = json.loads(line)
+            answer: dict[str, Any] = {"status": 0}
+            if function is None:
+                answer = {"error": error}
+            elif request:
+                answer["status"] = _perform(function, request)
+            os.write(outward, json.dumps(answer).encode())
+
+
+def _perform(function: Any, request: dict[str, Any]) -> int:
+    descriptor = os.open(request["file"], os.O_RDWR)
+    try:
+        with mmap.mmap(descriptor, request["size"]) as memory:
+            anchor = ctypes.c_char.from_buffer(memory)
+            kept: list[Any] = []
+            arguments = [_argument(ctypes.addressof(anchor), value, kept) for value in request["arguments"]]
+            status = int(function(*arguments))
+            del anchor
+            return status
+    finally:
+        os.close(descriptor)
+
+
+def _argument(base: int, value: Any, kept: list[Any]) -> Any:
+    """One argument; `kept` holds what it points to."""
+    if isinstance(value, float):
+        return ctypes.c_double(value)
+    if isinstance(value, int):
+        return ctypes.c_int64(value)
+    if isinstance(value, list):
+        pointers = (ctypes.POINTER(DLTensor) * len(value))(*(_argument(base, one, kept) for one in value))
+        kept.append(pointers)
+        return pointers
+    rank = len(value["shape"])
+    shape, strides = ((ctypes.c_int64 * rank)(*value[name]) for name in ("shape", "strides"))
+    tensor = DLTensor(
+        base + value["offset"], 1, 0, rank, CODES[value["dtype"]], 8 * value["item"], 1, shape, strides, 0
+    )
+    kept += [shape, strides, tensor]
+    return ctypes.pointer(tensor)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,355 @@
+"""`hkv check-kernel` and its parts: right kernels pass, published byte bugs are found and named, nothing is guessed."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+
+from hkv.chunks.formats import TRAITS, EngineKVFormat, num_tensors, page_index, tensor_index
+from hkv.cli import cli
+from hkv.contract.traffic import RandomChoices
+from hkv.errors import ConfigError, FileError, LayoutError
+from hkv.layout.block_layout import Layout
+from hkv.layout.views.numpy import view
+from hkv.spec import FullAttention
+from hkv.testing import strategies
+from hkv.testing.kernels import assert_viewed_as, assert_writes_like, check, kernel, place, repeat, target_of
+from hkv.testing.kernels.call import Call
+from hkv.testing.kernels.cases import FEATURES, Supports, features_of
+from hkv.testing.kernels.definition import expected
+from hkv.testing.kernels.drawing import draw_case
+from hkv.testing.kernels.judge import read_case
+from hkv.testing.kernels.memory import PAGE, Memory
+from hkv.testing.kernels.plans import left_by, plan_of, same
+from tests.testing.kernels import right
+from tests.testing.kernels.planted import PLANTED, tokens, write_slots
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("function", right.KERNELS, ids=lambda function: function.__name__)
+def test_a_right_kernel_passes(function) -> None:
+    draws = 60 if function is right.attention else 200
+    verdict = check(target_of(function, function.__name__), draws)
+    assert verdict.failure is None
+    assert verdict.asked == draws
+
+
+def test_published_byte_bugs_are_found_and_named() -> None:
+    assert len(PLANTED) >= 30
+    assert {planted.operation for planted in PLANTED.values()} >= {"write", "gather", "copy_blocks", "zero", "pack"}
+    for name, planted in PLANTED.items():
+        failure = check(target_of(planted.kernel, planted.operation, **planted.options)).failure
+        assert failure is not None, name
+        assert re.search(planted.says, failure.text.split("\n")[0]), f"{name}: {failure.text}"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_the_same_in_torch(name: str) -> None:
+    planted = PLANTED[name]
+    failure = check(target_of(planted.kernel, planted.operation, arrays="torch", **planted.options)).failure
+    assert failure is not None
+    assert re.search(planted.says, failure.text.split("\n")[0]), failure.text
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("function", right.KERNELS, ids=lambda function: function.__name__)
+def test_a_right_kernel_passes_in_torch(function) -> None:
+    lacks = ("far blocks",) if function is right.gather else ()
+    assert check(target_of(function, function.__name__, arrays="torch", lacks=lacks), 60).failure is None
+
+
+@pytest.mark.torch
+def test_the_example_in_torch_is_right() -> None:
+    verdict = check(target_of(f"{ROOT}/examples/kernels/torch_writer.py:write"), 150)
+    assert verdict.failure is None
+    assert set(verdict.features) >= {"float8_e4m3fn", "pool", "L2BNHD", "padding tokens", "split blocks"}
+
+
+def test_jax_arrays_are_given_back() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+
+    def write(key, value, key_cache, value_cache, slot_mapping):
+        size = key_cache.shape[1]
+        slots = jnp.where(slot_mapping < 0, len(key_cache) * size, slot_mapping)
+        return [
+            cache.at[slots // size, slots % size].set(new, mode="drop")
+            for cache, new in ((key_cache, key), (value_cache, value))
+        ]
+
+    def unpadded(key, value, key_cache, value_cache, slot_mapping):
+        size, slots = key_cache.shape[1], slot_mapping
+        return [
+            cache.at[slots // size, slots % size].set(new) for cache, new in ((key_cache, key), (value_cache, value))
+        ]
+
+    options = {"arrays": "jax", "dtypes": ("float32",), "head_sizes": (2,), "block_sizes": (2,), "heads": (2,)}
+    verdict = check(target_of(write, "write", reuse=10, **options), 60)
+    assert verdict.failure is None
+    failure = check(target_of(unpadded, "write", reuse=10, **options), 60).failure
+    assert failure is not None
+    assert failure.kind.startswith("padding tokens")
+
+
+# C.
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("library") / "c_writer.so"
+    source = ROOT / "examples" / "kernels" / "c_writer.c"
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, source], check=True)
+    return path
+
+
+def test_a_c_function_is_called_in_a_process_of_its_own(library: pathlib.Path) -> None:
+    verdict = check(target_of(f"{library}:write", "write"), 150)
+    assert verdict.failure is None
+    assert verdict.features["far blocks"] > 0
+    failure = check(target_of(f"{library}:write_narrow", "write"), 400).failure
+    assert failure is not None
+    assert "only with far blocks" in failure.text.split("\n")[0]
+
+
+def test_a_library_that_is_none_is_refused(library: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    for name in (f"{library}:no_such_symbol", f"{tmp_path}/none.so:write"):
+        with pytest.raises(ConfigError, match="TARGET"):
+            target_of(name, "write")
+
+
+# Parts.
+
+
+def test_an_unchanged_plan_is_the_definition() -> None:
+    seen: set[str] = set()
+    for operation in ("write", "scatter", "gather", "copy_blocks", "zero"):
+        for seed in range(120):
+            call = Call(draw_case(RandomChoices(seed), Supports(operation=operation)))
+            assert same(left_by(plan_of(call), call), expected(call).changes(call.before)), call.case
+            seen.update(features_of(call.case))
+    assert seen == set(FEATURES) - {"missing ids", "window", "skip"}
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("BL2NHD", 0), ("L2BNHD", 1), ("LB2NHD", 2), ("L2BHND", 6), ("LB2HND", 7), ("BL2HND", 8), ("2LBNHD", 9)],
+)
+def test_families_are_where_chunk_formats_have_their_pages(family: str, form: int) -> None:
+    layers, blocks, slots, heads, size = 2, 3, 4, 5, 6
+    sizes = {"block_size": slots, "heads": heads, "key_size": size, "value_size": size}
+    placement = place(family, "keys and values", "bfloat16", blocks=blocks, layers=layers, **sizes)
+    traits = TRAITS[EngineKVFormat(form)]
+    page, tensors = slots * heads * size * 2, num_tensors(traits.structure, layers)
+    tensor_bytes = 2 * layers * blocks * page // tensors
+    for plane, part in enumerate(("key", "value")):
+        for layer in range(layers):
+            for block in range(blocks):
+                index = page_index(traits.page_order, plane, layer, block, 2, layers, blocks)
+                tensor = tensor_index(traits.structure, plane, layer, layers)
+                start = tensor * tensor_bytes + index * page
+                slot, head = (head_slot := (3, 2))
+                inside = (head * slots + slot if traits.heads_first else slot * heads + head) * size * 2
+                assert placement.element_address(part, layer, block, head_slot[1], slot, 0) == start + inside
+
+
+def test_a_sparse_memory_tells_what_changed_and_no_more() -> None:
+    memory = Memory(1 << 33)
+    memory.array[5] = 1
+    before = memory.snapshot()
+    memory.array[5], memory.array[(1 << 32) + 7] = 2, 3
+    after = before.copy()
+    after[5:6], after[(1 << 32) + 7 : (1 << 32) + 8] = 2, 3
+    for addresses, values in (memory.changes(before), after.changes(before)):
+        assert addresses.tolist() == [5, (1 << 32) + 7]
+        assert values.tolist() == [2, 3]
+    assert after[PAGE - 1 : PAGE + 1].tolist() == [0, 0]
+
+
+@kernel("write", lacks=("far blocks",), dtypes=("float32",))
+def ends_with_its_input_changed(key, value, key_cache, value_cache, slot_mapping):
+    right.write(key, value, key_cache, value_cache, slot_mapping)
+    key[:] = 0
+
+
+def writes_beyond(key, value, key_cache, value_cache, slot_mapping, buffer):
+    right.write(key, value, key_cache, value_cache, slot_mapping)
+    buffer[-1] ^= 1
+
+
+def overwrites_a_state(key, value, key_cache, value_cache, slot_mapping):
+    right.write(key, value, key_cache, value_cache, slot_mapping)
+    bits = key_cache.view(f"u{key_cache.itemsize}")
+    free = [row for row in range(len(bits)) if row not in (slot_mapping // bits.shape[1])]
+    bits[free[:1], 0, 0, 0] ^= 1
+
+
+def returns_too_little(key_cache, value_cache, kernel_block_table):
+    return key_cache[:1], value_cache[:1]
+
+
+def rounds_to_zero(key, value, key_cache, value_cache, slot_mapping, k_scale=1.0, v_scale=1.0):
+    def cut(new, scale):
+        scaled = new.astype(np.float32) / np.float32(scale)
+        exact = np.clip(scaled, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        larger = np.abs(exact.astype(np.float32)) > np.abs(np.clip(scaled, -448, 448))
+        return (exact.view(np.uint8) - larger).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+
+    pairs = ((key_cache, cut(key, k_scale)), (value_cache, cut(value, v_scale)))
+    write_slots(tokens(slot_mapping), key_cache.shape[1], pairs)
+
+
+@pytest.mark.parametrize(
+    ("function", "operation", "options", "says"),
+    [
+        (ends_with_its_input_changed, "", {}, "an input is changed: key"),
+        (writes_beyond, "write", {}, "bytes outside of all arrays are written"),
+        (overwrites_a_state, "write", {}, "slots that no token or block of the call has are overwritten"),
+        (returns_too_little, "gather", {}, "the result has another shape"),
+        (rounds_to_zero, "write", {"dtypes": ("float8_e4m3fn",)}, "numbers are rounded differently"),
+    ],
+)
+def test_what_wrong_elements_have_in_common_is_told(function, operation: str, options, says: str) -> None:
+    failure = check(target_of(function, operation, **({"lacks": ("far blocks",)} | options)), 300).failure
+    assert failure is not None
+    assert failure.text.startswith(says), failure.text
+
+
+def test_a_kernel_that_supports_nothing_is_no_success() -> None:
+    def write(key, value, key_cache, value_cache, slot_mapping):
+        raise NotImplementedError("nothing yet")
+
+    with pytest.raises(ConfigError, match="nothing yet"):
+        check(target_of(write, "write"), 2)
+
+
+def test_what_is_not_supported_is_counted_by_name() -> None:
+    verdict = check(target_of(right.write, "write", lacks=("offset",), dtypes=("int8",)), 50)
+    assert verdict.not_asked["offset"] > 0
+    assert set(verdict.features) & {"offset", "bfloat16", "latent"} == set()
+    assert verdict.not_asked["latent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "match"),
+    [
+        ("no.such.module:write", {"operation": "write"}, "TARGET"),
+        ("nothing", {"operation": "write"}, "TARGET"),
+        (right.write, {}, "operation"),
+        (right.write, {"operation": "write", "lacks": ("speed",)}, "lacks"),
+        (right.write, {"operation": "write", "axes": "BQHD"}, "axes"),
+        (right.write, {"operation": "write", "layouts": ("XYZ",)}, "layouts"),
+        (right.write, {"operation": "write", "device": "cuda"}, "device"),
+        (lambda speed: None, {"operation": "write"}, "speed"),
+    ],
+)
+def test_bad_targets_are_refused(target, options, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        target_of(target, **options)
+
+
+# The command, and a case in a file.
+
+
+def test_the_command_saves_a_case_and_repeats_it(tmp_path: pathlib.Path) -> None:
+    case, wrong = tmp_path / "case.json", f"{ROOT}/tests/testing/kernels/planted.py:only_keys_zeroed"
+    told = CliRunner().invoke(cli, ["check-kernel", wrong, "--operation", "zero", "--draws", "50", "-o", str(case)])
+    assert told.exit_code == 1
+    assert told.output.startswith("only some parts are moved")
+    again = CliRunner().invoke(cli, ["check-kernel", "--case", str(case)])
+    assert again.exit_code == 1
+    assert again.output.split("\n")[:3] == told.output.split("\n")[:3]
+    right_kernel = f"{ROOT}/tests/testing/kernels/right.py:zero"
+    other = CliRunner().invoke(cli, ["check-kernel", right_kernel, "--case", str(case)])
+    assert other.exit_code == 0, other.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"zero"', '"levitate"'),
+        ('t": "', 't": "X'),
+        ('"heads": 1', '"heads": -1'),
+        ('"table": [', '"tables": ['),
+    ],
+)
+def test_a_damaged_case_is_refused(tmp_path: pathlib.Path, old: str, new: str) -> None:
+    wrong = f"{ROOT}/tests/testing/kernels/planted.py:only_keys_zeroed"
+    path = tmp_path / "case.json"
+    CliRunner().invoke(cli, ["check-kernel", wrong, "--operation", "zero", "--draws", "50", "-o", str(path)])
+    text = path.read_text()
+    assert old in text
+    with pytest.raises((ConfigError, LayoutError, FileError)):
+        read_case(text.replace(old, new).encode(), "case.json")
+
+
+# For test suites.
+
+
+def test_two_kernels_are_compared() -> None:
+    assert assert_writes_like(right.write, right.write, "write", draws=40).asked == 40
+    with pytest.raises(AssertionError, match="padding tokens"):
+        assert_writes_like(right.write, PLANTED["padded_slots_written"].kernel, "write", draws=100)
+
+
+def test_the_fixture_asserts(hkv_assert_writes_like) -> None:
+    hkv_assert_writes_like("definition", right.zero, "zero", draws=20)
+    with pytest.raises(AssertionError, match="only some parts"):
+        hkv_assert_writes_like("definition", PLANTED["only_keys_zeroed"].kernel, "zero")
+
+
+@given(strategies.kernel_cases("scatter", dtypes=("float16",), lacks=("far blocks",)))
+@settings(max_examples=25)
+def test_cases_by_hypothesis(case) -> None:
+    assert case.dtype == "float16"
+    assert "missing ids" not in features_of(case)
+    assert repeat(target_of(right.scatter, "scatter"), case).failure is None or case.content != "keys and values"
+
+
+@given(
+    strategies.block_tables(4), strategies.slot_mappings(3, 2), strategies.page_contents((2, 3), "bfloat16"),
+    strategies.placements(lacks=("far blocks",)),
+)  # fmt: skip
+@settings(max_examples=25)
+def test_tables_slots_contents_and_placements(table, slots, content, placement) -> None:
+    named = [block for block in table if block > 0]
+    assert len(set(named)) == len(named) <= 3
+    written = [slot for slot in slots if slot >= 0]
+    assert len(set(written)) == len(written)
+    assert max(slots) < 6
+    assert content.shape == (2, 3)
+    assert content.dtype == ml_dtypes.bfloat16
+    assert placement.element_address(placement.content[0].name, 0, 0, 0, 0, 0) >= 0
+
+
+def test_views_of_two_blocks_and_two_heads_are_told_apart() -> None:
+    spec = FullAttention(block_size=2, num_kv_heads=2, head_size=2, head_size_v=2, dtype="uint8")
+    layout = Layout.of_spec(spec, "LBNHC", num_blocks=2)
+    pool = np.zeros(layout.end, np.uint8)
+    key = view(pool, layout.part_view("key", 0)).transpose(0, 2, 1, 3)
+    start = pool.ctypes.data
+    assert_viewed_as(key, layout, "key", base=start)
+    for wrong, match in (
+        (key.transpose(2, 1, 0, 3), r"axes 0 and 2 \(blocks and heads\) are swapped"),
+        (key.transpose(0, 2, 1, 3), r"axes 1 and 2 \(slots and heads\) are swapped"),
+        (key.copy(), "bytes apart"),
+        (key[0], "3 axes, not 4"),
+        (key[:, :1], r"axis 1 \(slots\) has 1, not 2"),
+    ):
+        with pytest.raises(AssertionError, match=match):
+            assert_viewed_as(wrong, layout, "key", base=start)
+    with pytest.raises(AssertionError, match="begins at byte"):
+        assert_viewed_as(view(pool, layout.part_view("value", 0)).transpose(0, 2, 1, 3), layout, "key", base=start)
+    sizes = dict.fromkeys(("block_size", "heads", "key_size", "value_size", "blocks"), 2)
+    planes = place("LB2NHD", "keys and values", "uint8", layers=1, **sizes)
+    halves = np.zeros((2, 2, 2, 2, 2), np.uint8)
+    assert_viewed_as(halves[:, 0], planes, "key")
+    with pytest.raises(AssertionError, match="axis 0"):
+        assert_viewed_as(halves[0], planes, "key")
