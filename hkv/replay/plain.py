@@ -112,7 +112,7 @@ class PlainCache(ReplayedCache):
         most = [tokens // spec.block_size + 2 * requests + schedule.lookahead + 1 for spec in self._specs]
         blocks = most if isinstance(self.config.num_blocks, list) else sum(most)
         header = msgspec.structs.replace(self.config, num_blocks=blocks)
-        return {EVICTS_NOTHING: PlainCache(header, self._specs, self._loop, self._misses)}
+        return {EVICTS_NOTHING: type(self)(header, self._specs, self._loop, self._misses)}
 
     def engine(self, name: str, make: EngineFactory) -> Any:
         self._tells = self._misses is not None and name in registry.dialect_of(self.config.dialect).engines
@@ -129,6 +129,9 @@ class PlainCache(ReplayedCache):
 
 class PlainReplayCommand(ReplayCommand):
     """Groups over one pool, or over one each where the dialect's logs begin with a `PooledHeader`."""
+
+    cache: type[PlainCache] = PlainCache
+    """The cache that is studied."""
 
     def __init__(self, loop: Callable[..., TokenLoop], misses: type[PlainMisses] | None = None) -> None:
         self._loop, self._misses = loop, misses
@@ -147,5 +150,5 @@ class PlainReplayCommand(ReplayCommand):
         for name, default in (("caching", True), ("lookahead", 0)):
             if options[name] != default:
                 raise ConfigError(name, options[name], f"{default}: {options['dialect']} has no other")
-        cache = PlainCache(self.header(options), options["groups"], self._loop, self._misses)
+        cache = self.cache(self.header(options), options["groups"], self._loop, self._misses)
         return StudiedCache(cache, schedule_for_groups(options), groups_text(options["groups"]))

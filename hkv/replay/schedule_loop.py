@@ -141,10 +141,11 @@ def _last_kept(tokens: Scalar, size: Scalar, eagle: Scalar) -> Scalar:
     return jnp.maximum(jnp.where(eagle, whole, divide(jnp.maximum(tokens - 1, 0), size) * size), 0)
 
 
-def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
+def grow(w: Any, trace: Trace, m: Machine, *, whole: bool, eased: Scalar = True) -> Pair:
     """Gives running requests their tokens as long as the cache has nothing to do for that.
 
-    `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step.
+    `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step. `eased`:
+    whether `Seat.NOOP_UNTIL` holds now.
     """
     mine = m.at(Mode.GROW)
 
@@ -158,7 +159,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
         )
         new = jnp.where(inside, chunk(trace, request, tokens, junction, computed, budget), 0)
         needed = tokens if whole else computed + new
-        easy = inside & ((new == 0) | (needed <= noop_until))
+        easy = inside & ((new == 0) | ((needed <= noop_until) & eased))
         return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
 
     start = (m.cursor, m.budget, w.spare_slot, 0, mine)
@@ -198,34 +199,41 @@ def record(w: Any, m: Machine, in_use: Scalar) -> Pair:
     return w, m.when(mine, mode=int(Mode.COMPUTE), samples=m.samples + 1, cursor=0, kept=0)
 
 
-def compute(w: Any, trace: Trace, m: Machine) -> Pair:
-    """The step's computation, up to the next request whose last token is out; those that stay close ranks."""
+def compute(w: Any, trace: Trace, m: Machine, *, chunks: bool = False) -> Pair:
+    """The step's computation, up to the next request whose last token is out; those that stay close ranks.
+
+    `chunks`: it stops, too, before a request that computes a chunk of what it came with, for `Mode.ENTER`; from there
+    it goes on with the request that was asked.
+    """
     mine = m.at(Mode.COMPUTE)
     spare = w.spare_slot
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-        cursor, kept, slot, computed, tokens, place, _, _ = local
+        cursor, kept, slot, computed, tokens, place, *_ = local
         v = v.write("order", slot, place).set_seat(slot, computed=computed, tokens=tokens, scheduled=0)
         inside = cursor < m.active
         slot = jnp.where(inside, v.read("order", jnp.where(inside, cursor, 0)), spare)
         request, computed, tokens, new = v.get_seat(slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.SCHEDULED)
+        enters = jnp.bool_(False)
+        if chunks:
+            enters = inside & (new > 0) & (computed < v.get_seat(slot, Seat.CAME)[0]) & (slot != m.asked)
         computed = computed + new
-        caught_up = inside & (new > 0) & (computed >= tokens)
+        caught_up = inside & (new > 0) & (computed >= tokens) & ~enters
         left = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT) - tokens
         more = trace.number(Number.DECODE_TOKENS)
         ends = caught_up & (left <= more)
-        stays = inside & ~ends
+        stays = inside & ~ends & ~enters
         tokens = tokens + jnp.where(caught_up, more, 0)
         place = jnp.where(stays, kept, spare)
-        return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends)
+        return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends, enters)
 
-    start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False)
+    start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False, False)
     w, local = loop(lambda c: c[6], body, w, start, writes=("order", "seats"))
-    cursor, kept, slot, _, _, _, stays, ends = local
+    cursor, kept, slot, _, _, _, stays, ends, enters = local
     cursor -= ~stays
     m = m.when(mine, cursor=cursor, kept=kept, asked=slot)
-    m = m.when(mine & ends, mode=int(Mode.FINISH))
-    return w, m.when(mine & ~ends, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
+    m = m.when(mine & ends, mode=int(Mode.FINISH)).when(mine & enters, mode=int(Mode.ENTER))
+    return w, m.when(mine & ~ends & ~enters, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
 
 
 class Seated(NamedTuple):
@@ -247,7 +255,7 @@ def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
     """The request that the mode is about; the spare slot's where it is about none."""
     asking, preempting, seating = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.SEAT)
     candidate = seating | m.at(Mode.FIND) | m.at(Mode.TAKE)
-    busy = asking | preempting | candidate | m.at(Mode.FINISH)
+    busy = asking | preempting | candidate | m.at(Mode.FINISH) | m.at(Mode.ENTER)
     w, (victim,) = peek(preempting, lambda v: (v.read("order", m.active - 1),), w, reads=("order",), default=(0,))
     slot = jnp.where(candidate, m.candidate, jnp.where(preempting, victim, m.asked))
     slot = jnp.where(busy, slot, w.spare_slot)

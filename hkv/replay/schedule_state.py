@@ -105,6 +105,8 @@ class Seat(enum.IntEnum):
     SCHEDULED = 4
     """Tokens that this step computes, those of a hit included."""
     JUNCTION = 5
+    CAME = 6
+    """Tokens with which it was admitted, where the cache takes prompts by chunks; else 0."""
 
 
 SEAT = 8
@@ -167,8 +169,10 @@ class Mode(enum.IntEnum):
     """Compute the step."""
     FINISH = 10
     """FREE the request at the cursor, whose last token is out."""
-    DONE = 11
-    FAILED = 12
+    ENTER = 11
+    """The cache takes what the request at the cursor computes in this step, where it takes prompts by chunks."""
+    DONE = 12
+    FAILED = 13
     """The cache refused something for a reason that a replay should not give it."""
 
 

@@ -140,9 +140,15 @@ class PoolCount(enum.IntEnum):
     """Pages in that list."""
     WAITING = 2
     """Pages that were given back and wait to be sorted in."""
+    UNHELD = 3
+    """Pages of nodes that nobody holds."""
+    CAME = 4
+    """Pages that nodes were given so far, by requests that entered them; around 2**32 it begins anew."""
+    LEFT = 5
+    """Pages that nodes have lost so far."""
 
 
-COUNT_WORDS, POOL_COUNT_WORDS = 16, 4
+COUNT_WORDS, POOL_COUNT_WORDS = 16, 8
 """Words of `RadixState.counters` before those of the pools, and of one pool."""
 
 FULL, WINDOW, STATES = POOLS = range(3)
@@ -184,6 +190,11 @@ class RadixBuckets:
         return self.pages
 
     @property
+    def groups(self) -> int:
+        """Groups of layers at most: one a pool."""
+        return len(POOLS)
+
+    @property
     def places(self) -> int:
         """Places in the order in which nodes were used."""
         return nodes.places_of(self.nodes)
@@ -217,7 +228,7 @@ class RadixState:
         and for nothing.
       chains: int32[requests + 2, row], keys of each request's whole pages.
       requests: int32[requests + 2, 24], `Held` of each.
-      counters: int32[29], `Count`, then `PoolCount` of each pool.
+      counters: int32[41], `Count`, then `PoolCount` of each pool.
     """
 
     nodes: jax.Array

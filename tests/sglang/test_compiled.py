@@ -27,15 +27,15 @@ def compiled(header: structs.Header) -> bool:
 @pytest.mark.parametrize("feature", ["full", "window", "eagle", "namespaces"])
 def test_random_operations_leave_the_same_state(feature: str) -> None:
     seeds = [seed for seed in range(60) if compiled(draw(feature, seed, 2, ONLY)[0])]
-    assert len(seeds) > 8
-    for seed in seeds[:9]:
+    assert len(seeds) > 15
+    for seed in seeds[:15]:
         recording, parted = differ(SGLangJaxEngine, SGLangNumpyEngine, feature, seed, 2, 12, only=ONLY)
         assert parted is None, (seed, parted, recording.operations[-1])
 
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"policy": "lfu"}, "policy"), ({"need_sort": True}, "need_sort")],
+    [({"tree": True}, "tree"), ({"need_sort": True}, "need_sort")],
 )
 def test_what_has_no_compiled_form_is_refused_by_name(changes: dict[str, object], field: str) -> None:
     group = {"kind": "full_attention", "block_size": 1}

@@ -19,6 +19,9 @@ FULL, SWA, MAMBA = COMPONENTS = ("FULL", "SWA", "MAMBA")
 POLICIES = ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
 """`--radix-eviction-policy`: the order in which leaves leave."""
 
+SLIDE_EVERY = 128
+"""Tokens after which a window slides (`SGLANG_SWA_EVICTION_INTERVAL`)."""
+
 SPLIT_TOUCHES_SUFFIX, DECODE_LOSES_PAGE = "split-touches-suffix", "decode-loses-page"
 STRANDS_FULL, WINDOW_UNTOLD = "window-pressure-strands-full-slots", "window-leaves-untold"
 

@@ -16,12 +16,11 @@ import msgspec
 from hkv.contract.log import PlainHeader
 from hkv.contract.options import Number, option
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import BUGS
-from hkv.replay.plain import PlainReplayCommand, TokenLoop
-from hkv.replay.schedule import LiveRequest, Refusal
-
-SLIDE_EVERY = 128
-"""Tokens after which a window slides (`SGLANG_SWA_EVICTION_INTERVAL`)."""
+from hkv.dialects.sglang.config import BUGS, SLIDE_EVERY
+from hkv.replay.agreement import compare, compare_outcomes
+from hkv.replay.plain import PlainCache, PlainReplayCommand, TokenLoop
+from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress
+from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule
 
 RATIO = 0.8
 """SGLang's `--swa-full-tokens-ratio`."""
@@ -80,9 +79,40 @@ class SGLangOptions:
     )
 
 
+class SGLangCache(PlainCache):
+    """SGLang's cache, which the compiled schedule has unless a part of it has no compiled form."""
+
+    def require_compiled(self) -> None:
+        from hkv.dialects.sglang.rules.parameters import of_config
+
+        of_config(structs.to_config(self.config))
+
+    def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
+        from hkv.dialects.sglang.schedule import SGLangCompiledReplay
+
+        return SGLangCompiledReplay(structs.to_config(self.config), schedule, prepared)
+
+    def verify(
+        self,
+        running: Any,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
+    ) -> None:
+        """By every request's fate, every step, and all that is left in the cache."""
+        from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
+
+        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, SGLangNumpyEngine)
+        other = self.plain(schedule, coming, reference, reference, progress)
+        compare_outcomes(outcome, other, names)
+        compare("the cache's state", running.state(), reference.perform(structs.StateOp()), names)
+
+
 class SGLangReplay(PlainReplayCommand):
     """Each pool by its pages, or all pages and the window's share of them; 0.5.23's defects are as they are."""
 
+    cache = SGLangCache
     declared = SGLangOptions
 
     def __init__(self) -> None:

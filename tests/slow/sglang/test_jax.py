@@ -15,9 +15,12 @@ from hkv.dialects.sglang.config import SGLangConfig
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn, SGLangResults
 from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations
+from hkv.replay.verb import replay_trace
+from hkv.spec import FullAttention, SlidingWindow
 from hkv.state.radix import Count, RadixState, resized_radix
 from hkv.state.status import Status
 from tests.cache.build import large_copies
+from tests.sglang.test_dialect import CHATS
 
 CONFIG = SGLangConfig(page_size=4, num_slots=(160, 80), window=8)
 BUCKETS = machine.buckets_for(CONFIG, tokens=200)
@@ -118,3 +121,18 @@ def test_a_state_moves_into_larger_sizes() -> None:
         resized_radix(moved, BUCKETS)
     with pytest.raises(ConfigError, match="pages"):
         resized_radix(state, dataclasses.replace(BUCKETS, pages=1024))
+
+
+SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("window", "blocks", "step_tokens"), [(64, 240, 300), (64, [480, 120], 8192), (None, 150, 300)]
+)
+def test_a_trace_fares_as_with_the_reference(window: int | None, blocks: Any, step_tokens: int) -> None:
+    """Every request's fate, every step, and all that is left in the cache; the first and last preempt requests."""
+    groups = [FullAttention(**SHAPE), *([] if window is None else [SlidingWindow(**SHAPE, window=window)])]
+    given: dict[str, Any] = {"dialect": "sglang-0.5.23", "engine": "jax", "check": True, "limit": 30}
+    found = replay_trace(CHATS, groups, blocks, step_tokens=step_tokens, **given)
+    assert found.totals["hit_tokens"] > 0
+    assert (found.totals["preemptions"] > 0) == (step_tokens == 300)

@@ -15,25 +15,13 @@ import numpy as np
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
-from hkv.dialects.sglang.config import STRANDS_FULL
-from hkv.dialects.sglang.engines import of_components, places, walk
+from hkv.dialects.sglang.config import WINDOW_UNTOLD
+from hkv.dialects.sglang.engines import of_components
+from hkv.dialects.sglang.engines.jax_reading import Reader, available, told_pages
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
 from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import bucket
-from hkv.state.nodes import PRESENT, Node
-from hkv.state.radix import (
-    COUNT_WORDS,
-    FULL,
-    POOL_COUNT_WORDS,
-    STATES,
-    WINDOW,
-    Held,
-    Key,
-    PoolCount,
-    RadixNode,
-    RadixState,
-    resized_radix,
-)
+from hkv.state.radix import FULL, POOLS, Held, Key, resized_radix
 from hkv.state.status import Status
 
 OPERATIONS, PAYLOAD = 2, 64
@@ -50,22 +38,6 @@ class Request:
     slot: int
     tokens: list[int]
     namespace: tuple[str | None, str | None]
-
-
-@dataclasses.dataclass(eq=False)
-class ReadNode:
-    """A node as it is read from the arrays; `words` are its row."""
-
-    words: np.ndarray
-    parent: int
-    tokens: list[int]
-    namespace: tuple[str | None, str | None]
-    slots: list[int]
-    children: dict[int, ReadNode] = dataclasses.field(default_factory=dict)
-
-    def word(self, field: RadixNode | Node) -> int:
-        """A word of its row."""
-        return int(self.words[field])
 
 
 class Pages:
@@ -124,14 +96,14 @@ class SGLangJaxEngine:
         if header.tree:
             raise ConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
         self.header, self.config = header, structs.to_config(header)
-        if self.config.window is not None and STRANDS_FULL not in self.config.bugs:
-            raise ConfigError("bugs", header.bugs, f"{STRANDS_FULL} among them, which the compiled form always has")
         self._pages = Pages(self.config.page_size, bigrams=self.config.bigrams)
+        self._reader = Reader(self.config, self._pages)
         self._requests: dict[str, Request] = {}
         self._buckets = machine.buckets_for(self.config, tokens=TOKENS * self.config.page_size)
         self._free_slots = list(range(self._buckets.requests))
         parameters, state = machine.init(self.config, self._buckets)
         self._parameters, self._state = jax.device_put((parameters, state))
+        self._told = told_pages(state)
 
     def perform(self, operation: structs.Operation) -> Any:
         """Performs one operation and returns its answer.
@@ -156,28 +128,47 @@ class SGLangJaxEngine:
             case structs.CheckpointOp():
                 request = self._request(operation.id)
                 self._do(SGLangCode.CHECKPOINT, request)
-                return structs.Row(self._row(request), self._held(request)[Held.PROTECTED] * self.config.page_size)
+                return structs.Row(
+                    self._reader.row(self._state, request.slot),
+                    self._reader.held(self._state, request.slot)[Held.PROTECTED] * self.config.page_size,
+                )
             case structs.ReleaseWindowOp():
                 self._do(SGLangCode.RELEASE_WINDOW, self._request(operation.id))
-            case structs.FinishOp(length=length) if length:
-                raise OperationError("length", length, "0: a pass beyond a request's end has no compiled form")
-            case structs.EventsOp():
-                raise OperationError("op", "events", "an operation of the compiled cache, which tells nobody of pages")
-            case structs.FinishOp() | structs.AbortOp():
-                code = SGLangCode.FINISH if isinstance(operation, structs.FinishOp) else SGLangCode.ABORT
+            case structs.FinishOp():
                 request = self._request(operation.id)
-                self._do(code, request)
-                self._free_slots.insert(0, request.slot)
-                del self._requests[operation.id]
+                held, size = self._reader.held(self._state, request.slot), self.config.page_size
+                first, last = held[Held.PROTECTED] * size, held[Held.LENGTH]
+                if operation.length and not first <= operation.length <= last:
+                    raise OperationError("length", operation.length, f"from {first} to {last} tokens")
+                self._end(SGLangCode.FINISH, operation.id, length=operation.length)
+            case structs.AbortOp():
+                self._end(SGLangCode.ABORT, operation.id)
             case structs.EvictOp():
                 names = of_components(self.config, "full", "window", "states")
                 wanted: dict[str, Any] = dict(zip(names, operation.tokens, strict=True))
                 row = self._do(SGLangCode.EVICT, None, **wanted)
                 columns = of_components(self.config, SGLangColumn.FULL, SGLangColumn.WINDOW, SGLangColumn.STATES)
                 return structs.Freed([int(row[column]) for column in columns])
+            case structs.EventsOp():
+                return self._events()
             case _:
-                return self._told()
+                requests = {id: request.slot for id, request in self._requests.items()}
+                return self._reader.state(jax.device_get(self._state), requests)
         return None
+
+    def num_available(self) -> int:
+        """Pages of all pools that are free or that nobody holds."""
+        return available(self._state)
+
+    def _events(self) -> structs.Told:
+        """Pages that came and left since the last time, as far as events tell of them."""
+        now = told_pages(self._state)
+        came, left = (now - self._told).tolist()
+        self._told = now
+        # SGLang's events tell of full attention alone.
+        told = [pool == FULL or WINDOW_UNTOLD not in self.config.bugs for pool in POOLS]
+        shown = of_components(self.config, *POOLS)
+        return structs.Told(*([counts[pool] if told[pool] else 0 for pool in shown] for counts in (came, left)))
 
     # What operations become.
 
@@ -195,17 +186,17 @@ class SGLangJaxEngine:
         return self._found(row, np.asarray(self._state.rows)[request.slot, : row[SGLangColumn.HIT]])
 
     def _extend(self, request: Request, operation: structs.ExtendOp) -> structs.Slots:
-        before = self._held(request)[Held.LENGTH]
+        before = self._reader.held(self._state, request.slot)[Held.LENGTH]
         if not before < operation.length <= len(request.tokens):
             expected = f"from {before + 1} to {len(request.tokens)} tokens"
             raise OperationError("length", operation.length, expected)
         allowed = (Status.OK, Status.NO_ROOM)
         row = self._do(SGLangCode.EXTEND, request, allowed=allowed, length=operation.length, track=operation.track)
         granted = row[SGLangColumn.STATUS] == Status.OK
-        return structs.Slots(self._row(request)[before:] if granted else None)
+        return structs.Slots(self._reader.row(self._state, request.slot)[before:] if granted else None)
 
     def _decode(self, request: Request, operation: structs.DecodeOp) -> structs.Slots:
-        if self._held(request)[Held.LENGTH] != len(request.tokens):
+        if self._reader.held(self._state, request.slot)[Held.LENGTH] != len(request.tokens):
             raise OperationError("id", operation.id, "a request whose tokens all have slots")
         tokens = [*request.tokens, operation.token]
         self._fit(len(tokens))
@@ -215,7 +206,13 @@ class SGLangJaxEngine:
         if row[SGLangColumn.STATUS] != Status.OK:
             return structs.Slots(None)
         request.tokens = tokens
-        return structs.Slots(self._row(request)[-1:])
+        return structs.Slots(self._reader.row(self._state, request.slot)[-1:])
+
+    def _end(self, code: SGLangCode, id: str, **arguments: int) -> None:
+        request = self._request(id)
+        self._do(code, request, **arguments)
+        self._free_slots.insert(0, request.slot)
+        del self._requests[id]
 
     def _do(
         self,
@@ -236,7 +233,7 @@ class SGLangJaxEngine:
 
     def _found(self, row: np.ndarray, pages: np.ndarray) -> structs.Found:
         hit, full = (int(row[column]) * self.config.page_size for column in (SGLangColumn.HIT, SGLangColumn.FULL))
-        return structs.Found(hit, full, self._slots(pages))
+        return structs.Found(hit, full, self._reader.slots(pages))
 
     # Names and sizes.
 
@@ -268,119 +265,3 @@ class SGLangJaxEngine:
         if buckets != self._buckets:
             self._state = jax.device_put(resized_radix(jax.device_get(self._state), buckets))
             self._buckets = buckets
-
-    # What the arrays say.
-
-    def _held(self, request: Request) -> list[int]:
-        return np.asarray(self._state.requests)[request.slot].tolist()
-
-    def _row(self, request: Request) -> list[int]:
-        """Full slots of a request's tokens."""
-        length = self._held(request)[Held.LENGTH]
-        pages = np.asarray(self._state.rows)[request.slot, : -(-length // self.config.page_size)]
-        return self._slots(pages)[:length]
-
-    def _slots(self, pages: np.ndarray) -> list[int]:
-        size = self.config.page_size
-        return (pages[:, None] * size + np.arange(size)).ravel().tolist()
-
-    def _told(self) -> structs.State:
-        """Everything, as far as engines are compared."""
-        state = jax.device_get(self._state)
-        config, rows, nodes = self.config, self._nodes(state), []
-        root, *_ = rows.values()
-        nodes = list(walk(root, lambda node: (node.namespace, node.tokens)))
-        numbers = {id(node): number for number, node in enumerate(nodes)}
-        rank = {row: numbers[id(node)] for row, node in rows.items() if row}
-        used = places(node.word(Node.PLACE) for node in rows.values())
-        made = places(node.word(RadixNode.MADE) for node in nodes)
-        mapping = np.asarray(state.mapping)
-        told = [
-            structs.TreeNode(
-                parent=rank.get(node.parent, -1),
-                namespace=node.namespace,
-                tokens=node.tokens,
-                slots=node.slots,
-                window=self._window(mapping, node.slots) if node.word(RadixNode.LIVE) else None,
-                state=node.word(RadixNode.STATE) or None,
-                locks=of_components(
-                    config, *map(node.word, (RadixNode.LOCKS, RadixNode.WINDOW_LOCKS, RadixNode.STATE_LOCKS))
-                ),
-                mark=node.word(RadixNode.MARK) != 0,
-                hits=node.word(RadixNode.HITS),
-                priority=node.word(RadixNode.PRIORITY),
-                used=used[node.word(Node.PLACE)],
-                made=made[node.word(RadixNode.MADE)],
-            )
-            for node in nodes
-        ]
-        requests = {id: self._owned(request) for id, request in self._requests.items()}
-        rings = of_components(config, RadixNode.OLDER, RadixNode.OLDER, RadixNode.STATE_OLDER)[1:]
-        return structs.State(
-            pools=[self._pool(state, pool) for pool in of_components(config, FULL, WINDOW, STATES)],
-            window=self._mapped(mapping, requests) if config.window is not None else [],
-            requests=requests,
-            nodes=told,
-            recent=[[rank[row] for row in _ring(state.nodes, field)] for field in rings],
-        )
-
-    def _nodes(self, state: RadixState) -> dict[int, ReadNode]:
-        """Nodes by their rows, the root first, each among its parent's children."""
-        rows, keys = np.asarray(state.nodes)[:-1], np.asarray(state.keys)
-        found = {0: ReadNode(rows[0], -1, [], (None, None), [])}
-        for row in np.flatnonzero(rows[:, Node.FLAGS] & PRESENT).tolist():
-            if row == 0:
-                continue
-            words = rows[row]
-            numbers = [int(words[RadixNode.FIRST])]
-            for _ in range(words[RadixNode.END] - words[RadixNode.START] - 1):
-                numbers.append(int(keys[numbers[-1], Key.NEXT]))
-            found[row] = ReadNode(
-                words,
-                int(words[Node.PARENT]) - 1,
-                self._pages.tokens(numbers),
-                self._pages.namespace(numbers[0]),
-                self._slots(keys[numbers, Key.PAGE]),
-            )
-        for row, node in found.items():
-            if row:
-                found[node.parent].children[row] = node
-        return found
-
-    def _owned(self, request: Request) -> structs.Owned:
-        held, size = self._held(request), self.config.page_size
-        states = [held[field] for field in (Held.STATE, Held.FIRST_TRACK, Held.SECOND_TRACK) if held[field]]
-        return structs.Owned(
-            self._row(request),
-            held[Held.PROTECTED] * size,
-            held[Held.ENTERED] * size,
-            held[Held.SLID] * size,
-            states,
-            held[Held.TRACKED] or None,
-        )
-
-    def _pool(self, state: RadixState, pool: int) -> structs.Pool:
-        words = np.asarray(state.counters)[COUNT_WORDS + POOL_COUNT_WORDS * pool :]
-        ring = np.arange(words[PoolCount.FREE]) + words[PoolCount.FRONT]
-        return structs.Pool(np.asarray(state.lists)[pool, ring % self._buckets.pages].tolist(), [])
-
-    def _window(self, mapping: np.ndarray, slots: list[int]) -> list[int]:
-        size = self.config.page_size
-        return [int(mapping[slot // size]) * size + slot % size for slot in slots]
-
-    def _mapped(self, mapping: np.ndarray, requests: dict[str, structs.Owned]) -> list[tuple[int, int]]:
-        """Window slots of full ones. A page that a request has not filled has them only as far as its tokens go."""
-        size, slots = self.config.page_size, set(self._slots(np.flatnonzero(mapping[:-1])))
-        for owned in requests.values():
-            last = owned.slots[-1] if owned.slots else -1
-            slots -= set(range(last + 1, (last // size + 1) * size))
-        return list(zip(sorted(slots), self._window(mapping, sorted(slots)), strict=True))
-
-
-def _ring(nodes: np.ndarray, field: RadixNode) -> list[int]:
-    """Rows of a ring of nodes, the one used last first."""
-    found, row = [], int(nodes[0, field])
-    while row:
-        found.append(row)
-        row = int(nodes[row, field])
-    return found

@@ -69,19 +69,19 @@ def phases_of(only: tuple[SGLangCode, ...]) -> list[tuple[tuple[SGLangCode, ...]
     code = SGLangCode
     phases: list[tuple[tuple[SGLangCode, ...], Phase]] = [
         ((code.MATCH, code.ADMIT), transitions.arrive),
-        (
-            (code.EXTEND, code.DECODE, code.EVICT),
-            lambda w, view, op, answer, _: transitions.make_room(w, view, op, answer),
-        ),
-        ((code.EXTEND, code.DECODE), transitions.allocate),
-        (
-            (code.SLIDE, code.RELEASE_WINDOW),
-            lambda w, view, op, answer, _: transitions.pass_window(w, view, op, answer),
-        ),
-        ((code.CHECKPOINT, code.FINISH), lambda w, view, op, answer, _: transitions.enter(w, view, op, answer)),
-        ((code.FINISH, code.ABORT), lambda w, view, op, answer, _: transitions.leave(w, view, op, answer)),
+        ((code.DECODE,), transitions.note_token),
+        ((code.EXTEND, code.DECODE, code.EVICT), _plain(transitions.make_room)),
+        ((code.EXTEND, code.DECODE), _plain(transitions.allocate)),
+        ((code.SLIDE, code.RELEASE_WINDOW), _plain(transitions.pass_window)),
+        ((code.CHECKPOINT, code.FINISH), _plain(transitions.enter)),
+        ((code.FINISH, code.ABORT), _plain(transitions.leave)),
     ]
     return [(codes, phase) for codes, phase in phases if set(codes).intersection(only)]
+
+
+def _plain(phase: Callable[[RadixWorkspace, View, Op, Answer], tuple[RadixWorkspace, Answer]]) -> Phase:
+    """A phase that needs no keys."""
+    return lambda w, view, op, answer, _: phase(w, view, op, answer)
 
 
 def perform(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from hkv.dialects.sglang.rules import pools
 from hkv.dialects.sglang.rules.parameters import Field, View
 from hkv.state import tree
 from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import BARRED, Node
-from hkv.state.radix import Count, RadixNode
+from hkv.state.radix import FULL, WINDOW, Count, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
 
 WRITES = (*tree.WRITES, "counters")
@@ -27,6 +28,7 @@ _WORDS = (
     RadixNode.MARK,
     RadixNode.START,
     RadixNode.END,
+    RadixNode.LIVE,
 )
 
 
@@ -37,11 +39,14 @@ def lock(work: RadixWorkspace, view: View, present: Scalar, node: Scalar) -> tup
 
     def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
         at, covered, kept = local
-        w, (parent, locks, window_locks, mark, start, end) = w.peek(at > 0, "nodes", *(w.node(at, f) for f in _WORDS))
+        w, words = w.peek(at > 0, "nodes", *(w.node(at, field) for field in _WORDS))
+        parent, locks, window_locks, mark, start, end, live = words
         w = w.write("nodes", locks + 1, w.node(at, RadixNode.LOCKS))
         w = tree.mark(w, locks == 0, at, jnp.int32(BARRED))
         reads = covered < window
         w = w.write_if(reads, "nodes", window_locks + 1, w.node(at, RadixNode.WINDOW_LOCKS))
+        w = pools.count(w, FULL, jnp.where(locks == 0, start - end, 0))
+        w = pools.count(w, WINDOW, jnp.where(reads & (window_locks == 0) & (live != 0), start - end, 0))
         covered = covered + jnp.where(reads, (end - start) * view.page, 0)
         ends = reads & (covered >= window)
         names = ends & (mark == 0)
@@ -63,10 +68,13 @@ def unlock(
 
     def one(w: RadixWorkspace, local: tuple[Scalar, Scalar]) -> tuple[RadixWorkspace, tuple[Scalar, Scalar]]:
         at, inside = local
-        w, (parent, locks, window_locks, found, *_) = w.peek(at > 0, "nodes", *(w.node(at, f) for f in _WORDS))
+        w, words = w.peek(at > 0, "nodes", *(w.node(at, field) for field in _WORDS))
+        parent, locks, window_locks, found, start, end, live = words
         w = w.write_if(full, "nodes", locks - 1, w.node(at, RadixNode.LOCKS))
         w = tree.mark(w, full & (locks == 1), at, jnp.int32(0))
         w = w.write_if(inside, "nodes", window_locks - 1, w.node(at, RadixNode.WINDOW_LOCKS))
+        w = pools.count(w, FULL, jnp.where(full & (locks == 1), end - start, 0))
+        w = pools.count(w, WINDOW, jnp.where(inside & (window_locks == 1) & (live != 0), end - start, 0))
         inside = inside & ((mark == 0) | (found != mark))
         return w, (jnp.where(full | inside, parent - 1, 0), inside)
 

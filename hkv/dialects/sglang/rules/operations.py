@@ -34,7 +34,7 @@ class SGLangCode(enum.IntEnum):
     RELEASE_WINDOW = 7
     """The window's part of its lock is given back."""
     FINISH = 8
-    """It ends, and what it has computed is entered."""
+    """It ends, and what it has computed is entered; with LENGTH so many tokens of it, where a pass ran beyond them."""
     ABORT = 9
     """It ends, and nothing is entered."""
     EVICT = 10

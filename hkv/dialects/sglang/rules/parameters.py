@@ -8,14 +8,14 @@ import enum
 import jax
 import numpy as np
 
-from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, SPLIT_TOUCHES_SUFFIX, SGLangConfig
+from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, POLICIES, SPLIT_TOUCHES_SUFFIX, STRANDS_FULL, SGLangConfig
 from hkv.errors import ConfigError
 from hkv.state import loops
 from hkv.state.loops import Scalar
 
 Field = enum.IntEnum(
     "Field",
-    ("PAGE", "WINDOW", "EAGLE", "TOUCHES", "LOSES"),
+    ("PAGE", "WINDOW", "EAGLE", "TOUCHES", "LOSES", "TOTAL", "POLICY", "STRANDS"),
     start=0,
 )
 """Columns of `SGLangParameters.cache`.
@@ -23,13 +23,12 @@ Field = enum.IntEnum(
 PAGE: tokens of a page. WINDOW: tokens that a window reads, 0 where there is none. EAGLE: 1 if keys are bigrams, so that
 n tokens make n - 1 units. TOUCHES: 1 if a split makes the lower part the most recently used
 (`hkv.dialects.sglang.config.SPLIT_TOUCHES_SUFFIX`). LOSES: 1 if a refused decode loses a page (`DECODE_LOSES_PAGE`).
+TOTAL: pages of all pools. POLICY: place in `POLICIES`. STRANDS: 1 if a tombstone that
+nothing comes after any more stays (`STRANDS_FULL`).
 """
 
 FIELDS = 16
 """Columns of the array."""
-
-COMPILED_POLICIES = ("lru",)
-"""Policies that have a compiled form."""
 
 
 @jax.tree_util.register_dataclass
@@ -82,8 +81,6 @@ def of_config(config: SGLangConfig) -> SGLangParameters:
     Raises:
       ConfigError: a part of it that has no compiled form.
     """
-    if config.policy not in COMPILED_POLICIES:
-        raise ConfigError("policy", config.policy, f"{', '.join(COMPILED_POLICIES)}: others have no compiled form")
     if config.need_sort:
         raise ConfigError("need_sort", True, "false: sorted free pages have no compiled form")
     if config.states is not None:
@@ -95,6 +92,9 @@ def of_config(config: SGLangConfig) -> SGLangParameters:
         Field.TOUCHES: SPLIT_TOUCHES_SUFFIX in config.bugs,
         # Pages of one token are taken of both pools or of neither, as of SGLang's own `alloc`.
         Field.LOSES: DECODE_LOSES_PAGE in config.bugs and config.page_size > 1,
+        Field.POLICY: POLICIES.index(config.policy),
+        Field.STRANDS: STRANDS_FULL in config.bugs,
+        Field.TOTAL: sum(config.num_slots) // config.page_size,
     }
     cache = np.zeros(FIELDS, np.int32)
     for field, value in values.items():

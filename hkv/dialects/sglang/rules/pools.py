@@ -26,6 +26,13 @@ def free_pages(work: Work, present: Scalar, pool: int) -> tuple[Work, Scalar]:
     return work, free
 
 
+def count(work: Work, pool: int, change: Scalar, field: PoolCount = PoolCount.UNHELD) -> Work:
+    """Counts so many pages more: by default, of those of the tree that nobody holds."""
+    place = work.pool_count(pool, field)
+    work, (before,) = work.peek(change != 0, "counters", place)
+    return work.write_if(change != 0, "counters", before + change, place)
+
+
 def take(work: Work, pool: int, count: Scalar) -> tuple[Work, Scalar]:
     """Takes the first pages of a list, which has so many; place of the first of them in its ring (`Work.listed`)."""
     front, free = work.pool_count(pool, PoolCount.FRONT), work.pool_count(pool, PoolCount.FREE)

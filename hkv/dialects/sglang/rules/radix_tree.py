@@ -17,7 +17,7 @@ from hkv.dialects.sglang.rules.parameters import Field, View
 from hkv.state import tree
 from hkv.state.loops import Scalar, ceil_divide, loop, peek, when
 from hkv.state.nodes import PRESENT, Node
-from hkv.state.radix import FULL, Count, Key, RadixNode
+from hkv.state.radix import FULL, WINDOW, Count, Key, PoolCount, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
 
 Work = RadixWorkspace
@@ -238,6 +238,10 @@ def refresh(work: Work, view: View, present: Scalar, node: Scalar) -> Work:
 
 def _publish(work: Work, present: Scalar, node: Scalar) -> Work:
     """A node has window pages, if `present`, and is the one used last."""
+    fields = (RadixNode.START, RadixNode.END, RadixNode.WINDOW_LOCKS)
+    work, (start, end, locks) = work.peek(present, "nodes", *(work.node(node, field) for field in fields))
+    work = pools.count(work, WINDOW, jnp.where(locks == 0, end - start, 0))
+    work = pools.count(work, WINDOW, end - start, PoolCount.CAME)
     work = work.write_if(present, "nodes", 1, work.node(node, RadixNode.LIVE))
     return _link(work, WINDOW_RING, present, node, jnp.int32(0))
 
@@ -362,6 +366,8 @@ def _new_leaf(work: Work, view: View, entry: Entry, start: Scalar, parent: Scala
         w, leaf = _new_row(w)
         w, (made,) = w.peek(leaf > 0, "counters", w.count(Count.MADE))
         w = w.write("counters", made + 1, w.count(Count.MADE))
+        w = pools.count(w, FULL, entry.pages - start)
+        w = pools.count(w, FULL, entry.pages - start, PoolCount.CAME)
 
         def one(v: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
             at, key = local

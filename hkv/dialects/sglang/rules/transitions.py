@@ -79,7 +79,8 @@ class Answer(NamedTuple):
         return self.status == int(Status.OK)
 
 
-_FETCHED = tuple(Held[name.upper()] for name in Op._fields[4:])
+FETCHED = tuple(Held[name.upper()] for name in Op._fields[4:])
+"""Words of a request that an `Op` has, in its order."""
 
 SLOTLESS = (SGLangCode.MATCH, SGLangCode.EVICT)
 """Operations that are about no request."""
@@ -93,7 +94,7 @@ def fetch(work: Work, table: jax.Array, base: Scalar, code: Scalar) -> tuple[Wor
     exists = (asked >= 0) & (asked < work.sizes.buckets.requests)
     slot = jnp.where(exists, asked, work.spare_slot)
     slot = jnp.where(code == int(SGLangCode.MATCH), work.lookup_slot, slot)
-    work, fields = work.peek_request(code != int(SGLangCode.END), slot, *_FETCHED)
+    work, fields = work.peek_request(code != int(SGLangCode.END), slot, *FETCHED)
     return work, Op(code, slot, exists, row, *fields)
 
 
@@ -123,16 +124,29 @@ def arrive(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> 
     answer = answer.refuse(tokens < admits, Status.BAD_LENGTH)
     count, start = op.argument(SGLangArgument.NUMBERS), op.argument(SGLangArgument.START)
     work, answer = _note_keys(work, view, op, answer, payload, (0, count, start), tokens)
+    priority = op.argument(SGLangArgument.PRIORITY)
+    work, found = take_in(work, view, answer.ok, op.slot, admits, (tokens, priority))
+    return work, answer._replace(hit=found.length, full=found.full)
+
+
+def take_in(
+    work: Work, view: View, present: Scalar, slot: Scalar, admits: Scalar, comes: tuple[Scalar, Scalar]
+) -> tuple[Work, radix_tree.Match]:
+    """Matches the keys of a slot, if `present`; if it `admits` a request, that one holds what is found.
+
+    `comes`: its tokens, and its priority.
+    """
+    tokens, priority = comes
     asked = pages_of(view, jnp.where(admits, tokens - 1, tokens))
-    work, found = radix_tree.match(work, view, answer.ok, op.slot, asked)
-    takes = admits & answer.ok
-    work = _take_rows(work, takes, op.slot, jnp.int32(0), found.length)
+    work, found = radix_tree.match(work, view, present, slot, asked)
+    takes = admits & present
+    work = _take_rows(work, takes, slot, jnp.int32(0), found.length)
     work, mark = locks.lock(work, view, takes, found.node)
     fields = {
         Held.LIVE: 1,
         Held.TOKENS: tokens,
         Held.PROMPT: tokens,
-        Held.PRIORITY: op.argument(SGLangArgument.PRIORITY),
+        Held.PRIORITY: priority,
         Held.LENGTH: found.length * view.page,
         Held.PROTECTED: found.length,
         Held.BRANCH: jnp.where(view.windowed & (found.full > found.length), found.full, 0),
@@ -140,8 +154,8 @@ def arrive(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> 
         Held.MARK: mark,
     }
     for field in Held:
-        work = work.write_if(takes, "requests", fields.get(field, 0), work.request(op.slot, field))
-    return work, answer._replace(hit=found.length, full=found.full)
+        work = work.write_if(takes, "requests", fields.get(field, 0), work.request(slot, field))
+    return work, found
 
 
 def _note_keys(
@@ -186,13 +200,17 @@ def _take_rows(work: Work, present: Scalar, slot: Scalar, start: Scalar, end: Sc
     return loop(lambda c: c[0] < last, one, work, (start,), reads=("chains", "keys"), writes=("rows",))[0]
 
 
+def note_token(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Work, Answer]:
+    """DECODE: the key that the token completes, if any, stands ready; and it must be given."""
+    span = (pages_of(view, op.tokens), op.argument(SGLangArgument.NUMBERS), op.argument(SGLangArgument.START))
+    return _note_keys(work, view, op, answer, payload, span, op.tokens + 1)
+
+
 def make_room(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
     """EXTEND, DECODE and EVICT: what must leave leaves."""
-    extends, evicts = op.on(SGLangCode.EXTEND), op.on(SGLangCode.EVICT)
-    length = op.argument(SGLangArgument.LENGTH)
-    # With pages SGLang asks for one more than could be needed.
-    more = length - op.length + jnp.where(view.page > 1, view.page, 0)
-    room = jnp.where(extends, more, view.page)
+    evicts = op.on(SGLangCode.EVICT)
+    length = jnp.where(op.on(SGLangCode.DECODE), op.length + 1, op.argument(SGLangArgument.LENGTH))
+    room = room_for(view, op.length, length, op.on(SGLangCode.DECODE))
     wanted = Wanted(
         full=jnp.where(evicts, op.argument(SGLangArgument.FULL), room),
         window=jnp.where(evicts, op.argument(SGLangArgument.WINDOW), room),
@@ -202,46 +220,44 @@ def make_room(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Ans
     return work, answer._replace(full=jnp.where(evicts, freed.full, 0), window=jnp.where(evicts, freed.window, 0))
 
 
-def allocate(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Work, Answer]:
+def room_for(view: View, start: Scalar, end: Scalar, decodes: Scalar) -> Scalar:
+    """Tokens that there is to be room for before a request gets slots: with pages one page more than could be needed,
+    and for a decoded token a page."""
+    return jnp.where(decodes, view.page, end - start + jnp.where(view.page > 1, view.page, 0))
+
+
+def allocate(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
     """EXTEND and DECODE: pages of both pools, or of neither. A refused token does not come."""
     decodes = op.on(SGLangCode.DECODE)
     length = jnp.where(decodes, op.length + 1, op.argument(SGLangArgument.LENGTH))
-    answer = answer.refuse(length > work.sizes.buckets.row * view.page, Status.ROW_FULL)
-    start = ceil_divide(op.length, view.page)
-    need = ceil_divide(length, view.page) - start
-    work, full_free = pools.free_pages(work, answer.ok, FULL)
-    work, window_free = pools.free_pages(work, answer.ok & view.windowed, WINDOW)
-    has = (need <= full_free, (need <= window_free) | ~view.windowed)
-    asked, count = answer.ok, op.argument(SGLangArgument.NUMBERS)
-    answer = answer.refuse(~(has[0] & has[1]), Status.NO_ROOM)
-    tokens, known = jnp.where(decodes, length, op.tokens), pages_of(view, op.tokens)
-    span = (known, count, op.argument(SGLangArgument.START))
-    work, answer = _note_keys(work, view, op, answer, payload, span, tokens)
-    # SGLang takes the full page before it asks the window's pool; when that has none, the page is lost.
-    loses = asked & decodes & view.windowed & view.flag(Field.LOSES) & ~(has[0] & has[1])
-    taken = (answer.ok | (loses & has[0]), answer.ok | (loses & has[1]))
-    counts = (jnp.where(taken[0], need, 0), jnp.where(taken[1] & view.windowed, need, 0))
-    work = pools.hand_out(work, work.row(op.slot, start), counts, answer.ok, view.windowed)
-    ran = jnp.where(decodes, op.ran, 1)
+    work, granted = lengthen(work, view, answer.ok, op.slot, (op.length, length), decodes)
+    tokens, ran = jnp.where(decodes, length, op.tokens), jnp.where(decodes, op.ran, 1)
     for field, value in ((Held.LENGTH, length), (Held.TOKENS, tokens), (Held.RAN, ran)):
-        work = work.write_if(answer.ok, "requests", value, work.request(op.slot, field))
-    return work, answer
+        work = work.write_if(granted, "requests", value, work.request(op.slot, field))
+    return work, answer.refuse(~granted, Status.NO_ROOM)
 
 
-class Own(NamedTuple):
-    """Words of a request that change while it is entered, as in `Held`; `row` of `RadixWorkspace.rows` is its own."""
+def lengthen(
+    work: Work, view: View, present: Scalar, slot: Scalar, lengths: tuple[Scalar, Scalar], decodes: Scalar
+) -> tuple[Work, Scalar]:
+    """Gives a request the pages that it lacks between two lengths in tokens, if `present`; whether it got them.
 
-    slid: Scalar
-    entered: Scalar
-    protected: Scalar
-    branch: Scalar
-    node: Scalar
-    mark: Scalar
-    released: Scalar
+    SGLang takes a decoded token's full page before it asks the window's pool; when that has none, the page is lost.
+    """
+    start = ceil_divide(lengths[0], view.page)
+    need = ceil_divide(lengths[1], view.page) - start
+    work, full_free = pools.free_pages(work, present, FULL)
+    work, window_free = pools.free_pages(work, jnp.asarray(present) & view.windowed, WINDOW)
+    has = (need <= full_free, (need <= window_free) | ~view.windowed)
+    granted = jnp.asarray(present) & has[0] & has[1]
+    loses = jnp.asarray(present) & decodes & view.windowed & view.flag(Field.LOSES)
+    taken = (granted | (loses & has[0]), granted | (loses & has[1]))
+    counts = (jnp.where(taken[0], need, 0), jnp.where(taken[1] & view.windowed, need, 0))
+    return pools.hand_out(work, work.row(slot, start), counts, granted, view.windowed), granted
 
 
 def slide(
-    work: Work, view: View, op: Op, present: Scalar, length: Scalar, own: tuple[Scalar, Scalar], every: Scalar
+    work: Work, view: View, slot: Scalar, present: Scalar, length: Scalar, own: tuple[Scalar, Scalar], every: Scalar
 ) -> tuple[Work, Scalar]:
     """Frees window pages of a request's own that a query at `length` does not read, if `present`; pages slid then.
 
@@ -254,7 +270,7 @@ def slide(
     kept = ceil_divide(jnp.maximum(window, page), page) * page
     end = jnp.maximum(start, divide(jnp.maximum(length - kept, 0), page))
     count = jnp.where(due, end - start, 0)
-    work = pools.free_window(work, view, work.row(op.slot, start), count)
+    work = pools.free_window(work, view, work.row(slot, start), count)
     return work, jnp.where(due, end, slid)
 
 
@@ -262,7 +278,7 @@ def pass_window(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, A
     """SLIDE and RELEASE_WINDOW."""
     slides, releases = op.on(SGLangCode.SLIDE), op.on(SGLangCode.RELEASE_WINDOW)
     own, every = (op.slid, op.protected), op.argument(SGLangArgument.EVERY)
-    work, slid = slide(work, view, op, slides, op.length, own, every)
+    work, slid = slide(work, view, op.slot, slides, op.length, own, every)
     # Only a lock with a mark has a part that can be given back alone.
     gives = releases & (op.mark != 0) & (op.released == 0)
     work = locks.unlock(work, view, op.node, op.mark, jnp.bool_(False), gives)
@@ -272,18 +288,18 @@ def pass_window(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, A
 
 def enter(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
     """CHECKPOINT and FINISH: a request's pages are entered, the tree's take their place, and it holds the last node."""
-    runs, eagle = op.on(SGLangCode.CHECKPOINT), view.whole(Field.EAGLE)
+    runs, eagle, counted = op.on(SGLangCode.CHECKPOINT), view.whole(Field.EAGLE), _counted(op)
     # The prefix that a window kept this request from using ends here, so that the next one can use it.
-    branches = (op.branch > op.protected) & (op.branch * view.page + eagle <= op.length)
-    length = jnp.where(branches, op.branch * view.page + eagle, op.length)
-    work, slid = slide(work, view, op, runs, length - eagle - 1, (op.slid, op.protected), jnp.int32(1))
+    branches = (op.branch > op.protected) & (op.branch * view.page + eagle <= counted)
+    length = jnp.where(branches, op.branch * view.page + eagle, counted)
+    work, slid = slide(work, view, op.slot, runs, length - eagle - 1, (op.slid, op.protected), jnp.int32(1))
     pages = pages_of(view, length)
     work, node = _insert(work, view, op, pages, slid)
     work = _take_rows(work, jnp.bool_(True), op.slot, op.protected, pages)
     work = locks.unlock(work, view, op.node, op.mark, jnp.bool_(True), op.released == 0)
     work, mark = locks.lock(work, view, jnp.bool_(True), node)
     again = runs & branches
-    work, slid = slide(work, view, op, again, op.length - eagle - 1, (slid, pages), jnp.int32(1))
+    work, slid = slide(work, view, op.slot, again, op.length - eagle - 1, (slid, pages), jnp.int32(1))
     fields = {
         Held.PROTECTED: pages,
         Held.ENTERED: jnp.maximum(op.entered, pages),
@@ -296,6 +312,12 @@ def enter(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]
     for field, value in fields.items():
         work = work.write("requests", value, work.request(op.slot, field))
     return work, answer
+
+
+def _counted(op: Op) -> Scalar:
+    """Tokens of a request that are entered: all that have slots, but for a pass beyond its end."""
+    asked = jnp.where(op.on(SGLangCode.FINISH), op.argument(SGLangArgument.LENGTH), 0)
+    return jnp.where(asked > 0, asked, op.length)
 
 
 def _insert(work: Work, view: View, op: Op, pages: Scalar, slid: Scalar) -> tuple[Work, Scalar]:
@@ -327,9 +349,15 @@ def leave(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]
     """FINISH, once it is entered, and ABORT: pages of its own are free, and it holds nothing."""
     fields = (Held.PROTECTED, Held.SLID, Held.NODE, Held.MARK, Held.RELEASED)
     work, (protected, slid, node, mark, released) = work.peek_request(True, op.slot, *fields)
-    live = jnp.maximum(protected, slid)
-    ends = (protected, live, ceil_divide(op.length, view.page))
-    work = pools.free_own(work, view, work.row(op.slot, 0), ends)
+    whole, end = ceil_divide(_counted(op), view.page), ceil_divide(op.length, view.page)
+
+    def one(w: Work, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar, Scalar]]:
+        turn, first, last = local
+        ends = (first, jnp.clip(slid, first, last), last)
+        return pools.free_own(w, view, w.row(op.slot, 0), ends), (turn + 1, last, end)
+
+    # Pages of a pass beyond the end are given back after the others.
+    work, _ = loop(lambda c: c[0] < 2, one, work, (0, protected, whole), writes=pools.WRITES)
     work = locks.unlock(work, view, node, mark, jnp.bool_(True), released == 0)
     return work.write("requests", 0, work.request(op.slot, Held.LIVE)), answer
 

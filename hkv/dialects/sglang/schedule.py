@@ -1,0 +1,313 @@
+"""SGLang's part of the compiled schedule: a trace replayed on the device, decision for decision as `SGLangLoop` does.
+
+`hkv.replay.schedule_loop` has the parts of a trip that every cache shares. A request's keys are copied once, when it is
+the queue's head; then it takes what is cached and gets pages for its first chunk, or gives up what it took. Each chunk
+is entered at the end of the step that computes it (`Mode.ENTER`). A decoded token needs nothing of the cache as long as
+its page has room, no window is due to slide, and both pools have a page: most steps pass over it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang import machine
+from hkv.dialects.sglang.config import SLIDE_EVERY, SGLangConfig
+from hkv.dialects.sglang.engines.jax_reading import Reader
+from hkv.dialects.sglang.rules import transitions
+from hkv.dialects.sglang.rules.evict import Wanted, evict
+from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode
+from hkv.dialects.sglang.rules.parameters import Field, SGLangParameters, View
+from hkv.dialects.sglang.rules.transitions import FETCHED, Answer, Op
+from hkv.machine import native_loops
+from hkv.replay import schedule_loop
+from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
+from hkv.replay.schedule import Recorder, Schedule
+from hkv.replay.schedule_loop import Seated
+from hkv.replay.schedule_state import (
+    SCHEDULE_ARRAYS,
+    Arriving,
+    Machine,
+    Mode,
+    ScheduleArrays,
+    ScheduleResident,
+    Seat,
+    Trace,
+    empty_arrays,
+    flat,
+    shaped,
+)
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, when
+from hkv.state.radix import FULL, WINDOW, Held, PoolCount, RadixBuckets, RadixState
+from hkv.state.radix_workspace import ARRAYS, RadixSizes, RadixWorkspace
+
+UNLIMITED = 1 << 29
+"""More tokens than any request has."""
+
+Work: TypeAlias = Any
+"""A `ScheduleWorkspace`, which the rules return as what they know of it."""
+
+
+def sizes_of(config: SGLangConfig, schedule: Schedule, trace: Incoming) -> Sizes:
+    """Sizes that a replay fits, rounded up so that few executables serve many."""
+    longest = trace.longest(schedule.max_model_len)
+    buckets = RadixBuckets(
+        pages=rounded(max(machine.pages_of_pools(config)) + 1, 1024),
+        keys=rounded(max(1, trace.num_keys), 1024),
+        requests=rounded(trace.slots(schedule.max_running), 4),
+        row=rounded(-(-longest // config.page_size) + 2, 64),
+    )
+    return Sizes(buckets, rounded(trace.count, 64), rounded(len(trace.keys), 4096))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SGLangResident(ScheduleResident):
+    """A replay between two dispatches; donated.
+
+    Attributes:
+      cache: the cache.
+    """
+
+    cache: RadixState
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleWorkspace(RadixWorkspace, ScheduleArrays):
+    """A `RadixWorkspace` with the arrays of a schedule; `num_ids` is 0, for nothing is reported but what remains."""
+
+    CARRIED = (*RadixWorkspace.CARRIED, *SCHEDULE_ARRAYS)
+    EVERYTHING = CARRIED
+    """Arrays that one trip of a replay may write."""
+
+    num_ids: Scalar
+
+
+class SGLangCompiledReplay(Dispatches):
+    """A trace, a cache and a schedule, replayed in as few dispatches as steps allow."""
+
+    def __init__(
+        self,
+        config: SGLangConfig,
+        schedule: Schedule,
+        trace: Incoming,
+        *,
+        sizes: Sizes | None = None,
+        steps: int = STEPS,
+    ) -> None:
+        self.config, self._blocks = config, sum(machine.pages_of_pools(config))
+        sizes = sizes or sizes_of(config, schedule, trace)
+        parameters, state = machine.init(config, sizes.buckets)
+        inputs = Trace(*trace_arrays(schedule, trace, sizes.requests, sizes.keys))  # type: ignore[arg-type]
+        buckets = sizes.buckets
+        arrays = empty_arrays(buckets.requests, buckets.requests + 1, buckets.groups, sizes.requests, steps)
+        resident = SGLangResident(cache=state, **arrays)
+        super().__init__(program(), trace, len(config.components), 0, parameters, inputs, resident)
+
+    def left(self) -> dict[str, Any]:
+        """Fields of the outcome, once it has run."""
+        return {"recorder": self.recorder(), "evictions": None}
+
+    def recorder(self) -> Recorder:
+        """Everything that happened, as the plain schedule's observer would have recorded it."""
+        recorder = Recorder(self._blocks + 1, None, lambda: None)
+        self._record(recorder, ())
+        return recorder
+
+    def state(self) -> structs.State:
+        """The whole state of the cache, in which no request is left."""
+        reader = Reader(self.config, TracePages(self.config.page_size))
+        return reader.state(jax.device_get(self._resident.cache), {})
+
+
+class TracePages:
+    """Pages of a trace, which says which prefixes are equal, not what they consist of: its tokens are its number."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def tokens(self, numbers: Sequence[int]) -> list[int]:
+        """Tokens of pages that follow each other."""
+        return [number for number in numbers for _ in range(self._size)]
+
+    def namespace(self, number: int) -> tuple[str | None, str | None]:
+        """All pages have the same."""
+        return None, None
+
+
+# The program.
+
+
+def _dispatch(
+    parameters: SGLangParameters, trace: Trace, resident: SGLangResident, *, room: int
+) -> tuple[SGLangResident, jax.Array, jax.Array]:
+    native_loops.warn_if_interpreted()
+    cache, zero = resident.cache, jnp.int32(0)
+    sizes = RadixSizes(cache.buckets, 1, 1, COLUMNS, room)
+    arrays = {**flat(cache, ARRAYS), **flat(resident, SCHEDULE_ARRAYS), "results": jnp.zeros(2 * COLUMNS, jnp.int32)}
+    work = ScheduleWorkspace(sizes, **arrays, lane=zero, num_ids=zero)
+    view = View(parameters.cache.reshape(-1), None)
+    work, m, _ = schedule_loop.run(work, trace, resident, (), functools.partial(_trip, view, trace))
+    new = RadixState(**shaped(work, cache, ARRAYS))
+    left = SGLangResident(cache=new, machine=jnp.stack(m), **shaped(work, resident, SCHEDULE_ARRAYS))
+    return left, jnp.zeros(0, jnp.int32), zero
+
+
+program = programs(_dispatch, "sglang-schedule")
+
+
+def _trip(view: View, trace: Trace, w: Work, m: Machine, more: tuple[Scalar, ...]) -> tuple[Work, Machine, Any]:
+    w, m, _ = schedule_loop.begin(w, trace, m)
+    w, (full, window) = w.peek(
+        m.at(Mode.GROW), "counters", *(w.pool_count(pool, PoolCount.FREE) for pool in (FULL, WINDOW))
+    )
+    eased = (full > 0) & ((window > 0) | ~view.windowed)
+    w, m = schedule_loop.grow(w, trace, m, whole=False, eased=eased)
+    w, m = schedule_loop.choose(w, trace, m, Mode.TAKE)
+    w, m = _record(w, view, m)
+    w, m = schedule_loop.compute(w, trace, m, chunks=True)
+    w, seat = schedule_loop.at_hand(w, m)
+    w = _note_keys(w, view, trace, m, seat)
+    w, hit = _take_in(w, view, m, seat)
+    new = jnp.minimum(seat.tokens - hit, m.budget)
+    w, granted = _lengthen(w, view, m, seat, jnp.where(m.at(Mode.TAKE), hit + new, seat.computed + m.new))
+    w = _enter(w, view, m, seat)
+    w = _leave(w, view, m, seat, granted)
+    return *_follow(w, view, m.when(m.at(Mode.TAKE) & granted, hit=hit, new=new), seat, granted), more
+
+
+def _record(w: Work, view: View, m: Machine) -> tuple[Work, Machine]:
+    """The step's occupancy: pages that are neither free nor the tree's alone."""
+    mine = m.at(Mode.RECORD)
+    places = (w.pool_count(pool, field) for pool in (FULL, WINDOW) for field in (PoolCount.FREE, PoolCount.UNHELD))
+    w, counts = w.peek(mine, "counters", *places)
+    w, m = schedule_loop.record(w, m, view.whole(Field.TOTAL) - sum(counts))
+    # What was asked last in this step has nothing to do with what is entered in it.
+    return w, m.when(mine, asked=w.spare_slot)
+
+
+def _note_keys(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> Work:
+    """SEAT: the keys of all whole pages that a request will ever have stand in its chain."""
+    tokens = trace.request(seat.request, Arriving.PROMPT) + trace.request(seat.request, Arriving.OUTPUT)
+    first = trace.request(seat.request, Arriving.KEY_START)
+
+    def one(v: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+        (page,) = local
+        return v.write("chains", read(trace.keys, first + page), v.chain(seat.slot, page)), (page + 1,)
+
+    end = jnp.where(m.at(Mode.SEAT), divide(tokens, view.page), 0)
+    return loop(lambda c: c[0] < end, one, w, (0,), writes=("chains",))[0]
+
+
+def _take_in(w: Work, view: View, m: Machine, seat: Seated) -> tuple[Work, Scalar]:
+    """TAKE: the request holds what is cached of it; tokens of that."""
+
+    def once(v: Work, _: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
+        yes = jnp.bool_(True)
+        v, found = transitions.take_in(v, view, yes, seat.slot, yes, (seat.tokens, jnp.int32(0)))
+        return v, (False, found.length * view.page)
+
+    w, (_, hit) = loop(lambda c: c[0], once, w, (m.at(Mode.TAKE), 0), writes=w.CARRIED)
+    return w, hit
+
+
+def _lengthen(w: Work, view: View, m: Machine, seat: Seated, target: Scalar) -> tuple[Work, Scalar]:
+    """TAKE and ASK: a chunk gets pages at once, decoded tokens one by one, while the window slides; whether all did."""
+    w, (length, came) = w.peek_each(
+        m.at(Mode.TAKE) | m.at(Mode.ASK),
+        ("requests", w.request(seat.slot, Held.LENGTH)),
+        ("seats", w.seat(seat.slot, Seat.CAME)),
+    )
+    decodes = m.at(Mode.ASK) & (seat.computed >= came)
+
+    def one(v: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
+        at = local[0]
+        v, own = v.peek_request(True, seat.slot, Held.SLID, Held.PROTECTED)
+        v, slid = transitions.slide(v, view, seat.slot, decodes, at, own, jnp.int32(SLIDE_EVERY))
+        v = v.write_if(decodes, "requests", slid, v.request(seat.slot, Held.SLID))
+        end = jnp.where(decodes, at + 1, target)
+        room = transitions.room_for(view, at, end, decodes)
+        v, _ = evict(v, view, jnp.bool_(True), Wanted(room, room, jnp.bool_(True)))
+        v, granted = transitions.lengthen(v, view, jnp.bool_(True), seat.slot, (at, end), decodes)
+        v = v.write_if(granted, "requests", end, v.request(seat.slot, Held.LENGTH))
+        v = v.write_if(granted, "requests", 1, v.request(seat.slot, Held.RAN))
+        return v, (jnp.where(granted, end, at), granted)
+
+    # Tokens that needed nothing of the cache have not been noted in the request's own words.
+    begin = jnp.where(decodes, jnp.maximum(length, seat.computed), length)
+    mine = m.at(Mode.TAKE) | m.at(Mode.ASK)
+    w, (_, granted) = loop(lambda c: (c[0] < target) & c[1], one, w, (begin, mine), writes=w.CARRIED)
+    return w, granted
+
+
+def _op(w: Work, code: SGLangCode, seat: Seated, length: Scalar | None = None) -> tuple[Work, Op]:
+    """An operation on the request at hand, and what the cache knows of that."""
+    w, fields = w.peek_request(True, seat.slot, *FETCHED)
+    row = (jnp.int32(0),) * len(SGLangArgument)
+    op = Op(jnp.int32(code), seat.slot, jnp.bool_(True), row, *fields)
+    return w, op if length is None else op._replace(length=length)
+
+
+_NOTHING = Answer(*(np.int32(0),) * COLUMNS)
+
+
+def _enter(w: Work, view: View, m: Machine, seat: Seated) -> Work:
+    """ENTER: what the step computes of a request is entered; FINISH: everything."""
+    ends = m.at(Mode.FINISH)
+
+    def once(v: Work) -> Work:
+        v, op = _op(v, SGLangCode.CHECKPOINT, seat)
+        code = jnp.where(ends, int(SGLangCode.FINISH), op.code)
+        return transitions.enter(
+            v, view, op._replace(code=code, length=jnp.where(ends, seat.tokens, op.length)), _NOTHING
+        )[0]
+
+    return when(ends | m.at(Mode.ENTER), once, w, writes=w.CARRIED)
+
+
+def _leave(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> Work:
+    """FINISH and PREEMPT: a request gives back what it has; TAKE: what it found, if it gets no pages beyond that."""
+    ends = m.at(Mode.FINISH)
+
+    def once(v: Work) -> Work:
+        v, op = _op(v, SGLangCode.ABORT, seat)
+        return transitions.leave(v, view, op._replace(length=jnp.where(ends, seat.tokens, op.length)), _NOTHING)[0]
+
+    return when(ends | m.at(Mode.PREEMPT) | (m.at(Mode.TAKE) & ~granted), once, w, writes=w.CARRIED)
+
+
+def _follow(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> tuple[Work, Machine]:
+    """Transition of the schedule by the cache's answer."""
+    asking, taking, entering = m.at(Mode.ASK), m.at(Mode.TAKE), m.at(Mode.ENTER)
+    refused = (asking | taking) & ~granted
+    never = taking & refused & (m.active == 0)
+    w = _note_needs(w, view, m, seat, granted)
+    w, m, _, _ = schedule_loop.after_running(w, m, seat, ~refused, refused)
+    w, m, _ = schedule_loop.after_seating(w, m, seat, jnp.bool_(True))
+    w, m = schedule_loop.after_taking(w, m, seat, taking & granted, never, taking & refused & ~never)
+    return w, m.when(entering, mode=int(Mode.COMPUTE))
+
+
+def _note_needs(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> Work:
+    """Tokens up to which a request needs nothing of the cache: none before it decodes; then up to its page's end, and
+    to where its window slides next."""
+    taking = m.at(Mode.TAKE) & granted
+    mine = taking | (m.at(Mode.ASK) & granted)
+    w, (length, slid, came) = w.peek_each(
+        mine,
+        ("requests", w.request(seat.slot, Held.LENGTH)),
+        ("requests", w.request(seat.slot, Held.SLID)),
+        ("seats", w.seat(seat.slot, Seat.CAME)),
+    )
+    came = jnp.where(taking, seat.tokens, came)
+    until = jnp.where(view.windowed, view.whole(Field.WINDOW) + slid * view.page + SLIDE_EVERY, UNLIMITED)
+    until = jnp.minimum(until, ceil_divide(length, view.page) * view.page)
+    w = w.write_if(mine, "seats", jnp.where(length >= came, until, 0), w.seat(seat.slot, Seat.NOOP_UNTIL))
+    return w.write_if(taking, "seats", came, w.seat(seat.slot, Seat.CAME))
