@@ -140,7 +140,7 @@ class SGLangJaxEngine:
                 first, last = held[Held.PROTECTED] * size, held[Held.LENGTH]
                 if operation.length and not first <= operation.length <= last:
                     raise OperationError("length", operation.length, f"from {first} to {last} tokens")
-                self._end(SGLangCode.FINISH, operation.id, length=operation.length)
+                self._end(SGLangCode.FINISH, operation.id, operation.length)
             case structs.AbortOp():
                 self._end(SGLangCode.ABORT, operation.id)
             case structs.EvictOp():
@@ -208,9 +208,9 @@ class SGLangJaxEngine:
         request.tokens = tokens
         return structs.Slots(self._reader.row(self._state, request.slot)[-1:])
 
-    def _end(self, code: SGLangCode, id: str, **arguments: int) -> None:
+    def _end(self, code: SGLangCode, id: str, length: int = 0) -> None:
         request = self._request(id)
-        self._do(code, request, **arguments)
+        self._do(code, request, length=length)
         self._free_slots.insert(0, request.slot)
         del self._requests[id]
 
