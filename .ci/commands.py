@@ -188,6 +188,8 @@ def documents(installed: Installed) -> None:
     page = (ROOT / "docs" / "new-engine-version.md").read_text()
     (folder / "vllm_next.py").write_text(re.findall(r"```python\n# vllm_next.py\n(.*?)```", page, re.DOTALL)[0])
     subprocess.run(["cc", "-std=c11", "-O2", "-o", "my-engine", *C_ENGINE], cwd=folder, check=True)
+    first = (ROOT / "docs" / "my-engine.md").read_text()
+    installed.python("\n".join(re.findall(r"```python\n(.*?)```", first, re.DOTALL)))  # writes the logs of its commands
     (folder / "logs").mkdir()
     for path in ("LOG", "logs/core-0.jsonl"):
         (folder / path).write_bytes((ROOT / "tests" / "data" / "oplogs" / "core-0.jsonl").read_bytes())
