@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hkv.contract.log import LARGEST
@@ -37,16 +37,35 @@ class Sink(Protocol):
         """No call follows."""
 
 
+class Judge(Protocol):
+    """Holds what a live process does, call by call, to what HKV says of it; the first difference is reported."""
+
+    def judge(self, call: str, arguments: Mapping[str, Any], want: Any, got: Any) -> None:
+        """Compares two answers."""
+
+    def record(self, line: Any) -> None:
+        """Writes down what was seen, as a line of JSON."""
+
+    def hook(self, observe: Callable[[Any], Callable[[], None]]) -> None:
+        """Has something observed, for as long as the session lasts: it takes this judge, and returns what ends it."""
+
+
 class Session(Protocol):
     """All live caches that one process observes.
 
     Attributes:
       states: the states that are told: `none`, `end`, `digest`, `step` or `all`.
       share: of the caches, those that are observed.
+      tensors: what is told of a worker's tensors: `none`, those of the `start`, or the tables of each `step` as well.
     """
 
     states: str
     share: float
+    tensors: str
+
+    def judge(self, subject: str) -> Judge:
+        """Judge of live calls about a subject, which its files are named after."""
+        ...
 
     def draws(self) -> bool:
         """True if the next cache is one of those."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import json
+import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +13,12 @@ import pytest
 from benchmarks import weights
 from hkv.dialects.vllm.planning.engine_settings import LARGE_TABLES, MIB
 from hkv.dialects.vllm.weights import rotary_tables, weights_of
-from hkv.errors import ConfigError, PlanError
+from hkv.errors import ConfigError, HKVError, PlanError
 from hkv.model.huggingface import load_config
-from hkv.model.huggingface.family import words
+from hkv.model.huggingface.family import type_of, words
+from hkv.model.released import released_models
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
 
 RECORDS = weights.records()
 """Answers of vLLM 0.33.0 that `benchmarks/weights.py --record` wrote."""
@@ -42,6 +48,32 @@ def test_what_is_not_known_is_refused_by_name() -> None:
             answer = weights.ours(record)
             assert isinstance(answer, ConfigError)
             assert "--weights" in str(answer)
+
+
+def test_configs_with_one_field_spoilt_are_counted_or_refused_by_name() -> None:
+    """Of each family: every field left out, of another type, or nought; and the configs of the tests as they are."""
+    configs = [json.loads(path.read_text()) for path in sorted((DATA / "models").glob("*.json"))]
+    families = {str(type_of(config)): config for config in (*configs, *(each.config() for each in released_models()))}
+    refused = 0
+    for config in (*configs, *(spoilt for each in families.values() for spoilt in _spoilt(each))):
+        try:
+            weights_of(config)
+        except HKVError as error:
+            refused += bool(error.argument)
+    assert refused > 400
+
+
+def _spoilt(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A config with one field of its own, or of its decoder, spoilt in one way; which, goes round."""
+    inner = config.get("text_config")
+    names: list[str] = [*config, *(inner or {})]
+    for number, name in enumerate(names):
+        within = number >= len(config)
+        fields: dict[str, Any] = dict(inner) if within and inner else dict(config)
+        fields[name] = (None, 7, "x", 0, [1], -1)[number % 6]
+        if number % 7 == 0:
+            del fields[name]
+        yield {**config, "text_config": fields} if within else fields
 
 
 def test_rotary_tables_are_among_the_buffers_of_vllms_classes() -> None:

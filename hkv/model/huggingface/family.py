@@ -174,8 +174,9 @@ def type_of(config: Mapping[str, Any]) -> str:
     if model_type is None and isinstance(config.get("layers"), list):
         return LAYER_LIST
     if model_type is None:
-        for architecture in config.get("architectures") or ():
-            if architecture in ARCHITECTURES:
+        named = config.get("architectures")
+        for architecture in named if isinstance(named, list) else ():
+            if isinstance(architecture, str) and architecture in ARCHITECTURES:
                 return ARCHITECTURES[architecture]
     if not isinstance(model_type, str):
         raise ConfigError("model_type", model_type, "the name of a type of model")

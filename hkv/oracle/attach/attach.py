@@ -78,20 +78,28 @@ class CallJudge:
     """Compares the answers of live calls with those of HKV's oracle, up to the first `difference`.
 
     The file at the path says at the end how often each call was `judged`, and the difference, which is raised in the
-    caller as well if `raises`.
+    caller as well if `raises`. `record` writes a line of what was seen to the file that `write` writes to.
     """
 
-    def __init__(self, package: str, path: pathlib.Path, raises: bool) -> None:
+    def __init__(
+        self, package: str, path: pathlib.Path, raises: bool, write: Callable[[Any], None] | None = None
+    ) -> None:
         self.package, self.judged = package, collections.Counter[str]()
         self.difference: str | None = None
+        self._write = write
         self._path, self._raises = path, raises
         self._lock = threading.Lock()
         self._undo: Callable[[], None] | None = None
         self._found: dict[str, Any] | None = None
 
-    def hook(self, observe: Callable[[Callable[..., None]], Callable[[], None]]) -> None:
+    def hook(self, observe: Callable[[Any], Callable[[], None]]) -> None:
         """Hooks into the package."""
-        self._undo = observe(self.judge)
+        self._undo = observe(self)
+
+    def record(self, line: Any) -> None:
+        """Writes down what was seen."""
+        if self._write is not None:
+            self._write(line)
 
     def judge(self, call: str, arguments: Mapping[str, Any], want: Any, got: Any) -> None:
         """Compares two answers."""
@@ -125,9 +133,9 @@ def judge_stores(session: Session) -> list[CallJudge]:
     for package, place in STORES.items():
         if importlib.util.find_spec(package) is not None:
             module, _, attribute = place.partition(":")
-            judge = CallJudge(package, session.path(f"{package}.json"), session.settings.on_difference == "raise")
-            judge.hook(getattr(importlib.import_module(module), attribute))
-            session.observe_to_the_end(judge)
+            judge = session.judge(package)
+            observe = getattr(importlib.import_module(module), attribute)
+            judge.hook(lambda made, observe=observe: observe(made.judge))
             judges.append(judge)
     return judges
 
@@ -152,14 +160,14 @@ class Session:
 
     Attributes:
       settings: as given.
-      states, share: those of `settings`.
+      states, share, tensors: those of `settings`.
       shadows: the sinks of mode `shadow`, in order.
       label: beginning of the names of the logs that come; may be set anew.
     """
 
     def __init__(self, settings: AttachSettings) -> None:
         self.settings = settings
-        self.states, self.share = settings.states, settings.share
+        self.states, self.share, self.tensors = settings.states, settings.share, settings.tensors
         self.shadows: list[ShadowSink] = []
         self.label = ""
         self._folder = pathlib.Path(settings.folder)
@@ -234,6 +242,18 @@ class Session:
         """Path of a file of this process in the session's folder."""
         return self._folder / f"{self.label or os.getpid()}-{name}"
 
+    def judge(self, subject: str) -> CallJudge:
+        """Judge of live calls about a subject, until the session ends: `SUBJECT.json`, and lines in `SUBJECT.jsonl`."""
+
+        def write(line: Any) -> None:
+            data = msgspec.json.encode(line, enc_hook=str) + b"\n"
+            self._writer.put(lambda: _append(self.path(f"{subject}.jsonl"), data))
+
+        raises = self.settings.on_difference == "raise"
+        made = CallJudge(subject, self.path(f"{subject}.json"), raises, write)
+        self.observe_to_the_end(made)
+        return made
+
     def observe(self, observed: Observed) -> None:
         """Remembers a cache under observation, to close it at the end."""
         self._observed.append(observed)
@@ -245,13 +265,7 @@ class Session:
     def refuse(self, what: str, reason: str) -> None:
         """Notes a cache that cannot be observed, and why, in `refused.txt`."""
         line = f"{self.label or os.getpid()}\t{what}\t{' '.join(reason.split())}\n"
-        path = self._folder / "refused.txt"
-
-        def note() -> None:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-
-        self._writer.put(note)
+        self._writer.put(lambda: _append(self._folder / "refused.txt", line.encode()))
 
     def flush(self) -> None:
         """Waits until everything noted so far is written, but for the last calls of each cache."""
@@ -278,6 +292,11 @@ class Session:
             raise self._writer.problem
 
 
+def _append(path: pathlib.Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
 def say(text: str) -> None:
     """Says something to whoever runs the observed engine, in one line on standard error."""
     print(f"hkv: {text}", file=sys.stderr, flush=True)
@@ -292,6 +311,7 @@ MODES = ("record", "shadow")
 COMPRESSIONS = ("", "gz", "zst")
 STATES = ("none", "end", "digest", "step", "all")
 REACTIONS = ("report", "raise")
+TENSORS = ("none", "start", "step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -308,6 +328,8 @@ class AttachSettings:
         not costs nothing.
       states: the states that are written: `none`, `end` when it ends, `digest` every 64 calls as well, at every
         `step`, or after `all` operations, which also says what changed between two.
+      tensors: what a worker's tensors are held to: nothing (`none`), the plan as they are made (`start`), or the
+        manager's rows in each `step` as well, for which the engine waits for its device.
       compression: `gz`, `zst`, or none.
       part_bytes: bytes of a log, before compression, after which its next part begins; None for one part.
     """
@@ -318,11 +340,13 @@ class AttachSettings:
     on_difference: str = "report"
     share: float = 1.0
     states: str = "end"
+    tensors: str = "start"
     compression: str = ""
     part_bytes: int | None = None
 
     def __post_init__(self) -> None:
         choices = {"mode": MODES, "compression": COMPRESSIONS, "states": STATES, "on_difference": REACTIONS}
+        choices["tensors"] = TENSORS
         for name, values in choices.items():
             if getattr(self, name) not in values:
                 raise ConfigError(

@@ -14,6 +14,7 @@ from hkv.dialects.vllm.attach.header import header_from
 from hkv.dialects.vllm.attach.hooks import Hooks
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
+from hkv.dialects.vllm.attach.tensors import attach_tensors
 from hkv.dialects.vllm.config import NAME
 from hkv.errors import ConfigError, HKVError
 
@@ -47,7 +48,9 @@ def is_attached() -> bool:
 
 
 def attach_all(session: Session) -> Callable[[], None]:
-    """Observes every manager that this process makes, until the function is called that it returns."""
+    """Observes every manager that this process makes, and its worker's tensors, until the function is called that it
+    returns.
+    """
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     made = KVCacheManager.__init__
@@ -67,4 +70,12 @@ def attach_all(session: Session) -> Callable[[], None]:
                 session.refuse(",".join(type(group.kv_cache_spec).__name__ for group in groups), str(error))
 
     KVCacheManager.__init__ = observed  # type: ignore[method-assign]
-    return functools.partial(setattr, KVCacheManager, "__init__", made)
+    undo: list[Callable[[], None]] = [functools.partial(setattr, KVCacheManager, "__init__", made)]
+    if session.tensors != "none":
+        undo.append(attach_tensors(session))
+
+    def detach() -> None:
+        for each in undo:
+            each()
+
+    return detach

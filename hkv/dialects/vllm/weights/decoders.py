@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from hkv.dialects.vllm.weights.rank import Rank, attention, experts, latent_attention, mlp
+from hkv.errors import ConfigError
 
 Family = Callable[[Rank, str], "Weights"]
 """Weights of a decoder on a rank; names of its modules have the prefix."""
@@ -147,7 +148,7 @@ def latent(rank: Rank, name: str, index: int) -> int:
 
 def from_dense(rank: Rank) -> Callable[[int], bool]:
     """Layers with experts where the first ones have none (`first_k_dense_replace`, `moe_layer_freq`)."""
-    first, every = rank.number("first_k_dense_replace", default=0), rank.number("moe_layer_freq", default=1)
+    first, every = rank.number("first_k_dense_replace", default=0), rank.number("moe_layer_freq", default=1, least=1)
     return lambda index: index >= first and index % every == 0
 
 
@@ -158,7 +159,9 @@ def everywhere(rank: Rank) -> Callable[[int], bool]:
 
 def every_step(rank: Rank) -> Callable[[int], bool]:
     """Experts in every so manyth layer (`decoder_sparse_step`), but in none of `mlp_only_layers`."""
-    every, without = rank.number("decoder_sparse_step", default=1), rank.value("mlp_only_layers") or ()
+    every, without = rank.number("decoder_sparse_step", default=1, least=1), rank.value("mlp_only_layers", [])
+    if not isinstance(without, list):
+        raise ConfigError(rank.fields.place("mlp_only_layers"), without, "a list of layers without experts")
     return lambda index: index not in without and (index + 1) % every == 0
 
 
@@ -217,7 +220,7 @@ def latent_dense(rank: Rank, prefix: str) -> Weights:
 
     def layer(name: str, index: int) -> int:
         size = rank.number("qk_nope_head_dim") + rank.number("qk_rope_head_dim")
-        heads, latent = rank.number("num_attention_heads"), rank.number("kv_lora_rank")
+        heads, latent = rank.number("num_attention_heads", least=1), rank.number("kv_lora_rank")
         values = rank.number("v_head_dim", default=rank.hidden // heads)
         query = rank.number("q_lora_rank")
         total = rank.whole(f"{name}.self_attn.q_a_proj", rank.hidden, query) + rank.vector(query)
@@ -234,7 +237,7 @@ def latent_dense(rank: Rank, prefix: str) -> Weights:
 def llama4(rank: Rank, prefix: str) -> Weights:
     """Llama 4: routed experts and a shared one in every layer, or in every so manyth."""
     count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
-    every = rank.number("interleave_moe_layer_step", default=1)
+    every = rank.number("interleave_moe_layer_step", default=1, least=1)
     bias = bool(rank.value("attention_bias", False))
 
     def layer(name: str, index: int) -> int:
@@ -248,7 +251,7 @@ def llama4(rank: Rank, prefix: str) -> Weights:
 
 def mimo_v2(rank: Rank, prefix: str) -> Weights:
     """MiMo V2: windows with heads and sinks of their own, values smaller than keys, experts after the first layers."""
-    windows, sparse = rank.value("hybrid_layer_pattern"), rank.value("moe_layer_freq")
+    windows, sparse = rank.each_layer("hybrid_layer_pattern"), rank.each_layer("moe_layer_freq")
     count, inner = rank.number("n_routed_experts"), rank.number("moe_intermediate_size")
     shared = (rank.number("n_shared_experts", default=0)) * inner
 
@@ -271,21 +274,20 @@ def mimo_v2(rank: Rank, prefix: str) -> Weights:
 
 def minimax_m3(rank: Rank, prefix: str) -> Weights:
     """MiniMax M3: dense layers first, then experts, and an index of blocks in their attention."""
-    sparse = rank.value("moe_layer_freq")
-    index = rank.value("sparse_attention_config") or {}
+    sparse, index = rank.each_layer("moe_layer_freq"), rank.inside("sparse_attention_config")
     count, inner = rank.number("num_local_experts"), rank.number("intermediate_size")
     shared = rank.number("n_shared_experts", default=0) * rank.number("shared_intermediate_size", default=inner)
     heads, keys = rank.number("num_attention_heads"), rank.fields.kv_heads.value
     size = rank.fields.head_dim.value
-    indexed = index["sparse_attention_freq"]
+    indexed = index.each_layer("sparse_attention_freq")
 
     def layer(name: str, at: int) -> int:
         own = rank.heads(keys)
         parts = [rank.share(heads, "query heads") * size, own * size, own * size]
         total = rank.vector(size, size, *[rank.hidden] * 2)
         if indexed[at]:
-            dim = int(index["sparse_index_dim"])
-            parts += [rank.heads(int(index["sparse_num_index_heads"])) * dim, dim]
+            dim = index.number("sparse_index_dim")
+            parts += [rank.heads(index.number("sparse_num_index_heads")) * dim, dim]
             total += rank.vector(dim, dim)
         total += rank.linear(f"{name}.self_attn.qkv_proj", rank.hidden, tuple(parts), "column")
         total += rank.row(f"{name}.self_attn.o_proj", heads * size, rank.hidden)

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from hkv.dialects.vllm.weights.decoders import ALL, FLOAT32, Family, Routed, Weights, decoder
 from hkv.dialects.vllm.weights.rank import Rank, attention, experts, latent_attention, mlp
+from hkv.errors import ConfigError
 
 
 def indexed(rank: Rank, name: str, index: int) -> int:
     """Latent attention of DeepSeek-V3.2 and GLM-5, with an indexer beside it, unless it is shared."""
-    heads, size, kinds = rank.number("index_n_heads"), rank.number("index_head_dim"), rank.value("indexer_types")
+    heads, size = rank.number("index_n_heads"), rank.number("index_head_dim")
     total = latent_attention(rank, name)
-    if kinds is not None and kinds[index] == "shared":
+    if rank.value("indexer_types") is not None and rank.each_layer("indexer_types")[index] == "shared":
         return total
     total += rank.whole(f"{name}.indexer.wq_b", rank.number("q_lora_rank"), heads * size)
     return total + rank.vector(rank.hidden * (heads + size)) + 2 * FLOAT32 * size
@@ -21,7 +22,7 @@ def indexed(rank: Rank, name: str, index: int) -> int:
 
 def gemma4(rank: Rank, prefix: str) -> Weights:
     """Gemma 4: heads of two sizes, layers that share caches, experts beside MLPs, embeddings of each layer."""
-    kinds = rank.value("layer_types")
+    kinds = rank.each_layer("layer_types")
     layers, hidden = rank.fields.num_layers, rank.hidden
     borrow = layers - rank.number("num_kv_shared_layers", default=0)
     inner, small = rank.number("intermediate_size"), rank.number("hidden_size_per_layer_input", default=0)
@@ -114,7 +115,7 @@ def falcon_mamba(rank: Rank, prefix: str) -> Weights:
 
 def granite_hybrid(rank: Rank, prefix: str) -> Weights:
     """Granite 4: Mamba 2 or attention, then experts beside one MLP."""
-    kinds = rank.value("layer_types") or rank.value("layers_block_type")
+    kinds = rank.each_layer("layer_types", "layers_block_type")
     count, shared = rank.number("num_local_experts", default=0), rank.number("shared_intermediate_size", default=0)
     inner = rank.number("mamba_expand", default=2) * rank.hidden
 
@@ -139,8 +140,8 @@ def jamba(rank: Rank, prefix: str) -> Weights:
     """Jamba: Mamba or attention, then an MLP or experts."""
     count, inner = rank.number("num_experts"), rank.number("intermediate_size")
     state, time = rank.number("mamba_d_state"), rank.number("mamba_dt_rank")
-    every, first = rank.number("attn_layer_period"), rank.number("attn_layer_offset")
-    sparse, offset = rank.number("expert_layer_period"), rank.number("expert_layer_offset")
+    every, first = rank.number("attn_layer_period", least=1), rank.number("attn_layer_offset")
+    sparse, offset = rank.number("expert_layer_period", least=1), rank.number("expert_layer_offset")
 
     def layer(name: str, index: int) -> int:
         total = rank.vector(*[rank.hidden] * 2)
@@ -159,7 +160,8 @@ def jamba(rank: Rank, prefix: str) -> Weights:
 
 def gated_delta(rank: Rank, prefix: str) -> Weights:
     """Qwen3-Next, Qwen3.5 and 3.6: gated delta nets or gated attention, then an MLP or experts."""
-    kinds, every = rank.value("layer_types"), rank.number("full_attention_interval", default=4)
+    kinds = rank.each_layer("layer_types") if rank.value("layer_types") is not None else None
+    every = rank.number("full_attention_interval", default=4, least=1)
     count = rank.number("num_experts", default=0)
     keys, values = rank.number("linear_num_key_heads"), rank.number("linear_num_value_heads")
     key, value = rank.number("linear_key_head_dim"), rank.number("linear_value_head_dim")
@@ -193,14 +195,22 @@ def gated_delta(rank: Rank, prefix: str) -> Weights:
     return decoder(rank, prefix, layer, spread=spread)
 
 
-LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+LETTERS = {
+    **{"mamba": "M", "linear_attention": "M"},
+    **{"attention": "*", "full_attention": "*"},
+    **{"mlp": "-", "moe": "E"},
+}
 """Nemotron-H's kinds of layers, as patterns have them."""
 
 
 def nemotron_h(rank: Rank, prefix: str) -> Weights:
     """Nemotron-H and Nemotron 3: one mixer a layer, by a pattern of letters."""
-    kinds = rank.value("layers_block_type") or ()
-    pattern = rank.value("hybrid_override_pattern") or "".join(LETTERS[kind] for kind in kinds)
+    pattern = rank.value("hybrid_override_pattern")
+    if not pattern:
+        pattern = "".join(LETTERS[kind] for kind in rank.each_layer("layers_block_type", among=LETTERS, count=1))
+    elif not isinstance(pattern, str) or not set(LETTERS.values()) >= set(pattern):
+        expected = f"a letter for each layer, one of {' '.join(dict.fromkeys(LETTERS.values()))}"
+        raise ConfigError(rank.fields.place("hybrid_override_pattern"), pattern, expected)
     hidden = rank.hidden
     heads, size = rank.number("mamba_num_heads"), rank.number("mamba_head_dim")
     latent = rank.number("moe_latent_size", default=0)
@@ -234,11 +244,11 @@ def nemotron_h(rank: Rank, prefix: str) -> Weights:
 
 def lfm2(rank: Rank, prefix: str) -> Weights:
     """LFM2: short convolutions or attention, then an MLP."""
-    kinds = rank.value("layer_types")
+    kinds = rank.each_layer("layer_types")
     inner = rank.number("block_ff_dim", "intermediate_size")
     if rank.value("block_auto_adjust_ff_dim", True):
-        inner = int(int(2 * inner / 3) * float(rank.value("block_ffn_dim_multiplier", 1.0)))
-        multiple = rank.number("block_multiple_of", default=256)
+        inner = int(int(2 * inner / 3) * rank.around("block_ffn_dim_multiplier", 1.0))
+        multiple = rank.number("block_multiple_of", default=256, least=1)
         inner = -(-inner // multiple) * multiple
     wide = rank.number("block_dim", default=2560)
 
@@ -259,8 +269,12 @@ def lfm2(rank: Rank, prefix: str) -> Weights:
 def deepseek_v4(rank: Rank, prefix: str) -> Weights:
     """DeepSeek-V4: compressed latents, indexers, streams of hidden states, experts of four bits."""
     hidden, mult, size = rank.hidden, rank.number("hc_mult"), rank.number("head_dim")
-    heads, low, groups = rank.number("num_attention_heads"), rank.number("q_lora_rank"), rank.number("o_groups")
-    ratios, hashed = rank.value("compress_ratios"), rank.number("num_hash_layers", default=0)
+    heads, low, groups = (
+        rank.number("num_attention_heads"),
+        rank.number("q_lora_rank"),
+        rank.number("o_groups", least=1),
+    )
+    ratios, hashed = rank.each_layer("compress_ratios"), rank.number("num_hash_layers", default=0)
     count, inner, out = (
         rank.number("n_routed_experts"),
         rank.number("moe_intermediate_size"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from hkv.dialects.vllm.weights.quantization import Linear, Quantization
 from hkv.errors import ConfigError, PlanError
 from hkv.model.huggingface.fields import Fields
+
+Size = TypeVar("Size", int, float)
 
 VOCABULARY_PADDING = 64
 """Rows of an embedding are padded to a multiple of it (`DEFAULT_VOCAB_PADDING_SIZE`), before ranks share them."""
@@ -24,13 +26,14 @@ class Rank:
     width: int
     quantization: Quantization
 
-    def number(self, *names: str, default: int | None = None) -> int:
+    def number(self, *names: str, default: int | None = None, least: int = 0) -> int:
         """The first of some fields that the file has, else the default."""
         for name in names:
             found = self.fields.values.get(name)
             if found is not None:
-                if type(found) is not int or found < 0:
-                    raise ConfigError(self.fields.place(name), found, "a number, on which the weights depend")
+                if type(found) is not int or found < least:
+                    expected = f"a number of at least {least}, on which the weights depend"
+                    raise ConfigError(self.fields.place(name), found, expected)
                 return found
         known = self.fields.family.fields.get(names[0])
         if default is not None:
@@ -45,6 +48,27 @@ class Rank:
             if values.get(name) is not None:
                 return values[name]
         return default
+
+    def around(self, name: str, default: Size) -> Size:
+        """A number of the decoder or of what is around it, a whole one where the default is."""
+        found = self.value(name, default)
+        if (type(found) is not int and type(found) is not type(default)) or found < 0:
+            raise ConfigError(self.fields.place(name), found, "a number, on which the weights depend")
+        return type(default)(found)
+
+    def each_layer(self, *names: str, among: Collection[Any] | None = None, count: int | None = None) -> Sequence[Any]:
+        """The first of some fields that the config has: a list with an entry for each layer, of some kinds."""
+        name = next((each for each in names if self.value(each) is not None), names[0])
+        found, layers = self.value(name), self.fields.num_layers if count is None else count
+        if found is None:
+            raise ConfigError(self.fields.place(name), None, UNKNOWN)
+        if not isinstance(found, list) or len(found) < layers:
+            raise ConfigError(self.fields.place(name), found, f"a list with an entry for each of {layers} layers")
+        for index, entry in enumerate(found):
+            if isinstance(entry, list | dict) or (among is not None and entry not in among):
+                expected = f"one of {', '.join(map(str, among or ()))}" if among is not None else "a name or a number"
+                raise ConfigError(f"{self.fields.place(name)}[{index}]", entry, expected)
+        return found
 
     def inside(self, name: str) -> Rank:
         """The same rank of a part of the config around the decoder, such as `vision_config`."""

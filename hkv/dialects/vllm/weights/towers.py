@@ -101,7 +101,7 @@ def pixtral(rank: Rank) -> int:
         bias=False,
         mlp=("feed_forward.gate_up_proj", "feed_forward.down_proj"),
     )
-    merged = size * int(rank.value("spatial_merge_size", 2)) ** 2
+    merged = size * rank.around("spatial_merge_size", 2) ** 2
     bias = bool(rank.value("multimodal_projector_bias", False))
     total += rank.vector(size, merged * size)
     total += rank.column("multi_modal_projector.linear_1", size, rank.hidden, bias=bias)
@@ -178,8 +178,8 @@ def lfm2_vl(rank: Rank) -> int:
     patches = vision.number("num_channels", default=3) * vision.number("patch_size") ** 2
     total = rank.vector(size * patches, size, vision.number("num_patches") * size, size, size)
     total += encoder(vision, "vision_tower.vision_model.encoder.layers", inner, norms=4, **CLIP)
-    merged = size * int(rank.value("downsample_factor", 2)) ** 2
-    wide, bias = int(rank.value("projector_hidden_size", 2560)), bool(rank.value("projector_bias", True))
+    merged = size * rank.around("downsample_factor", 2) ** 2
+    wide, bias = rank.around("projector_hidden_size", 2560), bool(rank.value("projector_bias", True))
     norm = 2 * merged if rank.value("projector_use_layernorm", True) else 0
     return total + rank.vector(merged * wide, bias * wide, wide * rank.hidden, bias * rank.hidden, norm)
 
@@ -190,7 +190,7 @@ def minimax_m3(rank: Rank) -> int:
     size, inner, text = vision.hidden, vision.number("intermediate_size"), rank.hidden
     total = _patches(vision, size) + rank.vector(size, size)
     total += encoder(vision, "vision_tower.vision_model.encoder.layers", inner, norms=4, mlp=("fc1", "fc2"), **CLIP)
-    wide = int(rank.value("projector_hidden_size", text))
+    wide = rank.around("projector_hidden_size", text)
     for name, inputs in (("multi_modal_projector", size), ("patch_merge_mlp", 4 * text)):
         total += rank.column(f"vision_tower.{name}.linear_1", inputs, wide, bias=True)
         total += rank.row(f"vision_tower.{name}.linear_2", wide, text, True)
