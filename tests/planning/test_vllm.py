@@ -94,6 +94,14 @@ def test_every_worker_takes_the_fewest_blocks() -> None:
     assert [worker.size for worker in made.workers] == [256 * 8192, 256 * 16384]
 
 
+def test_a_worker_manages_a_mixed_group_by_the_first_of_its_own_layers() -> None:
+    wider = dataclasses.replace(FULL, num_kv_heads=3 * FULL.num_kv_heads)
+    made = plan_vllm([{"a": FULL}, {"b": wider}], [1 << 22] * 2, PlanOptions(limits=LIMITS, layout="BLHNC"))
+    assert [group.mixed for group in made.groups] == [True]
+    assert [worker.groups[0].spec for worker in made.workers] == [FULL, wider]
+    assert made.groups[0].restricted(set()).spec == made.groups[0].spec == FULL
+
+
 def test_small_pages_get_more_tokens_and_others_padding() -> None:
     state = Mamba(block_size=64, shapes=((100,),))
     narrow = dataclasses.replace(WINDOW, num_kv_heads=1)

@@ -26,8 +26,8 @@ from hkv.dialects.vllm.traffic.connector import Connector
 from hkv.dialects.vllm.traffic.headers import (
     later_choices,
 )
-from hkv.dialects.vllm.traffic.prompts import VOCABULARY
-from hkv.dialects.vllm.traffic.traffic import Perform, Request, Traffic
+from hkv.dialects.vllm.traffic.prompts import VOCABULARY, Request
+from hkv.dialects.vllm.traffic.traffic import Perform, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
 from hkv.spec import LayerSpec
 

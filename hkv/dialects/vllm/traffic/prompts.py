@@ -30,6 +30,35 @@ class Text:
     extra: ExtraKeys | None
 
 
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A request as the scheduler knows it.
+
+    Attributes:
+      id: its name.
+      tokens: prompt and output.
+      extra: everything besides its tokens that identifies its prefix.
+      prompt: tokens of its prompt.
+      computed: tokens computed.
+      loading: whether tokens from elsewhere are on their way.
+      retires: whether its next allocation has to retire what its last chunk left behind inside it.
+    """
+
+    id: str
+    tokens: list[int]
+    extra: ExtraKeys | None
+    prompt: int
+    computed: int = 0
+    loading: bool = False
+    retires: bool = False
+
+    def text(self) -> Text:
+        """Its prompt; of one that a session made longer, the part whose embeddings are known."""
+        embeds = None if self.extra is None else self.extra.embeds
+        known = self.prompt if embeds is None else min(self.prompt, len(embeds))
+        return Text(tuple(self.tokens[:known]), self.extra)
+
+
 class Prompts:
     """Makes prompts: A, then B, then A again, cut and continued at lengths that matter.
 

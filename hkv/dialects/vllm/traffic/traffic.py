@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.structs import Allocation, Answer, ExtraKeys, Header, Hit, Operation
+from hkv.dialects.vllm.log.structs import Allocation, Answer, Header, Hit, Operation
 from hkv.dialects.vllm.traffic.headers import (
     BEGUN_KEY,
     FEATURES,
@@ -23,41 +22,12 @@ from hkv.dialects.vllm.traffic.headers import (
     loads,
     looks_again,
 )
-from hkv.dialects.vllm.traffic.prompts import Prompts, Text
+from hkv.dialects.vllm.traffic.prompts import Prompts, Request, Text
 from hkv.spec import KINDS
 
 __all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header"]
 
 Perform = Callable[[Operation], Answer]
-
-
-@dataclasses.dataclass(eq=False)
-class Request:
-    """A request as the scheduler knows it.
-
-    Attributes:
-      id: its name.
-      tokens: prompt and output.
-      extra: everything besides its tokens that identifies its prefix.
-      prompt: tokens of its prompt.
-      computed: tokens computed.
-      loading: whether tokens from elsewhere are on their way.
-      retires: whether its next allocation has to retire what its last chunk left behind inside it.
-    """
-
-    id: str
-    tokens: list[int]
-    extra: ExtraKeys | None
-    prompt: int
-    computed: int = 0
-    loading: bool = False
-    retires: bool = False
-
-    def text(self) -> Text:
-        """Its prompt; of one that a session made longer, the part whose embeddings are known."""
-        embeds = None if self.extra is None else self.extra.embeds
-        known = self.prompt if embeds is None else min(self.prompt, len(embeds))
-        return Text(tuple(self.tokens[:known]), self.extra)
 
 
 class Traffic:
