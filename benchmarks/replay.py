@@ -230,13 +230,17 @@ def machine() -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--mode", required=True, type=click.Choice(["prompts", "schedule", "stress", "scaling"]))
+@click.option("--mode", required=True, type=click.Choice(["prompts", "schedule", "stress", "scaling", "tier"]))
 @click.option(
     "--trace", type=click.Path(exists=True, dir_okay=False), help="A request trace; for prompts and schedule."
 )
 @click.option("--requests", type=click.IntRange(min=1), help="The trace's first so many; for stress how many to make.")
 @click.option("--groups", default=GROUPS, show_default=True)
-@click.option("--num-blocks", type=click.IntRange(min=2), help="Blocks in the pool.  [default: 200000; stress: 4000]")
+@click.option(
+    "--num-blocks",
+    type=click.IntRange(min=2),
+    help="Blocks in the pool; chunks of one more tier.  [default: 200000; stress: 4000]",
+)
 @click.option(
     "--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Timed runs of vLLM; of HKV thrice."
 )
@@ -255,6 +259,10 @@ def main(**options: Any) -> None:
         from benchmarks import scaling
 
         result = scaling.measure(options["repeats"], options["plot_path"])
+    elif mode == "tier":
+        from benchmarks import scaling
+
+        result = scaling.measure_tier(options["repeats"], options["num_blocks"])
     else:
         result = measure(make_case(options), options["vllm_python"], options["repeats"])
         result["mode"] = mode
@@ -289,7 +297,7 @@ def show(result: dict[str, Any]) -> None:
             )
         if not isinstance(value, list):
             print(f"{name:18} {value}")
-    if "ratio" not in result and result.get("mode") != "scaling":
+    if "ratio" not in result and result.get("mode") not in ("scaling", "tier"):
         print("vLLM was not measured: no --vllm-python")
 
 

@@ -1,4 +1,5 @@
-"""Cost of a block as a function of the pool's size and of requests' length, next to a random gather as large."""
+"""Cost of a block as a function of the pool's size and of requests' length, next to a random gather as large; of a
+chunk as a function of the second tier's size."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.dialects.vllm.offload.chunks import Chunks
 from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.errors import MissingExtraError
 from hkv.replay import dispatches
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
+from reference.dialects.vllm.offload.pool import Context
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
 POOLS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -41,6 +44,51 @@ def measure(repeats: int, plot_path: str | None) -> dict[str, Any]:
     if plot_path:
         _draw(result, plot_path)
     return result
+
+
+TIERS = (10_000, 100_000, 1_000_000)
+"""Chunks of a second tier; `--num-blocks` adds one more size."""
+
+PROMPT, SHARED = 256, 64
+"""Chunks of a prompt, and of its beginning, which one of 16 others had too."""
+
+
+def measure_tier(repeats: int, more: int | None) -> dict[str, Any]:
+    """Processor time of a second tier's operation in nanoseconds per chunk, by the tier's size, once it is full.
+
+    A request loads what it shares, stores the rest, which evicts as many chunks, and ends.
+    """
+    result: dict[str, Any] = {"mode": "tier", "points": []}
+    for policy in ("lru", "arc"):
+        for size in (*TIERS, *([more] if more else ())):
+            pool = Chunks(size, policy)
+            number = 0
+            while pool.counts.evicted == 0:
+                number = _serve(pool, number)
+            seconds = []
+            for _ in range(repeats):
+                began, last = time.process_time(), number + 200
+                while number < last:
+                    number = _serve(pool, number)
+                seconds.append((time.process_time() - began) / (200 * PROMPT))
+            found = {"policy": policy, "chunks": size, "hkv_ns": statistics.median(seconds) * 1e9}
+            print("{policy} {chunks:>10,} chunks {hkv_ns:8.0f} ns".format(**found))
+            result["points"].append(found)
+    return result
+
+
+def _serve(pool: Chunks, number: int) -> int:
+    """One request: what it shares with every sixteenth is loaded where it is there."""
+    keys = [(number % 16 * PROMPT + at if at < SHARED else (number + 16) * PROMPT + at, 0) for at in range(PROMPT)]
+    request = Context(dict(zip(keys, range(1, PROMPT + 1), strict=True)))
+    ready = [key for key in keys[:SHARED] if pool.lookup(key)]
+    pool.load(ready, request)
+    pool.complete_load(ready)
+    stored = pool.store(keys, request)
+    assert stored is not None
+    pool.complete_store(stored.keys)
+    pool.end(request)
+    return number + 1
 
 
 def _point(num_blocks: int, tokens: int, repeats: int) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
 
 import pytest
 
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
 from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
+from hkv.dialects.vllm.schedule.tiered import MENDED, Tier, TieredCache
+from hkv.replay.optimal import optimal_hits, reuse
+from hkv.replay.plot import drawn_sweep
+from hkv.replay.result import totals
 from hkv.replay.run import Outcome, Timing, replay
 from hkv.replay.schedule import Schedule
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 from reference.dialects.vllm.offload.scheduler import VOCABULARY, OffloadScheduler
@@ -111,3 +116,64 @@ def test_a_replay_decides_as_the_scheduler(name: str) -> None:
         assert {index: (record.hit, record.loaded) for index, record in records.items()} == wanted
         loaded += sum(record.loaded for record in records.values())
     assert loaded > 100
+
+
+def test_a_slow_link_delays_loads_and_changes_no_rule() -> None:
+    """Each direction moves one transfer after the other, so that requests wait longer, and none is lost."""
+    tier, trace = config([FullAttention(block_size=4)], 40, 60), requests(1)
+    fast = replayed(trace, tier, chunk_bytes=8, step_bytes=1 << 20, step_tokens=16.0)
+    slow = replayed(trace, tier, chunk_bytes=8, step_bytes=8, step_tokens=16.0)
+    assert slow.extra["tier_load_steps"] > 2 * fast.extra["tier_load_steps"] > 0
+    assert (fast.extra["tier_slower_loads"], slow.extra["tier_slower_loads"] > 5) == (0, True)
+    assert fast.extra["tier_saved_steps"] > 0 > slow.extra["tier_saved_steps"]
+    for outcome in (fast, slow):
+        assert all(record.outcome == "finished" for record in outcome.recorder.requests.values())
+        counts = {name: outcome.extra[f"tier_{name}"] for name in ("stored", "read", "loaded", "peak", "evicted")}
+        assert 0 < counts["read"] <= min(counts["stored"], counts["loaded"])
+        assert counts["peak"] == min(60, counts["stored"])
+
+
+def test_hits_of_both_tiers_and_causes_add_up_to_the_prompts() -> None:
+    tier, trace = config([FullAttention(block_size=4), SlidingWindow(block_size=4, window=12)], 70, 30), requests(2)
+    cache = TieredCache(tier.cache, Tier(config=tier))
+    outcome = replay(trace, cache, SCHEDULE, Timing(step_ms=50))
+    numbers = totals(outcome)
+    assert numbers["hit_tokens"] + sum(outcome.missed.tokens.values()) == numbers["prompt_tokens"]
+    assert 0 < numbers["loaded_tokens"] < numbers["hit_tokens"]
+    assert sum(numbers["tier_lacked"].values()) > 0
+    assert numbers["tier_lacked"]["evicted"] > 0
+    interned = InternedTrace(trace)
+    bound = optimal_hits(reuse(interned, cache.hit_units, SCHEDULE.max_model_len), cache.pools)
+    assert numbers["hit_tokens"] <= bound.sum() + cache.finer * len(trace)
+    titles = [title for title, _, _ in cache.rows(numbers)]
+    assert titles[:2] == ["hit on the GPU", "hit in the tier"]
+    mended = cache.changed(1_000, 10, SCHEDULE)[MENDED]
+    assert isinstance(mended, TieredCache)
+    assert not mended.tier.config.bugs
+
+
+def test_a_window_of_one_token_more_than_chunks_is_hit_without_the_defect_alone() -> None:
+    """Prompt after prompt from an empty GPU: the tier has what a boundary needs, and vLLM asks for one chunk more."""
+    specs = [FullAttention(block_size=4), SlidingWindow(block_size=4, window=9)]
+    tokens = [at % 5 for at in range(50)]
+    arrival = {"input_length": 50, "output_length": 1, "tokens_per_id": 1, "tokens": tokens, "output_tokens": [0]}
+    others = [{**arrival, "tokens": [number, *tokens[1:]]} for number in range(1, 5)]
+    trace = [
+        TraceRequest(line=at + 1, timestamp=at * 1_000, **each) for at, each in enumerate([arrival, *others, arrival])
+    ]
+    found = []
+    for bugs in (frozenset(BUGS), frozenset[str]()):
+        tier = config(specs, 32, 200, retention=0, bugs=bugs)
+        found.append(replayed(trace, tier).recorder.requests[5].loaded)
+    assert found[0] < found[1] == 48
+
+
+def test_a_sweep_of_both_sizes_is_drawn_over_both(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        {"options": {"--num-blocks": size, "--offload": chunks}, "hit_rate": 0.5, "too_long": 0, "never_fit": 0}
+        for size in ("60", "90")
+        for chunks in ("20", "40")
+    ]
+    assert b"chunks in the second tier" in drawn_sweep(rows, str(tmp_path / "a.svg"), "title")
+    assert b"chunks in the second tier" not in drawn_sweep(rows[:2], str(tmp_path / "a.svg"), "title")
