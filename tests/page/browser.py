@@ -55,7 +55,7 @@ def until(page: Any, expression: str, seconds: float = 20.0) -> None:
 
 
 def place(page: Any, at: int, row: int, side: int = 0) -> tuple[float, float]:
-    """Where the cell of a column and a row is on the screen."""
+    """Place on the screen of the cell of a column and a row."""
     found = page.evaluate(
         """([at, row, side]) => {
         const { view } = window.hkv, box = view.figures[side].over.getBoundingClientRect();
