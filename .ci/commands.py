@@ -79,6 +79,7 @@ class Blind(NumpyEngine):
 C_ENGINE = [f"examples/c_engine/{name}.c" for name in ("engine", "pool", "keys", "json")]
 
 FRAGMENTS = {
+    "hkv check --html",
     "hkv check-events --record",
     "hkv --compilation-cache",
     "hkv --compilation-cache DIR",
@@ -91,7 +92,9 @@ FRAGMENTS = {
     "hkv plan --json",
     "hkv plan --layers FILE",
     "hkv replay --json",
+    "hkv sweep --bounds",
     "hkv trace import",
+    "hkv watch ENGINE --serve 127.0.0.1:0",
     "hkv shrink differences/fork-3-v2.jsonl --engine my_engine.py:Engine",
 }
 """Parts of command lines that the text mentions and a log that a wrong engine leaves."""

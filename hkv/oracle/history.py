@@ -10,6 +10,7 @@ every n-th operation, and the page says so; answers are never left out.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -42,6 +43,9 @@ LONGEST = 2_000
 MANY = 5_000
 """Operations from which long answers are cut."""
 
+_LONG = re.compile(r"\[((?:\d+, ){20})(?:\d+, )+(\d+)\]")
+"""A list of more than 22 numbers; the first twenty and the last are shown, the answers themselves are whole."""
+
 FREE, HELD, CACHED = 1, 2, 4
 """Bits of a block's status: in a free list, held by somebody, under a key. None of them: lost to everybody."""
 
@@ -68,7 +72,10 @@ class Mark:
 
 def difference_mark(line: int, field: str, want: Any, got: Any, sides: tuple[str, str]) -> Mark:
     """Mark at the first difference of two sides: the one in doubt, and the one that counts."""
-    return Mark(line, "difference", f"first difference: {field}", (f"{sides[1]}: {want}", f"{sides[0]}: {got}"))
+    text = tuple(
+        _LONG.sub(r"[\1..., \2]", f"{side}: {value}") for side, value in zip(reversed(sides), (want, got), strict=True)
+    )
+    return Mark(line, "difference", f"first difference: {field}", text)
 
 
 def invariant_mark(dialect: Dialect, broken: Broken, engine: str) -> Mark:

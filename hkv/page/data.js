@@ -18,12 +18,17 @@ const KINDS = {
   uint8: Uint8Array, int8: Int8Array, uint16: Uint16Array, int16: Int16Array, int32: Int32Array,
 };
 
-function resolve(value, buffer, base) {
+const LINED = ["operations", "answers"]; // texts of which single lines are asked for
+
+function resolve(value, buffer, base, field = "") {
   if (Array.isArray(value)) return value.map((each) => resolve(each, buffer, base));
   if (value === null || typeof value !== "object") return value;
   if (value.$) {
     const [kind, offset, count] = value.$;
-    if (kind === "text") return new Lines(new Uint8Array(buffer, base + offset, count));
+    if (kind === "text") {
+      const bytes = new Uint8Array(buffer, base + offset, count);
+      return LINED.includes(field) ? new Lines(bytes) : new TextDecoder().decode(bytes);
+    }
     const column = new KINDS[kind.replace("+", "")](buffer, base + offset, count);
     if (!kind.endsWith("+")) return column;
     const sums = new Int32Array(count);
@@ -31,7 +36,7 @@ function resolve(value, buffer, base) {
     return sums;
   }
   const found = {};
-  for (const name of Object.keys(value)) found[name] = resolve(value[name], buffer, base);
+  for (const name of Object.keys(value)) found[name] = resolve(value[name], buffer, base, name);
   return found;
 }
 
@@ -53,29 +58,6 @@ class Lines {
     if (!(at >= 0 && at < this.length)) return "";
     return new TextDecoder().decode(this.bytes.subarray(this.starts[at], this.starts[at + 1] - 1));
   }
-  /** Whole text. */
-  get whole() { return new TextDecoder().decode(this.bytes); }
-  /** Numbers of lines that contain a text, the first `most`. */
-  search(text, most) {
-    const wanted = new TextEncoder().encode(text), found = [];
-    for (let at = 0; found.length < most; ) {
-      const place = indexOf(this.bytes, wanted, at);
-      if (place < 0) break;
-      const line = upper(this.starts, place) - 1;
-      found.push(line);
-      at = this.starts[line + 1];
-    }
-    return found;
-  }
-}
-
-function indexOf(bytes, wanted, from) {
-  for (let at = bytes.indexOf(wanted[0], from); at >= 0; at = bytes.indexOf(wanted[0], at + 1)) {
-    let same = 1;
-    while (same < wanted.length && bytes[at + same] === wanted[same]) same++;
-    if (same === wanted.length) return at;
-  }
-  return -1;
 }
 
 /** Number of entries of a sorted column, within [low, high), that are at most a value; plus low. */
@@ -107,6 +89,7 @@ class Side {
     }
     this.byAt = at;
     this.drawn = this.looks.length > 0;
+    this.until = this.drawn ? this.looks[this.looks.length - 1] : -1;
   }
   /** Place in `order` of the change of a block that holds after `at` operations; -1 before any. */
   place(block, at) {
@@ -174,7 +157,6 @@ class Case {
     this.sides = given.sides.map((side) => new Side(side, this.blocks));
     this.differs = new Uint8Array(this.count + 1);
     for (const index of this.differing) this.differs[index + 1] = 1;
-    this.text = given.text instanceof Lines ? given.text.whole : given.text;
   }
   /** Number of a request, by first appearance: the same on every side. */
   numberOf(id) {
@@ -224,11 +206,27 @@ class Case {
   /** True if two sides' cells of a block differ after `at` operations. */
   unlike(block, at) {
     const drawn = this.sides.filter((side) => side.drawn);
-    if (drawn.length < 2 || !drawn.every((side) => side.name !== "log" || side.looked(at))) return false;
+    if (drawn.length < 2 || !drawn.every((side) => at <= side.until && (side.name !== "log" || side.looked(at)))) return false;
     const [one, other] = drawn.slice(-2);
     const a = one.cell(block, at), b = other.cell(block, at);
     return a.status !== b.status || a.tokens !== b.tokens || one.keyOf(a) !== other.keyOf(b)
       || String(one.held(a.holders)) !== String(other.held(b.holders));
+  }
+  /** Block that an operation is most likely about: one that is wrong in itself after it, or that the sides tell apart. */
+  culprit(at) {
+    const sides = this.sides.filter((side) => side.drawn);
+    const wrong = ({ status }) => !(status & (FREE | HELD | CACHED)) || ((status & FREE) && (status & HELD));
+    const changed = sides.map((side) => side.changedAt(at));
+    for (const [number, side] of sides.entries()) {
+      const found = changed[number].find((block) => wrong(side.cell(block, at)));
+      if (found !== undefined) return found;
+    }
+    const apart = changed.flat().find((block) => this.unlike(block, at));
+    if (apart !== undefined) return apart;
+    if (this.blocks <= 20000 && sides.length > 1) {
+      for (let block = 0; block < this.blocks; block++) if (this.unlike(block, at)) return block;
+    }
+    return changed.flat()[0] ?? -1;
   }
   /** Numbers of operations (from 1) after which a reader may want to stop: marks and differences. */
   stops() {

@@ -66,8 +66,9 @@ class Page {
     this.view.found = null;
     this.view.show(this.cases[number]);
     this.mode(this.view.mode);
-    const mark = this.cases[number].marks[0];
-    this.view.choose({ at: mark ? mark.line - 1 : 0, block: -1 }, true);
+    const shown = this.cases[number], [mark] = shown.marks, at = mark ? Math.min(shown.count, mark.line - 1) : 0;
+    this.view.choose({ at, block: at ? shown.culprit(at) : -1, side: 0 });
+    if (at) this.view.near();
     this.legend();
   }
   /** Opens what the address names: `#case=0&op=31&block=5&side=1&rows=requests`. */
@@ -90,7 +91,7 @@ class Page {
     if (this.cases.length > 1) address.set("case", String(this.current));
     address.set("op", String(choice.at + 1));
     if (choice.block >= 0) address.set("block", shown.nameOf(choice.block));
-    if (choice.side !== shown.sides.length - 1) address.set("side", String(choice.side));
+    if (choice.side) address.set("side", String(choice.side));
     if (this.view.mode) address.set("rows", MODES[this.view.mode][0]);
     this.written = `#${address}`;
     try { history.replaceState(null, "", this.written); } catch { location.replace(this.written); }

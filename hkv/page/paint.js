@@ -66,6 +66,11 @@ function paintSide(context, palette, shown, side, rows, frame) {
   context.rect(GUTTER, top, width - GUTTER, height - top);
   context.clip();
   if (side.drawn && rows.count) (near ? paintNear : paintFar)(context, palette, shown, side, rows, frame);
+  if (side.until < shown.count) {
+    // Behind the last look nothing is known: the engine failed, or the log ends without a state.
+    context.fillStyle = palette.ground;
+    context.fillRect(GUTTER + (side.until + 1 - frame.x) * frame.sx, top, width, height);
+  }
   context.restore();
   paintLabels(context, palette, shown, side, rows, frame, near);
 }

@@ -7,7 +7,7 @@ function el(name, attributes = {}, ...children) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== false && value !== undefined) made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== "" && child !== false));
+  made.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== "" && child !== false));
   return made;
 }
 

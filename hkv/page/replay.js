@@ -130,8 +130,9 @@ class ReplayPage extends Charted {
       el("p", {}, `${inside.length.toLocaleString("en")} requests admitted, ${counted(sum("prompt"))} prompt tokens`),
       el("table", { class: "counts" }, shares.map(([name, tokens]) => el("tr", {}, el("th", {}, name), el("td", {}, counted(tokens)), el("td", {}, percent((100 * tokens) / prompt))))),
       el("h3", {}, inside.length > listed.length ? `The ${listed.length} that missed most` : "They, by what they missed"),
-      el("table", {}, el("tr", {}, ...["request", "at", "prompt", "hit", "why the hit ended"].map((name) => el("th", {}, name))),
-        listed.map((row) => el("tr", {}, ...[String(data.requests.index[row]), this.words(data.requests.admitted[row]), counted(data.requests.prompt[row]), counted(data.requests.hit[row]), this.why(row)].map((text) => el("td", {}, text))))));
+      el("table", { class: "listed" }, el("tr", {}, ...["request", "at", "prompt", "hit"].map((name) => el("th", {}, name))),
+        listed.map((row) => [el("tr", {}, ...[String(data.requests.index[row]), this.words(data.requests.admitted[row]), counted(data.requests.prompt[row]), counted(data.requests.hit[row])].map((text) => el("td", {}, text))),
+          el("tr", { class: "why" }, el("td", { colspan: "4" }, this.why(row)))])));
   }
   /** Causes of a request's misses in words. */
   why(row) {

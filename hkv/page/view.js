@@ -19,7 +19,7 @@ class View {
     const all = !this.frame || !this.shown || this.frame.sx <= Math.min(46, (this.size.width - GUTTER) / (this.shown.count + 1)) + 1e-9;
     this.shown = shown;
     this.orders = MODES.map(() => null);
-    this.choice = { at: Math.min(1, shown.count), block: -1, side: Math.max(0, shown.sides.length - 1) };
+    this.choice = { at: Math.min(1, shown.count), block: -1, side: 0 };
     this.figures = shown.sides.map((side, number) => this.figure(side, number));
     this.stage.replaceChildren(...this.figures.map((figure) => figure.box));
     this.layout(!stay || all);
@@ -59,7 +59,8 @@ class View {
     const high = Math.floor((this.beside ? height : height / this.figures.length) - 24);
     this.size = { width: wide, height: Math.max(90, high) };
     const ratio = window.devicePixelRatio || 1;
-    for (const { base, over } of this.figures) {
+    for (const { base, over, box } of this.figures) {
+      box.style.width = `${wide}px`;
       for (const canvas of [base, over]) {
         canvas.width = Math.round(wide * ratio);
         canvas.height = Math.round(this.size.height * ratio);
@@ -79,6 +80,13 @@ class View {
     this.frame = { x: 0, y: 0, sx, sy: 1 };
     this.frame.sy = Math.min(24, (this.size.height - this.top) / rows);
     if (this.choice.block >= 0) this.reveal();
+    this.repaint();
+  }
+  /** Draws the choice large enough to read, if everything at once is not. */
+  near() {
+    if (this.frame.sy < NEAR.y + 4) this.frame.sy = 14;
+    if (this.frame.sx < 13) this.frame.sx = 16;
+    this.reveal();
     this.repaint();
   }
   zoom(factor, x = GUTTER, y = this.top, alone = "") {
