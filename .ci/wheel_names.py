@@ -19,7 +19,8 @@ if packages != EXPECTED:
 if own := [path for path in paths if any(f"/{name}" in path for name in OWN)]:
     sys.exit(f"the wheel installs {own[0]}, which belongs to the tests")
 released = [path for path in (ROOT / "hkv/model/released").rglob("*") if path.suffix in (".json", ".toml")]
-data = {path.relative_to(ROOT).as_posix() for path in released}
+shown = [path for path in (ROOT / "hkv/page").glob("*") if path.suffix in (".js", ".css", ".html")]
+data = {path.relative_to(ROOT).as_posix() for path in (*released, *shown)}
 if not data or (missing := sorted(data - set(paths))):
-    sys.exit(f"the wheel lacks {missing[0] if data else 'hkv/model/released'}")
-print(f"the wheel installs {', '.join(sorted(packages))}, with {len(data)} files of released models")
+    sys.exit(f"the wheel lacks {missing[0] if data else 'hkv/model/released and hkv/page'}")
+print(f"the wheel installs {', '.join(sorted(packages))}, with {len(data)} files of released models and pages")
