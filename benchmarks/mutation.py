@@ -72,7 +72,9 @@ CAMPAIGNS = (
     Campaign(
         "hkv/layout/strided.py", 20, "tests/layout/test_content.py tests/layout/test_addresses.py", "tests/layout"
     ),
-    Campaign("hkv/chunks/kernel_groups.py", 14, "tests/chunks -k vectors", "tests/chunks"),
+    Campaign(
+        "hkv/chunks/kernel_groups.py", 14, "tests/chunks/test_vectors.py tests/chunks/test_formats.py", "tests/chunks"
+    ),
     Campaign(
         "hkv/serving/scheduler.py", 8, "tests/serving -k 'chunks_end or preempt'", "tests/serving tests/slow/serving"
     ),
