@@ -1,8 +1,8 @@
 """Functions of others, by name: in a Python module, in a file, or in a shared library with a C interface.
 
 `MODULE:NAME` is imported, `FILE.py:NAME` is run as a module whose neighbours can be imported, and `LIBRARY.so:NAME` is
-loaded, and found by its symbol; what the function takes and returns, its caller knows. An error names the argument in
-which the name came.
+loaded, and found by its symbol; a name may have dots, as `CLASS.METHOD`. What the function takes and returns, its
+caller knows. An error names the argument in which the name came.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def python_function(argument: str, name: str, purpose: str) -> Callable[..., Any
       ConfigError: there is no such module, or nothing in it that can be called.
     """
     place, attribute = split_name(argument, name)
-    module = _module(argument, name, place)
-    found = getattr(module, attribute, None)
+    module = found = _module(argument, name, place)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
     if not callable(found):
         raise ConfigError(argument, name, f"a class or function {attribute} in {module.__name__}, {purpose}")
     return found
@@ -78,6 +79,8 @@ def library_function(argument: str, name: str) -> Any:
 
 
 def _module(argument: str, name: str, place: str) -> ModuleType:
+    if "" not in sys.path:  # a program that is installed does not look where it is run
+        sys.path.append("")
     try:
         return _load(pathlib.Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except HKVError:

@@ -19,6 +19,7 @@ import sys
 from typing import Any
 
 from hkv.errors import ConfigError
+from hkv.foreign import library_function
 
 PATIENCE = 60.0
 """Seconds that a call may take."""
@@ -143,8 +144,8 @@ def _serve(library: str, symbol: str, inward: int, outward: int) -> None:
     """Answers requests until the pipe is closed."""
     error, function = "", None
     try:
-        function = getattr(ctypes.CDLL(library), symbol)
-    except (OSError, AttributeError) as problem:
+        function = library_function("TARGET", f"{library}:{symbol}")
+    except ConfigError as problem:
         error = str(problem)
     with os.fdopen(inward, "rb") as requests:
         for line in requests:

@@ -13,14 +13,13 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import pathlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from hkv.errors import ConfigError, MissingExtraError
+from hkv.foreign import is_library, python_function, split_name
 from hkv.layout.strided import StridedView
 from hkv.layout.views import torch as torch_views
 from hkv.layout.views.numpy import view
@@ -263,13 +262,11 @@ def target_of(target: str | Callable[..., Any], operation: str = "", device: str
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     worker = None
     if isinstance(target, str):
-        module, _, attribute = target.rpartition(":")
-        if not module or not attribute:
-            raise ConfigError("TARGET", target, "MODULE:FUNCTION, FILE.py:FUNCTION or LIBRARY.so:SYMBOL")
-        if module.endswith((".so", ".dylib")):
-            worker = Worker(module, attribute)
+        place, symbol = split_name("TARGET", target)
+        if is_library(place):
+            worker = Worker(place, symbol)
         else:
-            function = _imported(target, module, attribute)
+            function = python_function("TARGET", target, "which a kernel is")
     else:
         function = target
     declared: Supports = getattr(function, DECLARED, Supports())
@@ -337,32 +334,6 @@ def _arrays_of(function: Callable[..., Any]) -> str:
         if any(name in names for name in usual):
             return arrays
     return "numpy"
-
-
-def _imported(target: str, module: str, attribute: str) -> Callable[..., Any]:
-    try:
-        if "" not in sys.path:
-            sys.path.insert(0, "")
-        file = module.endswith(".py")
-        found = _module_of_file(pathlib.Path(module)) if file else importlib.import_module(module)
-        for name in attribute.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError, OSError) as error:
-        raise ConfigError("TARGET", target, f"a function that can be imported: {error}") from None
-    if not callable(found):
-        raise ConfigError("TARGET", target, "a function")
-    return found
-
-
-def _module_of_file(path: pathlib.Path) -> Any:
-    if not path.is_file():
-        raise ImportError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
 
 
 def not_asked_names(supports: Supports, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
