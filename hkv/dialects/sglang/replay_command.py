@@ -88,9 +88,11 @@ class SGLangCache(PlainCache):
         of_config(structs.to_config(self.config))
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
-        from hkv.dialects.sglang.schedule import SGLangCompiledReplay
+        from hkv.dialects.sglang.schedule import SGLangCompiledReplay, sizes_of
 
-        return SGLangCompiledReplay(structs.to_config(self.config), schedule, prepared)
+        config = structs.to_config(self.config)
+        # Replays that are compared have room for as many pages as the larger one, and so the same program.
+        return SGLangCompiledReplay(config, schedule, prepared, sizes=sizes_of(config, schedule, prepared, self.room))
 
     def verify(
         self,

@@ -55,11 +55,12 @@ Work: TypeAlias = Any
 """A `ScheduleWorkspace`, which the rules return as what they know of it."""
 
 
-def sizes_of(config: SGLangConfig, schedule: Schedule, trace: Incoming) -> Sizes:
-    """Sizes that a replay fits, rounded up so that few executables serve many."""
+def sizes_of(config: SGLangConfig, schedule: Schedule, trace: Incoming, room: int = 0) -> Sizes:
+    """Sizes that a replay fits, rounded up so that few executables serve many; with room for so many pages at least,
+    over all pools."""
     longest = trace.longest(schedule.max_model_len)
     buckets = RadixBuckets(
-        pages=rounded(max(machine.pages_of_pools(config)) + 1, 1024),
+        pages=rounded(max(*machine.pages_of_pools(config), room // len(config.num_slots)) + 1, 1024),
         keys=rounded(max(1, trace.num_keys), 1024),
         requests=rounded(trace.slots(schedule.max_running), 4),
         row=rounded(-(-longest // config.page_size) + 2, 64),
