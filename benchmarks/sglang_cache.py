@@ -18,6 +18,7 @@ are shared, until each page was taken three times.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import sys
@@ -71,7 +72,7 @@ def slots_of(trace: str, limit: int) -> list[Arrival]:
         numbers = np.concatenate([whole, own]).astype(np.int32)
         if prompt + output <= SCHEDULE.max_model_len:
             step = timing.step_of(request.timestamp)
-            made.append(Arrival(len(made), step, prompt, output, lambda numbers=numbers: numbers))
+            made.append(Arrival(len(made), step, prompt, output, functools.partial(_given, numbers)))
     return made
 
 
@@ -81,8 +82,12 @@ def shared_prompts(count: int) -> list[Arrival]:
     for index in range(count):
         first, own = (index * 7919) % 64, 64 * 16 + 18 * index
         numbers = np.concatenate([np.arange(16) + 16 * first, np.arange(18) + own]).astype(np.int32)
-        made.append(Arrival(index, index // 2, 32, 2, lambda numbers=numbers: numbers))
+        made.append(Arrival(index, index // 2, 32, 2, functools.partial(_given, numbers)))
     return made
+
+
+def _given(numbers: Any) -> Any:
+    return numbers
 
 
 def header_of(pages: tuple[int, int], window: int) -> structs.Header:
