@@ -1,5 +1,7 @@
 """vLLM's own managers and schedulers under observation. Skipped where it is absent."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import functools
@@ -270,6 +272,30 @@ def test_a_cut_hit_is_given(observation: Observation) -> None:
     manager.allocate_slots(request, 3, 2, manager.truncate_computed_blocks(blocks, 2))
     last = observation.said(oplog.AllocateOp)[-1]
     assert (last.hit, last.rows) == (2, [[1]])
+
+
+def test_what_a_connector_looks_up_is_said_and_judged(tmp_path: pathlib.Path) -> None:
+    """Full attention has four tokens and the state of them is gone: the hit diverges, and a load brings the state."""
+    observation = Observation(sample.header(oplog=3, num_blocks=12, groups=WITH_STATES), tmp_path)
+    manager = observation.manager
+    first = request_of("a", [1, 2, 3, 4, 5])
+    for computed, new in ((0, 2), (2, 2), (4, 1)):
+        first.num_computed_tokens = computed
+        manager.allocate_slots(first, new)
+    state = manager.get_block_ids("a")[0][1]
+    manager.free(first)
+    manager.evict_blocks({state})
+    request = request_of("b", [1, 2, 3, 4, 5, 6, 7])
+    blocks, hit, _, diverged = manager.get_computed_blocks_for_connector(request)
+    assert (hit, diverged) == (4, True)
+    cut = manager.truncate_computed_blocks(blocks, 2)
+    manager.allocate_slots(request, 1, 2, cut, num_external_computed_tokens=4)
+    (found,) = observation.said(oplog.ConnectorLookupOp)
+    assert (found.want.hit, found.want.diverged, found.want.hits) == (4, True, [2, 4])
+    (truncated,) = observation.said(oplog.TruncateOp)
+    assert (truncated.tokens, truncated.want.blocks) == (2, [list(row) for row in cut.get_block_ids()])
+    taken = observation.said(oplog.AllocateOp)[-1]
+    assert (taken.hit, taken.external, taken.rows) == (2, 4, [list(row) for row in cut.get_block_ids()])
 
 
 @pytest.mark.parametrize(

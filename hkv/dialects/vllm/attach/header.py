@@ -22,7 +22,7 @@ FEATURE = "attached"
 
 
 def header_from(manager: Any, max_in_flight_tokens: int | None = None) -> Header:
-    """Header of version 3 for a manager; its chain hash, which the manager does not know, is the default.
+    """Header of version 4 for a manager; its chain hash, which the manager does not know, is the default.
 
     Prefill context parallelism (`pcp_world_size`) is not said: no block id depends on it, only what vLLM asserts.
 
@@ -44,7 +44,7 @@ def header_from(manager: Any, max_in_flight_tokens: int | None = None) -> Header
         max_in_flight_tokens = _in_flight_limit(manager)
     lookahead = coordinator.num_reprefillable_tokens
     return Header(
-        oplog=3,
+        oplog=4,
         dialect=NAME,
         feature=FEATURE,
         num_blocks=pool.num_gpu_blocks,

@@ -16,6 +16,7 @@ from hkv.dialects.vllm.attach.header import offering, see, turn_of
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.engines import vllm_objects
+from hkv.dialects.vllm.log.structs import ConnectorHit
 
 Facts = tuple[Callable[..., None], tuple[Any, ...]]
 """Method of the observer that makes operations of a call, and its arguments."""
@@ -57,6 +58,9 @@ class Hooks:
             "take_events": self._take_events,
             "take_kv_cache_block_copies": self._take_kv_cache_block_copies,
         }
+        if hasattr(manager, "get_computed_blocks_for_connector"):  # not before 0.33
+            looks["get_computed_blocks_for_connector"] = self._get_computed_blocks_for_connector
+            looks["truncate_computed_blocks"] = self._truncate_computed_blocks
         # Said only where new blocks are zeroed, or where there are recurrent groups; some are called in every step.
         if manager.kv_cache_config.needs_kv_cache_zeroing:
             looks["take_new_block_ids"] = _as_called(observer.zeroed)
@@ -234,6 +238,25 @@ class Hooks:
         mode = getattr(request, "kv_cache_report_mode", "") if self._manager.enable_kv_cache_events else ""
         seen = see(request)
         return lambda answer: (self._observer.looked_up, (seen, mode, max_cache_hit_length, answer))
+
+    def _get_computed_blocks_for_connector(self, request: Any, max_cache_hit_length: int | None = None) -> Any:
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return None
+        seen, each = see(request), getattr(self._manager.coordinator, "find_longest_cache_hit_per_group", None)
+        most = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+        groups = self._manager.num_kv_cache_groups
+
+        def look(answer: Any) -> Facts:
+            blocks, hit, boundary, diverged = answer
+            hits = [hit] * groups if each is None else list(each(request.block_hashes, most)[1])
+            found = ConnectorHit(hit, vllm_objects.ids(blocks.blocks), boundary, diverged, hits)
+            return self._observer.connector_looked_up, (seen, max_cache_hit_length, found)
+
+        return look
+
+    def _truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Any:
+        rows, tell = vllm_objects.ids(blocks.blocks), self._observer.truncated
+        return lambda left: (tell, (rows, num_computed_tokens, vllm_objects.ids(left.blocks)))
 
     def _freed(self, popped: bool) -> Any:
         tell = self._observer.freed

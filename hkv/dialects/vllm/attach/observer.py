@@ -11,7 +11,7 @@ from hkv.dialects.vllm.attach.header import MARKS, Mark, Seen, header_from, mark
 from hkv.dialects.vllm.attach.requests import Requests, Tracked, UntellableError
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.log import structs as oplog
-from hkv.dialects.vllm.log.structs import Allocation, CacheState, Header, Hit
+from hkv.dialects.vllm.log.structs import Allocation, CacheState, ConnectorHit, Header, Hit
 from hkv.errors import HKVError
 
 DIGEST_EVERY = 64
@@ -192,12 +192,25 @@ class Observer:
         tracked = self._requests.up_to_date(seen)
         if mode == oplog.FULL and tracked.report is None:
             raise UntellableError(f"report mode {mode} for a request that came without it")
-        name = self._requests.probe(seen) if tracked.running else tracked.name
         blocks, hit, boundary = answer
-        self._tell(oplog.LookupOp(id=name, limit=limit), Hit(hit, vllm_objects.ids(blocks.blocks), boundary))
+        name = self._asked(oplog.LookupOp, seen, tracked, limit, Hit(hit, vllm_objects.ids(blocks.blocks), boundary))
+        self._found = (name, blocks, hit)
+
+    def connector_looked_up(self, seen: Seen, limit: int | None, found: ConnectorHit) -> None:
+        """`get_computed_blocks_for_connector` returned; what is adopted of it, `allocate` says by rows."""
+        self._asked(oplog.ConnectorLookupOp, seen, self._requests.up_to_date(seen), limit, found)
+
+    def _asked(self, asks: Any, seen: Seen, tracked: Tracked, limit: int | None, answer: Hit) -> str:
+        """Tells a lookup, of a request that runs under another name; returns the name."""
+        name = self._requests.probe(seen) if tracked.running else tracked.name
+        self._tell(asks(id=name, limit=limit), answer)
         if tracked.running:
             self._tell(oplog.DropOp(id=name))
-        self._found = (name, blocks, hit)
+        return name
+
+    def truncated(self, rows: oplog.Rows, tokens: int, left: oplog.Rows) -> None:
+        """`truncate_computed_blocks` returned."""
+        self._tell(oplog.TruncateOp(rows=rows, tokens=tokens), oplog.Truncated(left))
 
     def _allocated(
         self,
