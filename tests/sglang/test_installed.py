@@ -11,7 +11,7 @@ from hkv.contract import registry
 from hkv.contract.events import KeyIndex, decode_batch
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.sglang.config import BUGS
-from hkv.dialects.sglang.log import NAME, AdmitOp, EventsOp, EvictOp, FinishOp, MatchOp, StateOp
+from hkv.dialects.sglang.log import NAME, AdmitOp, EventsOp, EvictOp, FinishOp, MatchOp, RoomOp, StateOp
 from hkv.dialects.sglang.traffic import FEATURES
 from hkv.oracle.check import check_log
 from hkv.oracle.comparison import Comparison
@@ -72,7 +72,7 @@ def test_routers_are_told_of_every_page_of_full_attention(engine: str, feature: 
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_what_is_told_is_told_at_the_time(feature: str) -> None:
+def test_events_and_room_are_those_of_sglang(feature: str) -> None:
     for seed in range(6):
         recording = record(engine_factory("numpy"), feature, seed, 2, 16, Only(dialect=NAME))
         engines = [engine_factory(each)(recording.header) for each in ("numpy", "sglang", "sglang-rust")]
@@ -80,7 +80,7 @@ def test_what_is_told_is_told_at_the_time(feature: str) -> None:
             told = []
             for engine in engines:
                 engine.perform(operation)
-                told.append(engine.perform(EventsOp()))
+                told.append((engine.perform(EventsOp()), engine.perform(RoomOp(tokens=0))))
             assert told[0] == told[1] == told[2], operation
 
 

@@ -50,7 +50,7 @@ class SGLangLifecycle:
           OperationError: as of `follow`.
         """
         match operation:
-            case structs.MatchOp() | structs.StateOp() | structs.EventsOp():
+            case structs.MatchOp() | structs.StateOp() | structs.EventsOp() | structs.RoomOp():
                 return
             case _ if not isinstance(operation, structs.OPERATIONS):
                 raise OperationError("op", type(operation).__name__, "an operation on a cache, its requests included")

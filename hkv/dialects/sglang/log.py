@@ -247,6 +247,20 @@ class Told(msgspec.Struct, forbid_unknown_fields=True):
     removed: list[int]
 
 
+class Room(msgspec.Struct, forbid_unknown_fields=True):
+    """Answer to `room`: tokens of each pool that are free, and that nobody holds; of states likewise."""
+
+    available: list[int]
+    evictable: list[int]
+
+
+class RoomOp(Operation, tag="room"):
+    """What must leave leaves, so that so many tokens are free in each pool, or as many as may be."""
+
+    tokens: int
+    want: Room | None = None
+
+
 class EventsOp(Operation, tag="events"):
     """Those who follow the cache's events are told what came and what left since the last time."""
 
@@ -337,7 +351,7 @@ class EndedOp(Operation, tag="ended"):
 
 OPERATIONS = (
     *(MatchOp, AdmitOp, ExtendOp, DecodeOp, SlideOp, CheckpointOp),
-    *(ReleaseWindowOp, FinishOp, AbortOp, EvictOp, StateOp, EventsOp),
+    *(ReleaseWindowOp, FinishOp, AbortOp, EvictOp, StateOp, EventsOp, RoomOp),
 )
 """The operations."""
 

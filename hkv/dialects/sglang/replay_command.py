@@ -2,12 +2,13 @@
 
 A request takes what is cached and gets slots for a chunk; after each chunk it is entered, so that others find it. Then
 tokens are decoded one by one, and the window slides every so many. The schedule, that is who runs when, is the one that
-`hkv replay` has for every dialect, so that what differs is the cache.
+`hkv replay` has for every dialect, so that what differs is the cache; or SGLang's own, if a policy of it is named.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,58 +17,17 @@ import msgspec
 from hkv.contract.log import PlainHeader
 from hkv.contract.options import Number, option
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import BUGS, SLIDE_EVERY
+from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.scheduler import POLICIES, SGLangLoop, SGLangScheduler
+from hkv.errors import ConfigError
 from hkv.replay.agreement import compare, compare_outcomes
-from hkv.replay.plain import PlainCache, PlainReplayCommand, TokenLoop
+from hkv.replay.command import StudiedCache
+from hkv.replay.plain import PlainCache, PlainReplayCommand
 from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress
-from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule
+from hkv.replay.schedule import Arrival, Schedule
 
 RATIO = 0.8
 """SGLang's `--swa-full-tokens-ratio`."""
-
-
-class SGLangLoop(TokenLoop):
-    """The schedule's questions as operations; `_came` says with how many tokens each running request came."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._came: dict[str, int] = {}
-
-    def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
-        found = self._engine.perform(structs.AdmitOp(id=live.id, tokens=self._named(live, 0)))
-        self._came[live.id] = live.tokens
-        new = min(live.tokens - found.hit, budget)
-        if not self._chunk(live, found.hit + new):
-            self._free(live, finished=False)
-            return Refusal.PUT_OFF
-        return found.hit, new
-
-    def _grow(self, live: LiveRequest, new: int) -> bool:
-        if live.computed < self._came[live.id]:
-            return self._chunk(live, live.computed + new)
-        for token in self._named(live, self._held[live.id])[: live.computed + new - self._held[live.id]]:
-            self._engine.perform(structs.SlideOp(id=live.id, every=SLIDE_EVERY))
-            if self._engine.perform(structs.DecodeOp(id=live.id, token=token)).slots is None:
-                return False
-            self._held[live.id] += 1
-        return True
-
-    def _chunk(self, live: LiveRequest, length: int) -> bool:
-        granted = self._engine.perform(structs.ExtendOp(id=live.id, length=length)).slots is not None
-        if granted:
-            self._held[live.id] = length
-        return granted
-
-    def _advance(self, live: LiveRequest, tokens: int) -> None:
-        if live.computed < self._came[live.id]:
-            self._engine.perform(structs.CheckpointOp(id=live.id))
-
-    def _free(self, live: LiveRequest, *, finished: bool) -> None:
-        kind = structs.FinishOp if finished else structs.AbortOp
-        self._engine.perform(kind(id=live.id))
-
-    def _available(self) -> int:
-        return self._engine.num_available()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +37,9 @@ class SGLangOptions:
     swa_full_tokens_ratio: float = option(
         RATIO, type=Number(0.001, 1000), help="SGLang: tokens of the window's pool as a share of the full pool's."
     )
+    schedule_policy: str = option(
+        "", type=("", *POLICIES), help="SGLang: its own scheduler, with this policy, in place of the replay's."
+    )
 
 
 class SGLangCache(PlainCache):
@@ -85,6 +48,9 @@ class SGLangCache(PlainCache):
     def require_compiled(self) -> None:
         from hkv.dialects.sglang.rules.parameters import of_config
 
+        if self._loop is not SGLangLoop:
+            expected = "none for --engine jax: SGLang's scheduler has no compiled form; --engine numpy has it"
+            raise ConfigError("schedule_policy", self._loop.args[0], expected)  # type: ignore[attr-defined]
         of_config(structs.to_config(self.config))
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
@@ -129,3 +95,8 @@ class SGLangReplay(PlainReplayCommand):
 
     def header(self, options: dict[str, Any]) -> PlainHeader:
         return msgspec.structs.replace(super().header(options), bugs=sorted(BUGS))
+
+    def of_groups(self, options: dict[str, Any]) -> StudiedCache:
+        policy = options["schedule_policy"]
+        self._loop = functools.partial(SGLangScheduler, policy) if policy else SGLangLoop
+        return super().of_groups(options)

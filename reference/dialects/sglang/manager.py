@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from hkv.dialects.sglang.config import FULL, SGLangConfig
+from hkv.dialects.sglang.config import FULL, MAMBA, SWA, SGLangConfig
 from hkv.errors import OperationError
 from reference.dialects.sglang.eviction import evict, evict_for
 from reference.dialects.sglang.key import Key, Namespace
@@ -177,6 +177,18 @@ class Manager:
     def evict(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """Frees so many tokens of each component; how many it freed."""
         return evict(self.tree, wanted)
+
+    def room(self, tokens: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Evicts until so many tokens are free in each pool; tokens that are free, and that nobody holds, of states
+        likewise (`evict_from_tree_cache`)."""
+        evict_for(self.tree, tokens)
+        nodes = self.tree.nodes()
+        idle = {
+            FULL: sum(len(node.key) for node in nodes if not node.full_locks),
+            SWA: sum(len(node.key) for node in nodes if node.window is not None and not node.window_locks),
+            MAMBA: sum(node.state is not None and not node.state_locks for node in nodes),
+        }
+        return self.pools.available, {name: idle[name] for name in self.config.components}
 
     def _enter(self, id: str, *, finished: bool, length: int = 0) -> None:
         """Enters a request's tokens, takes the tree's slots for its own, and holds what it ends on."""

@@ -84,6 +84,8 @@ class InstalledSGLangEngine:
                 return structs.Freed(self._objects.evict(self._cache, self._config, operation.tokens))
             case structs.StateOp():
                 return self._state()
+            case structs.RoomOp():
+                return structs.Room(*self._objects.room(self._cache, self._config, self._rows, operation.tokens))
             case structs.EventsOp():
                 return structs.Told(*self._objects.told(self._cache, len(self.header.groups)))
         return self._of_request(operation)

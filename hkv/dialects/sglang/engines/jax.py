@@ -151,6 +151,8 @@ class SGLangJaxEngine:
                 return structs.Freed([int(row[column]) for column in columns])
             case structs.EventsOp():
                 return self._events()
+            case structs.RoomOp():
+                raise OperationError("op", "room", "an operation that has a compiled form")
             case _:
                 requests = {id: request.slot for id, request in self._requests.items()}
                 return self._reader.state(jax.device_get(self._state), requests)

@@ -76,6 +76,8 @@ class SGLangNumpyEngine:
             case structs.EvictOp():
                 wanted = dict(zip(manager.config.components, operation.tokens, strict=True))
                 return structs.Freed(list(manager.evict(wanted).values()))
+            case structs.RoomOp():
+                return structs.Room(*(list(counts.values()) for counts in manager.room(operation.tokens)))
             case structs.EventsOp():
                 return structs.Told(*(list(counts.values()) for counts in manager.tree.told.take()))
             case _:

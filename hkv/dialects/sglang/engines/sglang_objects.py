@@ -76,6 +76,7 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.base_swa_memory_pool import BaseSWAKVPool
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.common import evict_from_tree_cache
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
     from sglang.srt.mem_cache.radix_cache import RadixKey
     from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
@@ -310,6 +311,18 @@ def evict(made: UnifiedRadixCache, config: SGLangConfig, tokens: Sequence[int]) 
     freed = made.evict(params)
     each = (freed.num_tokens_evicted, freed.swa_num_tokens_evicted, freed.mamba_num_evicted)
     return of_components(config, *each)
+
+
+def room(made: UnifiedRadixCache, config: SGLangConfig, rows: Rows, tokens: int) -> tuple[list[int], list[int]]:
+    """Tokens of each pool that are free, and that nobody holds, once so many have been looked for."""
+    evict_from_tree_cache(made, tokens)
+    allocator = made.token_to_kv_pool_allocator
+    full, window = allocator.available_size(), 0
+    if config.window is not None:
+        full, window = allocator.full_available_size(), allocator.swa_available_size()
+    states = 0 if config.states is None else rows.mamba_allocator.available_size()
+    idle = of_components(config, made.full_evictable_size(), made.swa_evictable_size(), made.mamba_evictable_size())
+    return of_components(config, full, window, states), idle
 
 
 def told(made: UnifiedRadixCache, groups: int) -> tuple[list[int], list[int]]:

@@ -1,0 +1,195 @@
+"""SGLang's schedule in replays: on any machine, and held pass by pass against its own admission and policies."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import random
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.scheduler import INIT_RATIO, POLICIES, SGLangScheduler
+from hkv.errors import OperationError
+from hkv.oracle.engines import engine_factory
+from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule
+from tests.sglang.test_dialect import header, replayed
+
+
+def arrivals(count: int, seed: int) -> list[Arrival]:
+    """Requests that begin as one of three conversations, in keys of 8 tokens."""
+    drawn = random.Random(seed)
+    made = []
+    for index in range(count):
+        talk, length = drawn.randrange(3), drawn.randint(1, 12)
+        keys = [talk * 1000 + place for place in range(length - 1)]
+        keys += [10_000 + 20 * index + place for place in range(17)]
+        prompt, output = 8 * length - drawn.randint(0, 7), drawn.randint(1, 120)
+        made.append(Arrival(index, index // 3, prompt, output, lambda keys=tuple(keys): keys))
+    return made
+
+
+def scheduler(
+    policy: str, seed: int, engine: str = "numpy", kind: type[SGLangScheduler] = SGLangScheduler, **changes: Any
+) -> SGLangScheduler:
+    window, pages = (None, 20, 33)[seed % 3], (36, 60, 150)[seed % 3]
+    given = {"pages": pages * 8, "size": 1} if seed % 2 else {"pages": pages, "size": 8}
+    made = engine_factory(engine)(header(window=window, bugs=sorted(BUGS), **given))
+    schedule = Schedule(step_tokens=(48, 64, 200)[seed % 3], decode_tokens=1, max_running=(12, 8, 30)[seed % 3])
+    return kind(policy, made, 8, schedule, arrivals(30, seed), Recorder(0, None, lambda: None))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_everything_is_given_back(policy: str) -> None:
+    preemptions = 0
+    for seed in range(6):
+        made = scheduler(policy, seed)
+        made.run()
+        records = made.left()["recorder"].requests.values()
+        assert len(records) == 30
+        preemptions += sum(record.preemptions for record in records)
+        state = made._engine.perform(structs.StateOp())
+        assert not state.requests
+        assert not any(lock for node in state.nodes for lock in node.locks)
+    assert preemptions > 0
+
+
+def test_a_policy_decides_hits_of_a_trace() -> None:
+    totals = {policy: replayed(600, schedule_policy=policy).totals["hit_tokens"] for policy in ("", *POLICIES)}
+    assert len(set(totals.values())) > 1
+
+
+def test_states_are_refused_by_name() -> None:
+    given = header(20, bugs=sorted(BUGS))
+    given.groups.append({"kind": "mamba", "block_size": 1})
+    given.num_blocks.append(20)
+    with pytest.raises(OperationError, match="states"):
+        SGLangScheduler("fcfs", engine_factory("numpy")(given), 8, Schedule(), [], None)
+
+
+class Judged(SGLangScheduler):
+    """SGLang's own `SchedulePolicy` and `PrefillAdder` decide beside it, over the same cache, pass by pass."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        from sglang.srt.managers.schedule_policy import SchedulePolicy
+
+        self.compared = 0
+        self._cache = self._engine._cache
+        self._theirs = SchedulePolicy(self._policy, self._cache, False, False, False)
+
+    def decide(self, step: int) -> list[tuple[LiveRequest, int]]:
+        expected = self._by_sglang()
+        batch = super().decide(step)
+        if expected is not None:
+            assert [(live.id, length) for live, length in batch] == expected
+            self.compared += len(batch)
+        return batch
+
+    def _by_sglang(self) -> list[tuple[str, int]] | None:
+        """Requests that SGLang would compute in this pass, and up to where; None where it makes no pass."""
+        from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+        full = self._full and self._config.window is None and bool(self._running)
+        room = self._schedule.max_running - len(self._running)
+        if ((full or not self._waiting) or room <= 0) and self._chunked is None:
+            return None
+        waiting = [self._req(live) for live in self._waiting]
+        running = SimpleNamespace(reqs=[self._req(live) for live in self._running], batch_size=lambda: 0)
+        self._theirs.calc_priority(waiting, running)
+        given = (self._ratio, 16384, self._schedule.step_tokens)
+
+        class Adder(PrefillAdder):
+            def _account_prefill_cache_admission(self, req: Any, prefix_len: int) -> None:
+                """Which tier hits came from is told to nobody."""
+
+        adder = Adder(self._config.page_size, self._cache, self._engine._allocator, running, *given)
+        if self._chunked is not None:
+            chunked = self._req(self._chunked)
+            chunked.prefix_len = self._chunked.computed
+            adder.add_chunked_req(chunked)
+        for req in waiting:
+            if adder.budget_state() == AddReqResult.OTHER or full or len(adder.can_run_list) >= room:
+                break
+            req.match()
+            if adder.add_one_req(req, self._chunked is not None, None) != AddReqResult.CONTINUE:
+                break
+        for req in adder.can_run_list:
+            if req.lock is not None:
+                self._cache.unlock(req.lock)
+        return [(req.rid, req.extend_end) for req in adder.can_run_list]
+
+    def _req(self, live: LiveRequest) -> Any:
+        from sglang.srt.mem_cache.common import match_kv_cache
+
+        tokens, prompt = self._named(live, 0), live.arrival.prompt
+
+        class Req(SimpleNamespace):
+            @property
+            def extend_len(self) -> int:
+                return self.extend_end - self.prefix_len
+
+            def _compute_max_prefix_len(self, length: int) -> int:
+                return length - 1
+
+            def match(self) -> None:
+                match_kv_cache(self, cache)
+
+        cache = self._cache
+        return Req(
+            rid=live.id,
+            sampling_params=SimpleNamespace(max_new_tokens=live.arrival.output, ignore_eos=False),
+            origin_input_ids=array("q", tokens[:prompt]),
+            output_ids=array("q", tokens[prompt:]),
+            full_untruncated_fill_ids=array("q", tokens),
+            prefix_len=0,
+            extend_end=0,
+            extra_key=None,
+            cache_salt=None,
+            retracted_stain=False,
+            lock=None,
+            session=None,
+            dllm_config=None,
+            return_logprob=False,
+            is_dllm=lambda: False,
+            auxiliary_swa_host_hit_length=0,
+            kv=SimpleNamespace(holds_mamba=False, req_pool_idx=None),
+            needs_host_load_back=lambda: False,
+            time_stats=SimpleNamespace(wait_queue_entry_time=0.0),
+        )
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("engine", ["sglang", "sglang-rust"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_passes_are_those_of_sglang(policy: str, engine: str) -> None:
+    compared = 0
+    for seed in range(6):
+        judged = scheduler(policy, seed, engine, Judged)
+        judged.run()
+        assert isinstance(judged, Judged)
+        compared += judged.compared
+    assert compared > 150
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_schedule_is_the_same_over_the_installed_cache(policy: str) -> None:
+    for seed in range(3):
+        ends = [scheduler(policy, seed, engine) for engine in ("numpy", "sglang", "sglang-rust")]
+        for each in ends:
+            each.run()
+        reference, *others = [each.left()["recorder"].requests for each in ends]
+        assert all(records == reference for records in others)
+
+
+@pytest.mark.sglang
+def test_the_ratio_is_that_of_sglang() -> None:
+    from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
+
+    theirs = NewTokenRatioTracker.from_config()
+    assert (theirs.init, theirs.current) == (INIT_RATIO, INIT_RATIO)
