@@ -118,8 +118,6 @@ class OffloadConfig:
                 raise ConfigError("retention_interval", interval, f"a multiple of group {group}'s chunk of {size}")
         if len({self.chunk_tokens[group] for group in self.aligned}) > 1:
             raise ConfigError("groups", list(self.chunk_tokens), "recurrent groups with chunks of one size")
-        if self.aligned and self.blocks_per_chunk > 1:
-            raise UnsupportedConfigError("blocks_per_chunk", self.blocks_per_chunk, "1 beside recurrent groups")
         sizes = set(cache.block_sizes)
         if self.aligned and len(sizes) == 1 and cache.hash_block_size not in sizes:
             raise UnsupportedConfigError("hash_block_size", cache.hash_block_size, f"{max(sizes)}: no partial tails")

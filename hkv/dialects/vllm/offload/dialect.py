@@ -22,7 +22,7 @@ class OffloadDialect(Dialect):
 
     names = structs.NAMES
     title = "vLLM 0.33's offloading"
-    kinds = ("full_attention", "sliding_window")
+    kinds = ("full_attention", "mla", "sliding_window", "chunked_local", "mamba")
     engines = MappingProxyType(
         {
             "numpy": "hkv.dialects.vllm.offload.numpy:engine",

@@ -17,8 +17,9 @@ POOL_FEATURES = ("lru", "arc", "threshold")
 MOST_RUNNING = 4
 
 
-SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded")
-"""Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory."""
+SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts")
+"""Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory,
+recurrent states, groups of a draft's layers."""
 
 STEP_MOVES = ("step", "request", "abort", "reset", "state")
 """Moves of a scheduler."""
@@ -37,11 +38,11 @@ def draw_header(choices: Choices, feature: str, name: str) -> structs.Header:
 def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
     """A scheduler with small blocks, and little of them."""
     size, per_chunk = choices.pick((2, 4, 4)), choices.pick((1, 1, 2))
-    groups = [
-        _group(choices, feature, size, place) for place in range(1 if feature == "full" else choices.integer(1, 3))
-    ]
+    count = 1 if feature == "full" else choices.integer(1 + (feature in ("states", "drafts")), 3)
+    groups = [_group(choices, feature, size, place) for place in range(count)]
     chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
     crowded = feature == "crowded"
+    sparse = any(group["kind"] in ("sliding_window", "mamba") for group in groups)
     return structs.Header(
         dialect=name,
         feature=feature,
@@ -57,16 +58,22 @@ def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
         step_tokens=choices.pick((8, 16, 32)),
         most_running=choices.pick((2, 4)),
         max_model_len=64,
-        retention_interval=choices.pick((0, None, None, chunk, 2 * chunk)) if any("window" in g for g in groups) else 0,
+        eagle=[place for place in range(count) if choices.chance(60)] if feature == "drafts" else [],
+        retention_interval=choices.pick((0, None, None, chunk, 2 * chunk)) if sparse else 0,
         bugs=sorted(BUGS),
     )
 
 
 def _group(choices: Choices, feature: str, size: int, place: int) -> dict[str, Any]:
+    """One group; the first one is mostly of full attention."""
     if feature == "groups":
         size = choices.pick((2, 4, 8))
+    if feature == "states" and (place == 1 or choices.chance(20)):
+        return {"kind": "mamba", "block_size": size, "num_speculative_blocks": 0}
     if feature == "full" or (place == 0 and choices.chance(75)) or choices.chance(25):
-        return {"kind": "full_attention", "block_size": size}
+        return {"kind": choices.pick(("full_attention", "full_attention", "mla")), "block_size": size}
+    if choices.chance(15):
+        return {"kind": "chunked_local", "block_size": size, "chunk": choices.pick((4, 8, 12))}
     return {"kind": "sliding_window", "block_size": size, "window": choices.pick((2, 3, 4, 5, 8, 9, 13, 17))}
 
 

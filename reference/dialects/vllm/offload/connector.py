@@ -320,10 +320,8 @@ class Connector:
                 self.refused += stored is None
                 if stored is None or not stored.keys:
                     continue
-                groups = range(len(self.config.chunk_tokens))
-                sizes, starts = (
-                    [number if each == group else 0 for each in groups] for number in (1, length // size - 1)
-                )
+                sizes, starts = ([0] * len(state.keys) for _ in range(2))
+                sizes[group], starts[group] = 1, length // self.config.cache.block_size(group) - 1
                 found.append(Transfer(self._next(), id, stored.chunks, [block], sizes, starts))
                 self._begin_store(state, found[-1].job, stored.keys, [block], [])
         return found

@@ -342,7 +342,12 @@ class OffloadScheduler:
             if whole > start or size <= config.step_tokens:
                 end = whole
         junction = request.shared_prefix
-        stops = [(request.num_tokens - 1) // size * size]
+        last = (request.num_tokens - 1) // size * size
+        stops = [last]
+        if config.cache.partial_hits:
+            unit = config.cache.hash_block_size
+            tail = (request.num_prompt - 1) // unit * unit
+            stops += [tail] if last < tail < request.num_prompt else []
         if start % size:
             stops.append((start // size + 1) * size)
         if start < junction < end:
