@@ -24,8 +24,8 @@ OWN = ("properties", "compiled", "state", "step", "paged", "kernels", "rtp-memor
 """Sections of one-line edits of our own; tests judge them."""
 
 
-INSTALLED = ("vllm", "sglang")
-"""Sections of defects in installed packages, each called as its package is; `hkv diff` judges them."""
+INSTALLED = ("vllm", "sglang", "vllm-offload")
+"""Sections of defects in installed packages, each called as the engine is that drives it; `hkv diff` judges them."""
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):

@@ -92,17 +92,19 @@ def judge_by_diff(mutant: Planted, seeds: int = DIFF_SEEDS, first_seed: int = 0)
     Seeds are counted in the order in which `hkv diff` compares them, feature after feature.
     """
     start, compared = time.perf_counter(), 0
-    package = mutant.edits[0].target.partition(".")[0]
-    name = next(each.names[0] for each in registry.dialects() if package in each.engines)
-    comparison = Comparison(("numpy", package), Only(dialect=name), *mutant.arguments)
-    comparison.require(comparison.features[:1])  # the package is imported as its engine has it imported
+    names = next(each.names for each in registry.dialects() if mutant.section in each.engines)
+    pair = ("numpy", mutant.section)
+    comparisons = [Comparison(pair, Only(dialect=name), *mutant.arguments) for name in names]
+    for comparison in comparisons:
+        comparison.require(comparison.features[:1])  # the package is imported as its engine has it imported
     with applied(*mutant.edits):
-        for feature in comparison.features:
-            for seed in range(first_seed, first_seed + seeds):
-                compared += 1
-                if comparison.seed(feature, seed):
-                    seconds = time.perf_counter() - start
-                    return _diff_verdict(mutant, next(comparison.differences(shrink=True)), seconds, compared)
+        for comparison in comparisons:
+            for feature in comparison.features:
+                for seed in range(first_seed, first_seed + seeds):
+                    compared += 1
+                    if comparison.seed(feature, seed):
+                        seconds = time.perf_counter() - start
+                        return _diff_verdict(mutant, next(comparison.differences(shrink=True)), seconds, compared)
     return Verdict(mutant, "lives", None, "", time.perf_counter() - start, compared, 0)
 
 

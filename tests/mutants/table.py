@@ -136,7 +136,7 @@ def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str
     """The table of defects planted in an installed package, as Markdown; `again` were judged by themselves, after the
     others.
     """
-    version = importlib.metadata.version(package)
+    version = importlib.metadata.version(package.partition("-")[0])
     killed = [verdict for verdict in verdicts if verdict.killed]
     sizes, seconds = [verdict.size for verdict in killed] or [0], [verdict.seconds for verdict in killed] or [0.0]
     said = (

@@ -25,7 +25,7 @@ NAMED = (
 foreign_warnings = pytest.mark.filterwarnings("ignore")  # what vLLM and torch say when they are imported
 
 
-@pytest.mark.parametrize(("package", "least"), [("vllm", 40), ("sglang", 20)])
+@pytest.mark.parametrize(("package", "least"), [("vllm", 40), ("sglang", 20), ("vllm-offload", 20)])
 def test_every_row_says_what_it_is(package: str, least: int) -> None:
     rows = {row.name: row for row in IN_PACKAGES[package]}
     assert len(rows) >= least
@@ -35,7 +35,7 @@ def test_every_row_says_what_it_is(package: str, least: int) -> None:
         assert row.judge == DIFF, name
         assert row.wrong, name
         assert row.expected, name
-        assert all(edit.target.startswith(f"{package}.") for edit in row.edits), name
+        assert all(edit.target.startswith(package.partition("-")[0] + ".") for edit in row.edits), name
 
 
 def test_the_page_lists_rows_and_counts_those_that_are_named() -> None:
@@ -80,7 +80,7 @@ def test_only_rows_of_the_target_can_be_chosen() -> None:
 @pytest.mark.vllm
 @foreign_warnings
 def test_every_edit_fits_the_installed_package() -> None:
-    for row in ROWS.values():
+    for row in (*ROWS.values(), *IN_PACKAGES["vllm-offload"]):
         for edit in row.edits:
             edit.code()
 
@@ -90,6 +90,15 @@ def test_every_edit_fits_the_installed_package() -> None:
 @pytest.mark.parametrize("row", IN_PACKAGES["sglang"], ids=lambda row: row.name)
 def test_a_defect_in_sglang_is_found_and_made_small(row: Planted) -> None:
     verdict = judge_by_diff(row)
+    assert verdict.killed, verdict.problem
+    assert verdict.size <= 12
+
+
+@pytest.mark.vllm
+@foreign_warnings
+@pytest.mark.parametrize("name", ["second-reader-not-counted", "state-in-the-next-column"])
+def test_a_defect_in_offloading_is_found_and_made_small(name: str) -> None:
+    verdict = judge_by_diff(next(row for row in IN_PACKAGES["vllm-offload"] if row.name == name))
     assert verdict.killed, verdict.problem
     assert verdict.size <= 12
 

@@ -358,6 +358,19 @@ RULES: Mapping[str, str] = MappingProxyType(
         "load": "chunks are read",
         "clear": "the tier is emptied",
         "threshold": "offers are counted",
+        "match/none": "a waiting request finds nothing in the tier",
+        "match/found": "a waiting request finds tokens in the tier",
+        "match/later": "a waiting request is to ask again",
+        "load/within": "a step waits for a load that it orders",
+        "load/beside": "a load goes on while others run",
+        "step/stored": "a step orders stores",
+        "step/refused": "a store of a step finds no room",
+        "step/flushed": "a step has stores finished first",
+        "step/preempted": "a running request is preempted",
+        "late": "a job is reported two steps after its order, or later",
+        "abort": "a request is aborted",
+        "reset/gpu": "the GPU's prefix cache is emptied by itself",
+        "reset/tier": "the tier is emptied, too",
     }
 )
 """Rules that a log may exercise, as far as its operations and the recorded answers show."""
@@ -366,9 +379,16 @@ RULES: Mapping[str, str] = MappingProxyType(
 def exercised(log: Log) -> dict[str, int]:
     """Times that a log exercised each of `RULES`; those that it did not are left out."""
     counts = dict.fromkeys(RULES, 0)
-    for operation in log.operations:
+    begun: dict[int, int] = {}
+    refused = 0
+    for number, operation in enumerate(log.operations):
         for rule in _shown(operation):
             counts[rule] += 1
+        if isinstance(operation, StepOp) and operation.want is not None:
+            begun.update({job.job: number for job in (*operation.want.loads, *operation.want.stores)})
+            counts["late"] += sum(number - begun.get(job, number) > 2 for job in operation.reports)
+            counts["step/refused"] += operation.want.refused - refused
+            refused = operation.want.refused
     return {rule: count for rule, count in counts.items() if count}
 
 
@@ -386,4 +406,17 @@ def _shown(operation: Operation) -> list[str]:
             return ["clear"]
         case StateOp(want=State(pool=PoolState(offers=[_, *_]))):
             return ["threshold"]
+        case StepOp(want=Stepped() as step):
+            found = {None: "later", 0: "none"}
+            return [
+                *(f"match/{found.get(match.external, 'found')}" for match in step.matches),
+                *("load/within" if load.within else "load/beside" for load in step.loads),
+                *["step/stored"] * bool(step.stores),
+                *["step/flushed"] * bool(step.flushed),
+                *["step/preempted"] * bool(step.preempted),
+            ]
+        case AbortOp():
+            return ["abort"]
+        case ResetOp():
+            return ["reset/tier" if operation.tier else "reset/gpu"]
     return []

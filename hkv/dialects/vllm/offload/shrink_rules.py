@@ -99,5 +99,11 @@ def _smaller_headers(header: structs.Header) -> Iterator[structs.Header]:
             yield change(header, **{name: value})
 
 
-SHRINK_RULES = ShrinkRules(_repair, headers=_smaller_headers, check=structs.to_config, operations=_simpler_operations)
+SHRINK_RULES = ShrinkRules(
+    _repair,
+    headers=_smaller_headers,
+    check=structs.to_config,
+    operations=_simpler_operations,
+    questions=lambda operation: iter((structs.StateOp(),)),
+)
 """Rules by which cases of the tier are made smaller."""

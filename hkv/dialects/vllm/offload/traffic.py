@@ -72,7 +72,7 @@ def _group(choices: Choices, feature: str, size: int, place: int) -> dict[str, A
         return {"kind": "mamba", "block_size": size, "num_speculative_blocks": 0}
     if feature == "full" or (place == 0 and choices.chance(75)) or choices.chance(25):
         return {"kind": choices.pick(("full_attention", "full_attention", "mla")), "block_size": size}
-    if choices.chance(15):
+    if feature != "groups" and choices.chance(15):  # a chunked group's block is the scheduler's
         return {"kind": "chunked_local", "block_size": size, "chunk": choices.pick((4, 8, 12))}
     return {"kind": "sliding_window", "block_size": size, "window": choices.pick((2, 3, 4, 5, 8, 9, 13, 17))}
 

@@ -8,7 +8,6 @@ import functools
 import importlib
 import json
 import logging
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -61,7 +60,6 @@ def _model() -> str:
 def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]:
     """An empty `Scheduler` with an `OffloadingConnector`, and the block hasher of its requests."""
     logging.getLogger("vllm").setLevel(logging.CRITICAL)  # a store without room is an answer, not a warning
-    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
     vllm: Any = importlib.import_module("vllm.config")
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -86,6 +84,7 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
         "sync_load_budget_bytes": config.sync_tokens * token_bytes,
     }
     made = vllm.VllmConfig(
+        device_config=vllm.DeviceConfig(device="cpu"),
         model_config=vllm.ModelConfig(
             model=_model(), dtype="float16", max_model_len=cache.max_model_len, skip_tokenizer_init=True
         ),
