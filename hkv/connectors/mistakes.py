@@ -255,4 +255,4 @@ MISTAKES: tuple[tuple[str, Connector], ...] = (
     ("the first layer is moved in place of every other", _first_layer),
     ("buffer 0 is taken for every layer's", _buffer_0),
 )
-"""What a wrong connector overlooks, and the connector."""
+"""Mistakes by what a wrong connector overlooks, and the connector."""

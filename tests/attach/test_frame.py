@@ -191,7 +191,7 @@ def test_bad_settings(fields: dict[str, Any], argument: str) -> None:
 
 def test_no_engine_to_observe(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(HKVError, match="none of vllm, lmcache is installed"):
+    with pytest.raises(HKVError, match="none of vllm, sglang, lmcache is installed"):
         attach_all(str(tmp_path))
 
 

@@ -134,7 +134,7 @@ def _runs(tensor: LiveTensor, most: int) -> list[tuple[int, int]]:
 
 
 class Worker:
-    """What one process's worker was told by the scheduler, and what it makes of it."""
+    """One process's worker: the rows that the scheduler handed over, and the tables and slots it made of them."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
