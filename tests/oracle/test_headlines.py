@@ -160,9 +160,8 @@ HEADLINES: dict[str, type[NumpyEngine]] = {
     "column 0 of group 0, and block 0 there is not cached": altering(
         "connector_lookup", lambda hit: changed(hit, diverged=not hit.diverged)
     ),
-    "core 4 0: group 0 is said to find 1 tokens of r2 by itself, not 0": altering(
-        "connector_lookup", lambda hit: changed(hit, hits=[each + 1 for each in hit.hits])
-    ),
+    "core 4 0: connector hits: after connectorlookup r2: group 0 alone can resume at 0 tokens, and is said to "
+    "find 1": altering("connector_lookup", lambda hit: changed(hit, hits=[each + 1 for each in hit.hits])),
     "core 4 0: truncation: after truncate: group 1 keeps [], not [6], of 12 tokens": altering(
         "truncate", lambda rows: [row[:-1] for row in rows]
     ),
