@@ -75,7 +75,7 @@ def _draw_sizes(choices: Choices, supports: Supports) -> Case:
         return _with_requests(choices, case)
     if choices.chance(4) and "far blocks" not in supports.lacks:
         page = key * heads * block * (1 if content == "latent" else 2)
-        case = msgspec.structs.replace(case, blocks=(1 << 31) // page + 9, layers=1)
+        case = msgspec.structs.replace(case, blocks=(1 << 31) // max(page, 2) + 9, layers=1)  # ids are int32
     count = choices.integer(1, 7 if operation == "write" else 4)
     return msgspec.structs.replace(case, **{"slots" if operation == "write" else "table": (-1,) * count})
 
