@@ -104,6 +104,11 @@ class TieredCache(VllmReplayedCache):
             ("waited for loads", totals["tier_loads"], f"requests, {totals['tier_load_steps']:,} steps together"),
             ("tier lacked", sum(lacked.values()), f"tokens computed before: {said}"),
         ]
+        tier, mended = self.tier.config, dataclasses.replace(self.tier.config, bugs=frozenset())
+        past = [group for group in range(len(self.groups)) if tier.window(group) != mended.window(group)]
+        if past:
+            names = ", ".join(self.group_names[group] for group in past)
+            rows.append(("hardly ever loaded", names, "vLLM looks for one chunk more than it stores"))
         if (slower := totals["tier_slower_loads"]) is not None:
             saved = f"{totals['tier_saved_steps']:,.0f} steps of prefill saved less their loads"
             rows.append(("loads slower", slower, f"than computing again; {saved}"))
