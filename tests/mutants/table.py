@@ -136,7 +136,8 @@ def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str
     """The table of defects planted in an installed package, as Markdown; `again` were judged by themselves, after the
     others.
     """
-    version = importlib.metadata.version(package.partition("-")[0])
+    installed = package.partition("-")[0]
+    version = importlib.metadata.version(installed)
     killed = [verdict for verdict in verdicts if verdict.killed]
     sizes, seconds = [verdict.size for verdict in killed] or [0], [verdict.seconds for verdict in killed] or [0.0]
     said = (
@@ -145,7 +146,7 @@ def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str
     )
     if again:
         said += f" Judged again by themselves, after the others: {', '.join(f'`{name}`' for name in again)}."
-    lines = [PACKAGE_HEAD.format(package=package, version=version), "", said, "", *PACKAGE_TITLES]
+    lines = [PACKAGE_HEAD.format(package=package, installed=installed, version=version), "", said, "", *PACKAGE_TITLES]
     for verdict in verdicts:
         mutant = verdict.mutant
         upstream = f" ({', '.join(mutant.upstream)})" if mutant.upstream else ""
@@ -193,10 +194,10 @@ PACKAGE_TITLES = (
 
 PACKAGE_HEAD = """# Defects planted in {package}
 
-Each row is a defect planted by itself, in memory, in the installed {package} {version}, and what
+Each row is a defect planted by itself, in memory, in the installed {installed} {version}, and what
 `hkv diff` says of it and the reference with its default settings, or with the `--version` that a row names.
-This page is written by `python -m tests.mutants --target {package} --markdown docs/mutants-in-{package}.md`; the edits
-are in `tests/mutants/rows/{package}.toml`.
+`python -m tests.mutants --target {package} --markdown docs/tables/mutants-in-{package}.md` writes this page; the
+edits are in `tests/mutants/rows/{package}.toml`.
 
 *Seeds* and *seconds* say how long it takes until the two differ, feature after feature in the command's order;
 *size* is how many operations the case has, those included in which the engine goes on by itself until an invariant

@@ -189,7 +189,7 @@ def drive_scheduler(header: structs.Header, choices: Choices, perform: Callable[
     for _ in range(2 * steps):
         while choices.chance(35) and traffic.possible("request"):
             traffic.make("request")
-        for move, percent in (("abort", 4), ("reset", 3)):
+        for move, percent in (("abort", 4), ("reset", 7)):
             if choices.chance(percent) and traffic.possible(move):
                 traffic.make(move)
         traffic.make("step")
