@@ -1,4 +1,4 @@
-"""Forking, and hits on what this very step writes: the compiled form beside its twin over the reference."""
+"""Forking, and hits on what this very step writes: the compiled form against its twin over the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled form of what a query does not need, beside the reference's kinds and beside its inverse."""
+"""The compiled form of what a query does not need, against the reference's kinds and against its inverse."""
 
 from __future__ import annotations
 

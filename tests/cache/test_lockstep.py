@@ -1,4 +1,4 @@
-"""The compiled cache beside the reference, operation by operation, under random traffic, and beside recorded logs."""
+"""The compiled cache against the reference, operation by operation, under random traffic, and against recorded logs."""
 
 from __future__ import annotations
 

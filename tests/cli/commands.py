@@ -203,7 +203,7 @@ def contents(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def made(folder: pathlib.Path) -> pathlib.Path:
-    """A folder beside the one that is looked at, for what else a command writes."""
+    """A folder next to the one that is looked at, for what else a command writes."""
     other = folder / "other"
     other.mkdir()
     return other

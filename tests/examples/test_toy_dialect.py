@@ -1,4 +1,4 @@
-"""A dialect in a package of its own, installed beside HKV: every command of the oracle works, with no file touched."""
+"""A dialect in a package of its own, installed next to HKV: every command of the oracle works, with no file touched."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def check_change(before: Model, after: Model, place: tuple[str, ...], config: di
         assert before.max_model_len == after.max_model_len or name in LENGTHS
         return
     old, new = before.specs, after.specs
-    if old.keys() != new.keys():  # caches beside a layer's own come and go with its kind
+    if old.keys() != new.keys():  # caches next to a layer's own come and go with its kind
         old = {key: spec for key, spec in old.items() if key in new}
     changed = {key for key, spec in old.items() if new[key] != spec}
     governed = {

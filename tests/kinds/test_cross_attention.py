@@ -181,7 +181,7 @@ def test_it_is_drawn_without_caching_alone() -> None:
 
 
 def traffic(engine: str = "numpy", seeds: int = 6) -> None:
-    """An engine beside the reference under random traffic, with every invariant where it is the reference."""
+    """An engine against the reference under random traffic, with every invariant where it is the reference."""
     granted = 0
     for seed in range(seeds):
         feature = ("core", "external")[seed % 2]
@@ -242,7 +242,7 @@ def test_a_replayed_window_is_drawn_and_refused_by_name() -> None:
 
 
 def replayed_traffic(engine: str = "numpy", seeds: int = 6) -> None:
-    """An engine beside the reference under random replayed_traffic, with every invariant where it is the reference."""
+    """An engine against the reference under random replayed_traffic, with every invariant where it is the reference."""
     having = 0
     for seed in range(seeds):
         feature = ("core", "eagle", "retention")[seed % 3]

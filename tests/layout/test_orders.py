@@ -1,4 +1,4 @@
-"""Legal orders, the one that is chosen, kernel block sizes that suit every kernel; strides and views beside vLLM's."""
+"""Legal orders, the one that is chosen, kernel block sizes that suit every kernel; strides and views against vLLM's."""
 
 # pyright: reportMissingImports=false, reportArgumentType=false
 

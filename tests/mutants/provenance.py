@@ -62,7 +62,7 @@ def target_of(mutant: Planted) -> str:
             return target
     if name.startswith(STEPS):
         return "step"
-    # Configurations and other host-only rules live beside the compiled ones.
+    # Configurations and other host-only rules live next to the compiled ones.
     return "compiled" if name.startswith("hkv.dialects.") and hasattr(importlib.import_module(name), "jnp") else "host"
 
 

@@ -36,7 +36,7 @@ def check_paged_operations(name, kernel):
     """A program of all operations on one layout calls the kernels that it should."""
     found = calls(programs.paged_program(programs.LAYOUTS[name], kernel, *programs.OPERATIONS))
     # A copy that may overlap is read and then written; everything else is one launch, whatever the number of parts.
-    # With `auto`, whole planes are bulk copies of their own, beside what lies in small pieces.
+    # With `auto`, whole planes are bulk copies of their own, next to what lies in small pieces.
     assert 6 <= len(found) <= (9 if kernel == "auto" and name in ("132 bytes", "656 bytes") else 6)
     assert set(found) <= {"mosaic_gpu", "__gpu$xla.gpu.triton"} if kernel == "auto" else {"__gpu$xla.gpu.triton"}
     assert kernel != "auto" or "mosaic_gpu" in found

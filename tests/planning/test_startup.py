@@ -68,7 +68,7 @@ def test_the_records_are_worth_it() -> None:
     ],
 )
 def test_mtp_layers_of_the_target(model: str, tokens: int, extra: dict[str, int], line: str) -> None:
-    """Lines that vLLM 0.33.0 logged for the same configs, with its own MTP classes beside the model's."""
+    """Lines that vLLM 0.33.0 logged for the same configs, with its own MTP classes next to the model's."""
     speculation = Speculation(method="mtp", num_speculative_tokens=tokens)
     plan = plan_config(config(model) | extra, dataclasses.replace(OPTIONS, speculation=speculation))
     assert line in plan.startup.line

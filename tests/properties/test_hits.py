@@ -182,7 +182,7 @@ def test_an_unproven_hit_needs_no_window_of_one_token():
     assert (found.by_iteration(), found.by_definition()) == (1, 0)
 
 
-# Real traffic: what the pool really holds, keys beside the primary ones included.
+# Real traffic: what the pool really holds, keys besides the primary ones included.
 
 
 @given(data=st.data())

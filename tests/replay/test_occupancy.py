@@ -28,7 +28,7 @@ def test_counts_of_two_requests():
     """A prompt of four blocks in two steps, its answer, and the same prompt again, which hits three blocks.
 
     The window reads one block back: its first block is given back in the second step. The last block of the second
-    prompt is computed once more, and cached beside the first one.
+    prompt is computed once more, and cached next to the first one.
     """
     schedule = Schedule(step_tokens=8, decode_tokens=2, max_running=2, max_model_len=64)
     specs = [spec_from_text(text) for text in ("full:4", "swa:4:4")]

@@ -1,4 +1,4 @@
-"""The compiled cache with its prefix tree beside the reference's, key by key."""
+"""The compiled cache with its prefix tree against the reference's, key by key."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_reserve_is_rounded_down() -> None:
     assert (reserve_for_ratio(5, 99), reserve_for_ratio(5, 100)) == (4, 5)
 
 
-# Capacities, and ranks on arrays, beside the reference.
+# Capacities, and ranks on arrays, against the reference.
 
 
 N = -1

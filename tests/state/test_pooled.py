@@ -1,4 +1,4 @@
-"""The id bitmap, the references by role and the items in order of use, beside the reference's, without any engine's
+"""The id bitmap, the references by role and the items in order of use, against the reference's, without any engine's
 rules."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tree of keys and its leaves in order of use, beside the reference's, without any engine's rules."""
+"""The tree of keys and its leaves in order of use, against the reference's, without any engine's rules."""
 
 from __future__ import annotations
 

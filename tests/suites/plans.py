@@ -209,7 +209,7 @@ def budget(case: Planned) -> Iterator[str]:
 
 @case_check("one request fits", "B-I23", "B-I24")
 def fits(case: Planned) -> Iterator[str]:
-    """A plan holds the longest request beside the null block, by its own count and by letting the request run."""
+    """A plan holds the longest request besides the null block, by its own count and by letting the request run."""
     plan = case.plan
     if plan is None or not plan.groups:
         return

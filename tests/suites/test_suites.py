@@ -24,7 +24,7 @@ def test_a_suite_passes_on_code_that_is_right(name):
 
 
 GROWN = 1000537
-"""A plan with states whose grid grows beside a hidden state that does not fit their page."""
+"""A plan with states whose grid grows next to a hidden state that does not fit their page."""
 
 
 def test_a_grid_that_grows_for_a_hidden_state_is_right_and_one_that_grows_further_is_not():

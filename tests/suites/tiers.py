@@ -20,7 +20,7 @@ from tests.suites.suite import CaseSuite, case_check
 ACTIONS = ("store", "retrieve", "pin", "unpin", "evict", "damage", "reopen")
 
 OVERHEAD = 400
-"""Bytes that a file on disk may have beside its object's."""
+"""Bytes that a file on disk may have besides its object's."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,7 @@ def test_what_comes_again_is_found_and_says_the_same(model):
 def test_the_same_is_said_where_blocks_run_out(model):
     """In a pool that holds one request and a half: preemptions, blocks evicted, prompts computed again.
 
-    Before every step, NaN is written to all blocks that nobody holds and that cannot be found.
+    Before every step, NaN is written to all blocks without references that cannot be found.
     """
     blocks, layout = SMALL[model]
     made = engine(model, blocks=blocks, rows=4, budget=7, layout=layout, limit=lambda: spoil_free_blocks(made) or 7)

@@ -1,4 +1,4 @@
-"""The compiled cache under RTP-LLM's rules beside the reference: every answer and the whole state, operation by
+"""The compiled cache under RTP-LLM's rules against the reference: every answer and the whole state, operation by
 operation, at random and along ways that exploring finds.
 """
 
