@@ -180,7 +180,7 @@ ROWS = [
         f"{SCHEDULE}--groups full:16;--num-blocks 80;--eagle all;--retention dense;--lookahead 3",
         "--memory 1GiB;--tp 1;--block-size 16;--kv-dtype auto;--draft x;--dialect rtp-llm/single;--linear-step 1;"
         f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check;"
-        "--swa-full-tokens-ratio 1",
+        "--swa-full-tokens-ratio 1;--schedule-policy fcfs",
     ),
     *_rows(
         f"{REPLAY} --offload 14",
@@ -212,7 +212,8 @@ ROWS = [
         "--independent-eviction",
     ),
     *_rows(
-        f"{REPLAYED} --dialect sglang-0.5.23 --groups full:16,swa:16:64 --num-blocks 60", "--swa-full-tokens-ratio 9"
+        f"{REPLAYED} --dialect sglang-0.5.23 --groups full:16,swa:16:64 --num-blocks 60",
+        "--swa-full-tokens-ratio 9;--schedule-policy fcfs",
     ),
     *_rows(
         REPLAY_RTP_MODEL,
