@@ -52,7 +52,7 @@ ENTRANCES = (
         "hkv.replay.plain",
         "hkv.oracle.log_schema",
     ),
-    *("hkv.oracle.log_schema", "hkv.dialects.vllm.attach.plugin", "hkv.dialects.vllm.kinds."),
+    *("hkv.dialects.vllm.attach.plugin", "hkv.dialects.sglang.plugin", "hkv.dialects.vllm.kinds."),
     "hkv.model.huggingface.families.",
 )
 """Modules at which a reader comes in, and packages of such modules, with a dot: commands, public names, entry points of

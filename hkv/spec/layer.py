@@ -131,11 +131,6 @@ class LayerSpec:
         return 0
 
     @property
-    def sized_by_server(self) -> bool:
-        """True if the bytes of a block follow from a server's settings, and not from the description alone."""
-        return False
-
-    @property
     def shared_by_ranks(self) -> bool:
         """True if context parallelism splits this layer's tokens over ranks."""
         return False

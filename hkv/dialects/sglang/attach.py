@@ -18,7 +18,7 @@ from hkv.contract import registry
 from hkv.contract.attach import Session, Sink, fits_a_log
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS, COMPONENTS, FULL, MAMBA, SWA
-from hkv.dialects.sglang.engines.installed import require_sglang
+from hkv.dialects.sglang.engines import require_sglang
 from hkv.errors import ConfigError, HKVError
 
 BACKEND = "hkv"

@@ -6,7 +6,7 @@ SGLang loads it in its processes. Without `HKV_ATTACH` in the environment it doe
 from __future__ import annotations
 
 from hkv.dialects.sglang.attach import attach_all
-from hkv.dialects.sglang.engines.installed import require_sglang
+from hkv.dialects.sglang.engines import require_sglang
 from hkv.errors import HKVError
 from hkv.oracle.attach.attach import Session, say, settings_from
 

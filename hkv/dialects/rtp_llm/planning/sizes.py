@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import cast
 
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.errors import ConfigError, PlanError, SpecError
@@ -220,10 +219,6 @@ class OpaqueRegion(LayerSpec):
         if self.count == "explicit" and self.explicit_entries == 0:
             raise SpecError("explicit_entries", 0, "a positive number of entries")
 
-    @property
-    def sized_by_server(self) -> bool:
-        return True
-
     def readable(self, n: int) -> range:
         """A ring's last block of tokens; of compressed keys and values, every token."""
         return range(max(0, n - self.block_size) if self.state else 0, n)
@@ -236,7 +231,7 @@ class OpaqueRegion(LayerSpec):
 
 def region_of(spec: LayerSpec) -> OpaqueRegion | None:
     """The layer where it is such a region; None for any other."""
-    return cast(OpaqueRegion, spec) if spec.sized_by_server else None
+    return spec if isinstance(spec, OpaqueRegion) else None
 
 
 def opaque(desc: OpaqueRegion, options: RtpOptions) -> BlockBytes:

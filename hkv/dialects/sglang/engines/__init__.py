@@ -5,12 +5,16 @@ Here is what both say alike of their trees, so that states can be compared: the 
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from hkv.dialects.sglang.config import SGLangConfig
+from hkv.errors import ConfigError
 
 T = TypeVar("T")
+
+RELEASE = "0.5.23"
 
 
 def of_components(config: SGLangConfig, full: T, window: T, states: T) -> list[T]:
@@ -41,3 +45,13 @@ def walk(node: T, named: Callable[[T], tuple[Iterable[str | None], list[int]]]) 
 def places(values: Iterable[T]) -> dict[T, int]:
     """Place of each of some times among them, from 0 for the earliest."""
     return {value: place for place, value in enumerate(sorted(set(values)))}  # type: ignore[type-var]
+
+
+def require_sglang(release: str | None = None) -> None:
+    """Raises ConfigError unless SGLang of a release is installed; None for 0.5.23."""
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError("engine", "sglang", f"SGLang {RELEASE} to be installed (docs/sglang.md says how)") from None
+    if version != (release or RELEASE):
+        raise ConfigError("sglang", version, f"release {release or RELEASE}, or the engine sglang@{version}")

@@ -7,7 +7,6 @@ What the scheduler does around them is done here, by the scheduler's own functio
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,9 @@ import msgspec
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS, COMPONENTS
+from hkv.dialects.sglang.engines import RELEASE, require_sglang
 from hkv.dialects.sglang.log import to_config
 from hkv.errors import ConfigError, OperationError
-
-RELEASE = "0.5.23"
 
 
 class InstalledSGLangEngine:
@@ -287,13 +285,3 @@ def python(header: structs.Header, release: str | None = None) -> InstalledSGLan
 def rust(header: structs.Header, release: str | None = None) -> InstalledSGLangEngine | InstalledTree:
     """SGLang under a header, its tree in Rust."""
     return InstalledTree(header, "rust", release) if header.tree else RustSGLangEngine(header, release)
-
-
-def require_sglang(release: str | None = None) -> None:
-    """Raises ConfigError unless SGLang of a release is installed; None for 0.5.23."""
-    try:
-        version = importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError("engine", "sglang", f"SGLang {RELEASE} to be installed (docs/sglang.md says how)") from None
-    if version != (release or RELEASE):
-        raise ConfigError("sglang", version, f"release {release or RELEASE}, or the engine sglang@{version}")
