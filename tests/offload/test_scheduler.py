@@ -61,6 +61,16 @@ def test_a_prompt_comes_back_from_the_tier_once_its_store_is_reported() -> None:
     assert runs.tokens == {"b": 1}
 
 
+def test_an_explanation_says_where_the_tier_alone_could_resume() -> None:
+    driven = engine(header(window=6))
+    driven.perform(structs.RequestOp(id="a", tokens=list(range(24)), output=2))
+    steps(driven, [])
+    full, window = DIALECT.resumptions(driven, structs.StepOp(), "a")
+    assert (full.largest, full.next, full.lacks) == (24, None, ())
+    assert (window.largest, window.next) == (20, 24)
+    assert [(lack.first, lack.last) for lack in window.lacks] == [(20, 23)]
+
+
 def test_a_step_with_more_new_chunks_than_the_tier_stores_nothing_and_tries_again_every_step() -> None:
     driven = engine(header(chunks=3))
     driven.perform(structs.RequestOp(id="a", tokens=list(range(16)), output=4))

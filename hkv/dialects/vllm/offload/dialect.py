@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hkv.dialects.vllm.offload.config import BUGS
 
 if TYPE_CHECKING:
     from hkv.contract.case import ShrinkRules
+    from hkv.contract.explanation import Resumption
     from hkv.contract.invariant import Invariant, PlainWatch
     from hkv.contract.log import Lifecycle, LogFormat
     from hkv.contract.traffic import Choices, Moves
@@ -88,3 +89,8 @@ class OffloadDialect(Dialect):
 
     def exercised(self, log: Any) -> dict[str, int]:
         return structs.exercised(log)
+
+    def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
+        if not hasattr(engine, "resumptions"):
+            raise self.lacks("explanations: a pool by itself has no hits")
+        return engine.resumptions(id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hkv.contract.explanation import Lack, Resumption
 from hkv.dialects.vllm.engines.numpy import key_text
 from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle, keys_of
@@ -131,6 +132,29 @@ class NumpyScheduler:
             case _:
                 return self._state()
         return None
+
+    def resumptions(self, id: str) -> list[Resumption]:
+        """Lengths at which each group could resume a request from the tier alone, were nothing of it on the GPU.
+
+        Raises:
+          LookupError: the tier knows no such request.
+        """
+        connector = self.scheduler.connector
+        state, config, found = connector.requests[id], connector.config, list[Resumption]()
+        connector.name_chunks(state)
+        for group, size in enumerate(config.chunk_tokens):
+            there = [connector.pool.lookup(key) is not None for key in state.keys[group]]
+
+            def gone(end: int, group: int = group, there: list[bool] = there) -> list[int]:
+                first = max(0, end - (config.window(group) or end))
+                return [place for place in range(first, end) if not there[place]]
+
+            best = max(end for end in range(len(there) + 1) if not gone(end))
+            kind, block = config.cache.topology.specs[group].kind, config.cache.block_size(group)
+            lacks = [Lack(at * size, (at + 1) * size - 1, "not in the tier") for at in gone(min(best + 1, len(there)))]
+            beyond = (best + 1) * size if best < len(there) else None
+            found.append(Resumption(group, kind, block, best * size, beyond, tuple(lacks)))
+        return found
 
     def _step(self, operation: structs.StepOp) -> structs.Stepped:
         scheduled = self.scheduler.schedule()

@@ -179,7 +179,7 @@ class Connector:
         state.cursors = [0] * len(state.cursors)
         if state.jobs:
             return None, False
-        self._name_chunks(state)
+        self.name_chunks(state)
         state.local = local
         found = external_hit(
             self.config, self.pool.lookup, state.keys, local, state.request.num_tokens, state.load_limit, self.loading
@@ -195,7 +195,7 @@ class Connector:
         self._within.add(state.request.id)
         return True
 
-    def _name_chunks(self, state: Offloaded) -> None:
+    def name_chunks(self, state: Offloaded) -> None:
         """Names the chunks that have become whole."""
         for group, size in enumerate(self.config.chunk_tokens):
             hashes, known = size // self.config.cache.hash_block_size, state.keys[group]
@@ -247,7 +247,7 @@ class Connector:
         """A request has finished, its blocks are about to be given back: the jobs that read them are fenced."""
         state = self.requests[id]
         state.finished, state.aborted = True, aborted
-        self._name_chunks(state)
+        self.name_chunks(state)
         for number in state.jobs:
             self._fence(number, self.jobs[number].read_late)
 
@@ -284,7 +284,7 @@ class Connector:
         before: dict[str, list[int]] = {}
         for id, rows, whole in step.tables:
             state = self.requests[id]
-            self._name_chunks(state)
+            self.name_chunks(state)
             if whole:
                 for blocks in state.blocks:
                     blocks.clear()
