@@ -118,7 +118,7 @@ class TreeArrays(FlatArrays):
     """Words of a row of `nodes`, the first of which are `hkv.state.nodes.Node`."""
 
     PINS: ClassVar[bool] = True
-    """Whether nodes may be pinned; where not, nothing is compiled for that."""
+    """True if nodes may be pinned; if not, nothing is compiled for that."""
 
     def node(self, node: Any, field: enum.IntEnum) -> Scalar:
         """Index into `nodes` of a word of a node."""

@@ -98,7 +98,7 @@ class Held(enum.IntEnum):
     NODE = 10
     """The node that it holds."""
     MARK = 11
-    """Where the window's part of that lock ends; 0 for the root."""
+    """End of the window's part of that lock; 0 for the root."""
     RELEASED = 12
     """1 if that part was given back."""
     STATE = 13
@@ -107,7 +107,7 @@ class Held(enum.IntEnum):
     """Two states in turn that keep what it was."""
     SECOND_TRACK = 15
     TURN = 16
-    """Which of the two is written next."""
+    """The one of the two that is written next."""
     TRACKED = 17
     """Tokens of the one written last, 0 for none since it was entered."""
 
@@ -135,7 +135,7 @@ class PoolCount(enum.IntEnum):
     """Words of a pool in `RadixState.counters`."""
 
     FRONT = 0
-    """Where the list of its free pages begins in its ring."""
+    """Start of the list of its free pages in its ring."""
     FREE = 1
     """Pages in that list."""
     WAITING = 2

@@ -105,7 +105,7 @@ class Judged(SGLangScheduler):
 
         class Adder(PrefillAdder):
             def _account_prefill_cache_admission(self, req: Any, prefix_len: int) -> None:
-                """Which tier hits came from is told to nobody."""
+                """The tier that hits came from is reported to no one."""
 
         adder = Adder(self._config.page_size, self._cache, self._engine._allocator, running, *given)
         if self._chunked is not None:

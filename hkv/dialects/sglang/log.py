@@ -255,7 +255,7 @@ class Room(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RoomOp(Operation, tag="room"):
-    """What must leave leaves, so that so many tokens are free in each pool, or as many as may be."""
+    """Evicts until so many tokens are free in each pool, or as many as may be."""
 
     tokens: int
     want: Room | None = None

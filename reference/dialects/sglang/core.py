@@ -30,7 +30,7 @@ class _NotedPool(SlotPool):
         self._noted += slots
 
     def take(self) -> list[int]:
-        """What was noted since the last time."""
+        """Notes since the last call."""
         noted, self._noted = self._noted, []
         return noted
 
@@ -119,7 +119,7 @@ class TreeCore:
         self.nodes = {name: node for name, node in self.nodes.items() if node in alive}
 
     def take_returned(self) -> tuple[list[int], ...]:
-        """What was given back since the last time: full slots, full slots whose window's were, and states."""
+        """Slots given back since the last call: full slots, full slots whose window's were, and states."""
         return tuple(pool.take() for pool in self._pools.noted)
 
     def _receipt(self, id: str) -> Receipt:

@@ -125,7 +125,7 @@ class Told:
         self._count(self.left, component, node)
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
-        """What came and what left since the last time."""
+        """Nodes that came and left since the last call."""
         taken = self.came, self.left
         self.came, self.left = dict.fromkeys(self.came, 0), dict.fromkeys(self.left, 0)
         return taken

@@ -75,7 +75,7 @@ class Pages:
         return [token for own in named for token in own[: self._size]] + list(named[-1][self._size :])
 
     def namespace(self, number: int) -> tuple[str | None, str | None]:
-        """What a page is cached apart by."""
+        """Namespace under which a page is cached apart."""
         before: Any = number
         while isinstance(before, int):
             before = self._known[before][0]

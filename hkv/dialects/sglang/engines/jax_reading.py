@@ -34,7 +34,7 @@ class Named(Protocol):
         ...
 
     def namespace(self, number: int) -> tuple[str | None, str | None]:
-        """What a page is cached apart by."""
+        """Namespace under which a page is cached apart."""
         ...
 
 
@@ -73,7 +73,7 @@ class Reader:
         self._config, self._pages = config, pages
 
     def held(self, state: RadixState, slot: int) -> list[int]:
-        """What a request knows of itself, by `Held`."""
+        """A request's own fields, by `Held`."""
         return np.asarray(state.requests)[slot].tolist()
 
     def row(self, state: RadixState, slot: int) -> list[int]:

@@ -20,7 +20,7 @@ class SGLangCode(enum.IntEnum):
     END = 0
     """No more operations."""
     MATCH = 1
-    """How much of TOKENS tokens is cached, which counts as a use; NUMBERS keys of their whole pages. No slot."""
+    """Longest cached prefix of TOKENS tokens, which counts as a use; NUMBERS keys of their whole pages. No slot."""
     ADMIT = 2
     """A request of TOKENS tokens with PRIORITY comes into an empty slot; NUMBERS keys of its whole pages."""
     EXTEND = 3
@@ -30,7 +30,7 @@ class SGLangCode(enum.IntEnum):
     SLIDE = 5
     """Window pages that it reads no more are freed, once they are of EVERY tokens or more."""
     CHECKPOINT = 6
-    """What it has computed is entered."""
+    """Enters the tokens that it has computed."""
     RELEASE_WINDOW = 7
     """The window's part of its lock is given back."""
     FINISH = 8

@@ -37,7 +37,7 @@ def keys_are_in_one_place(moment: PlainMoment) -> Iterator[str]:
 
 @INVARIANTS.invariant("no chunk leaves under a transfer")
 def no_chunk_leaves_under_a_transfer(moment: PlainMoment) -> Iterator[str]:
-    """What is read or written keeps its key and its chunk until its job is done, or the tier is emptied."""
+    """A chunk that is read or written keeps its key and its chunk until its job is done, or the tier is emptied."""
     operation = moment.operation
     if isinstance(operation, structs.ClearOp | structs.DoneOp) or getattr(operation, "tier", False):
         return

@@ -13,7 +13,7 @@ from hkv.dialects.vllm.offload.config import OffloadConfig
 from reference.dialects.vllm.offload.policies import Key
 
 Look = Callable[[Key], "bool | None"]
-"""Whether a chunk can be read, False while it is being written, None where it is absent."""
+"""True if a chunk can be read, False while it is being written, None where it is absent."""
 
 
 def external_hit(

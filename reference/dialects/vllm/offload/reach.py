@@ -1,4 +1,4 @@
-"""Which of a request's chunks a step offers to the second tier.
+"""Chunks of a request that a step offers to the second tier.
 
 Full attention offers every chunk. A window needs few chunks before the lengths that loads can end at: the boundaries of
 full attention's chunks, or those that retention leaves, and the end of the prompt. vLLM 0.33
@@ -16,7 +16,7 @@ from reference.dialects.vllm.retention import tail_mask
 
 
 class Reach(NamedTuple):
-    """How far a request is, in chunks of one group.
+    """Progress of a request, in chunks of one group.
 
     Attributes:
       finished: whether it has finished.
