@@ -221,9 +221,10 @@ class RadixState:
       nodes: int32[pages + 1, 24], the tree: `hkv.state.nodes.Node`, then `RadixNode`.
       uses: int32[words], the nodes in order of use (`hkv.state.pooled.PooledState.uses`).
       keys: int32[keys + 1, 4], `Key` of each.
-      lists: int32[3, pages + 1], a ring of `pages` places for the free pages of each pool, in the order in which they
-        are handed out from `PoolCount.FRONT` on.
-      mapping: int32[pages + 1], the window page of each full page, 0 for none.
+      lists: int32[4, pages + 1], a ring of `pages` places for the free pages of each pool, in the order in which they
+        are handed out from `PoolCount.FRONT` on, those behind them that wait to be sorted in; and the window page of
+        each full page, 0 for none.
+      bitmap: int32[words], a bitmap of pages that are being sorted (`hkv.state.nodes.bitmap_levels`); else empty.
       rows: int32[requests + 2, row], full pages of each request. The last two slots are for lookups without a request,
         and for nothing.
       chains: int32[requests + 2, row], keys of each request's whole pages.
@@ -235,7 +236,7 @@ class RadixState:
     uses: jax.Array
     keys: jax.Array
     lists: jax.Array
-    mapping: jax.Array
+    bitmap: jax.Array
     rows: jax.Array
     chains: jax.Array
     requests: jax.Array
@@ -245,7 +246,12 @@ class RadixState:
     def buckets(self) -> RadixBuckets:
         """The sizes of an unbatched state, read off its shapes."""
         slots, row = self.rows.shape
-        return RadixBuckets(pages=self.mapping.shape[0] - 1, keys=self.keys.shape[0] - 1, requests=slots - 2, row=row)
+        return RadixBuckets(pages=self.lists.shape[1] - 1, keys=self.keys.shape[0] - 1, requests=slots - 2, row=row)
+
+    @property
+    def mapping(self) -> jax.Array:
+        """The window page of each full page, 0 for none."""
+        return self.lists[len(POOLS)]
 
     def replace(self, **changes: jax.Array) -> Self:
         """The state with some arrays replaced."""
@@ -265,7 +271,7 @@ def empty_radix(buckets: RadixBuckets, num_pages: tuple[int, ...]) -> RadixState
     tree[0, Node.FLAGS] = nodes.PRESENT | nodes.BARRED
     counters = np.zeros(COUNT_WORDS + POOL_COUNT_WORDS * len(POOLS) + 1, np.int32)
     counters[Count.ROWS] = 1
-    lists = np.zeros((len(POOLS), buckets.pages + 1), np.int32)
+    lists = np.zeros((len(POOLS) + 1, buckets.pages + 1), np.int32)
     for pool, count in enumerate(num_pages):
         lists[pool, :count] = np.arange(1, count + 1)
         counters[COUNT_WORDS + POOL_COUNT_WORDS * pool + PoolCount.FREE] = count
@@ -274,7 +280,7 @@ def empty_radix(buckets: RadixBuckets, num_pages: tuple[int, ...]) -> RadixState
         uses=nodes.empty_nodes(buckets.nodes)[1],  # type: ignore[arg-type]
         keys=np.zeros((buckets.keys + 1, KEY_WORDS), np.int32),  # type: ignore[arg-type]
         lists=lists,  # type: ignore[arg-type]
-        mapping=np.zeros(buckets.pages + 1, np.int32),  # type: ignore[arg-type]
+        bitmap=np.zeros(sum(buckets.levels) + 1, np.int32),  # type: ignore[arg-type]
         rows=np.zeros((slots, buckets.row), np.int32),  # type: ignore[arg-type]
         chains=np.zeros((slots, buckets.row), np.int32),  # type: ignore[arg-type]
         requests=np.zeros((slots, HELD_WORDS), np.int32),  # type: ignore[arg-type]
@@ -295,7 +301,7 @@ def resized_radix(state: RadixState, buckets: RadixBuckets) -> RadixState:
         raise ConfigError("pages", buckets.pages, f"{old.pages}, as before")
     new = empty_radix(buckets, ())
     changes: dict[str, np.ndarray] = {name: np.array(getattr(state, name)) for name in ("nodes", "uses", "lists")}
-    changes |= {name: np.array(getattr(state, name)) for name in ("mapping", "counters")}
+    changes |= {name: np.array(getattr(state, name)) for name in ("bitmap", "counters")}
     for name, size in (
         ("keys", old.keys),
         ("rows", old.requests),

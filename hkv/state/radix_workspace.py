@@ -55,7 +55,7 @@ class RadixWorkspace(TreeArrays):
 
     Attributes:
       sizes: static sizes.
-      nodes, uses, keys, lists, mapping, rows, chains, requests, counters: as in `RadixState`.
+      nodes, uses, keys, lists, bitmap, rows, chains, requests, counters: as in `RadixState`.
       results: int32[lanes * (operations + 1) * width], one row an operation.
       lane: the lane that is worked on.
     """
@@ -70,7 +70,7 @@ class RadixWorkspace(TreeArrays):
     uses: jax.Array
     keys: jax.Array
     lists: jax.Array
-    mapping: jax.Array
+    bitmap: jax.Array
     rows: jax.Array
     chains: jax.Array
     requests: jax.Array
@@ -85,8 +85,11 @@ class RadixWorkspace(TreeArrays):
 
     def listed(self, pool: Any, place: Any) -> Scalar:
         """Index into `lists` of a place of a pool's ring, which goes around once."""
+        return self._listed(pool) + self.around(place)
+
+    def _listed(self, row: Any) -> Scalar:
         width = self.sizes.buckets.pages + 1
-        return self._base(len(POOLS) * width) + pool * width + self.around(place)
+        return self._base((len(POOLS) + 1) * width) + row * width
 
     def around(self, place: Any) -> Scalar:
         """A place of a ring, which goes around once."""
@@ -94,8 +97,13 @@ class RadixWorkspace(TreeArrays):
         return jnp.where(place >= size, place - size, jnp.where(place < 0, place + size, place))
 
     def mapped(self, page: Any) -> Scalar:
-        """Index into `mapping` of a full page."""
-        return self._base(self.sizes.buckets.pages + 1) + page
+        """Index into `lists` of the window page of a full page."""
+        return self._listed(len(POOLS)) + page
+
+    def word(self, pool: Any, level: int, word: Scalar) -> Scalar:
+        """Index into `bitmap`, which pools take turns at."""
+        levels = self.sizes.buckets.levels
+        return self._base(sum(levels) + 1) + sum(levels[:level]) + word
 
     def row(self, slot: Any, page: Any) -> Scalar:
         """Index into `rows` of a page of a request."""

@@ -14,6 +14,8 @@ from hkv.oracle.record import Only, differ, draw
 
 ONLY = Only(dialect=structs.NAME)
 
+ATTENTION, STATES = ({"kind": kind, "block_size": 1} for kind in ("full_attention", "mamba"))
+
 
 def compiled(header: structs.Header) -> bool:
     """True if a configuration has a compiled form."""
@@ -24,7 +26,7 @@ def compiled(header: structs.Header) -> bool:
     return True
 
 
-@pytest.mark.parametrize("feature", ["full", "window", "eagle", "namespaces"])
+@pytest.mark.parametrize("feature", ["full", "window", "eagle", "namespaces", "sorted"])
 def test_random_operations_leave_the_same_state(feature: str) -> None:
     seeds = [seed for seed in range(60) if compiled(draw(feature, seed, 2, ONLY)[0])]
     assert len(seeds) > 15
@@ -35,11 +37,10 @@ def test_random_operations_leave_the_same_state(feature: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"tree": True}, "tree"), ({"need_sort": True}, "need_sort")],
+    [({"tree": True}, "tree"), ({"num_blocks": [4, 4], "groups": [ATTENTION, STATES]}, "states")],
 )
 def test_what_has_no_compiled_form_is_refused_by_name(changes: dict[str, object], field: str) -> None:
-    group = {"kind": "full_attention", "block_size": 1}
-    header = structs.Header(dialect=structs.NAME, feature="hand", num_blocks=[4], groups=[group])
+    header = structs.Header(dialect=structs.NAME, feature="hand", num_blocks=[4], groups=[ATTENTION])
     with pytest.raises(ConfigError) as error:
         SGLangJaxEngine(msgspec.structs.replace(header, **changes))
     assert error.value.argument == field

@@ -41,7 +41,7 @@ class Named(Protocol):
 def available(state: RadixState) -> int:
     """Pages of all pools, and states, that are free or that nobody holds."""
     counters = np.asarray(state.counters)[COUNT_WORDS:-1].reshape(-1, POOL_COUNT_WORDS)
-    return int(counters[:, [PoolCount.FREE, PoolCount.UNHELD]].sum())
+    return int(counters[:, [PoolCount.FREE, PoolCount.WAITING, PoolCount.UNHELD]].sum())
 
 
 def told_pages(state: RadixState) -> np.ndarray:
@@ -163,8 +163,10 @@ class Reader:
 
     def _pool(self, state: RadixState, pool: int) -> structs.Pool:
         words = np.asarray(state.counters)[COUNT_WORDS + POOL_COUNT_WORDS * pool :]
-        ring = np.arange(words[PoolCount.FREE]) + words[PoolCount.FRONT]
-        return structs.Pool(np.asarray(state.lists)[pool, ring % (np.asarray(state.lists).shape[1] - 1)].tolist(), [])
+        free, waiting = words[PoolCount.FREE], words[PoolCount.WAITING]
+        ring = np.arange(free + waiting) + words[PoolCount.FRONT]
+        pages = np.asarray(state.lists)[pool, ring % (np.asarray(state.lists).shape[1] - 1)].tolist()
+        return structs.Pool(pages[:free], pages[free:])
 
     def _window(self, mapping: np.ndarray, slots: list[int]) -> list[int]:
         size = self._config.page_size

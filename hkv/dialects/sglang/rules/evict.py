@@ -129,8 +129,8 @@ def _stranded(work: RadixWorkspace, view: View, present: Scalar, parent: Scalar)
 
 def _room(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, Scalar]]:
     """Tokens that each pool has room for."""
-    places = (work.pool_count(pool, PoolCount.FREE) for pool in (FULL, WINDOW))
-    work, (full, window) = work.peek(present, "counters", *places)
+    work, full = pools.free_pages(work, present, FULL)
+    work, window = pools.free_pages(work, present, WINDOW)
     return work, (full * view.page, window * view.page)
 
 

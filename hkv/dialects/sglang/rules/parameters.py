@@ -15,7 +15,7 @@ from hkv.state.loops import Scalar
 
 Field = enum.IntEnum(
     "Field",
-    ("PAGE", "WINDOW", "EAGLE", "TOUCHES", "LOSES", "TOTAL", "POLICY", "STRANDS"),
+    ("PAGE", "WINDOW", "EAGLE", "TOUCHES", "LOSES", "TOTAL", "POLICY", "STRANDS", "SORT"),
     start=0,
 )
 """Columns of `SGLangParameters.cache`.
@@ -24,7 +24,7 @@ PAGE: tokens of a page. WINDOW: tokens that a window reads, 0 where there is non
 n tokens make n - 1 units. TOUCHES: 1 if a split makes the lower part the most recently used
 (`hkv.dialects.sglang.config.SPLIT_TOUCHES_SUFFIX`). LOSES: 1 if a refused decode loses a page (`DECODE_LOSES_PAGE`).
 TOTAL: pages of all pools. POLICY: place in `POLICIES`. STRANDS: 1 if a tombstone that
-nothing comes after any more stays (`STRANDS_FULL`).
+nothing comes after any more stays (`STRANDS_FULL`). SORT: 1 if freed pages wait to be sorted in.
 """
 
 FIELDS = 16
@@ -81,8 +81,6 @@ def of_config(config: SGLangConfig) -> SGLangParameters:
     Raises:
       ConfigError: a part of it that has no compiled form.
     """
-    if config.need_sort:
-        raise ConfigError("need_sort", True, "false: sorted free pages have no compiled form")
     if config.states is not None:
         raise ConfigError("states", config.states, "no states: they have no compiled form")
     values = {
@@ -93,6 +91,7 @@ def of_config(config: SGLangConfig) -> SGLangParameters:
         # Pages of one token are taken of both pools or of neither, as of SGLang's own `alloc`.
         Field.LOSES: DECODE_LOSES_PAGE in config.bugs and config.page_size > 1,
         Field.POLICY: POLICIES.index(config.policy),
+        Field.SORT: config.need_sort,
         Field.STRANDS: STRANDS_FULL in config.bugs,
         Field.TOTAL: sum(config.num_slots) // config.page_size,
     }

@@ -2,28 +2,64 @@
 
 A free list is a ring: pages are taken from its front. Pages of one token come back to its end, larger ones to its
 front, a run of them as a block in its own order (SGLang's `TokenToKVPoolAllocator.free`,
-`PagedTokenToKVPoolAllocator.free_page_ids`). So a run reserves its places first and fills them one by one.
+`PagedTokenToKVPoolAllocator.free_page_ids`). So a run reserves its places first and fills them one by one. Where pages
+are sorted they wait behind the list's end, in the same ring, until the list has too few.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
-from hkv.dialects.sglang.rules.parameters import View
-from hkv.state.loops import Scalar, loop
+from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.state import role_counts
+from hkv.state.loops import Scalar, loop, peek
 from hkv.state.radix import FULL, WINDOW, Key, PoolCount, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
 
 Work = RadixWorkspace
 
-WRITES = ("counters", "lists", "mapping", "rows", "keys")
+WRITES = ("counters", "lists", "bitmap", "rows", "keys")
 """Arrays that these functions write, `rows` and `keys` only in their spare elements."""
 
 
 def free_pages(work: Work, present: Scalar, pool: int) -> tuple[Work, Scalar]:
-    """Pages of a pool that can be handed out; 0 unless `present`."""
-    work, (free,) = work.peek(present, "counters", work.pool_count(pool, PoolCount.FREE))
-    return work, free
+    """Pages of a pool that can be handed out, those that wait among them; 0 unless `present`."""
+    places = (work.pool_count(pool, field) for field in (PoolCount.FREE, PoolCount.WAITING))
+    work, counts = work.peek(present, "counters", *places)
+    return work, counts[0] + counts[1]
+
+
+def sort_in(work: Work, view: View, present: Scalar, pool: int, needed: Scalar) -> Work:
+    """Sorts the waiting pages in, if `present` and the others are fewer than needed (`merge_and_sort_free`).
+
+    Pages are put into a bitmap and come out of it smallest first: a page costs a word a level each way, and each that
+    waits is sorted in once.
+    """
+    front, free, waiting = (work.pool_count(pool, field) for field in PoolCount if field <= PoolCount.WAITING)
+    work, (begin, there, more) = work.peek(present, "counters", front, free, waiting)
+    end = jnp.where(jnp.asarray(present) & (more > 0) & (needed > there), there + more, 0)
+    ids: Any = role_counts
+
+    def put(w: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+        (done,) = local
+        w, (page,) = w.peek(done >= 0, "lists", w.listed(pool, begin + done))
+        w, words = peek(done >= 0, lambda v: ids.id_path(v, pool, page), w, ("bitmap",), (0,) * len(levels))
+        return ids.put_id(w, True, pool, page, words), (done + 1,)
+
+    def take_out(w: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
+        (done,) = local
+        nothing = (0,) * (1 + len(levels))
+        w, found = peek(done >= 0, lambda v: ids.smallest_id(v, pool), w, ("bitmap",), nothing)
+        w = ids.take_id(w, True, pool, found)
+        return w.write("lists", found[0], w.listed(pool, begin + done)), (done + 1,)
+
+    levels = work.sizes.buckets.levels
+    for step in (put, take_out):
+        work, _ = loop(lambda c: c[0] < end, step, work, (0,), writes=("lists", "bitmap"))
+    work = work.write_if(end > 0, "counters", end, free)
+    return work.write_if(end > 0, "counters", 0, waiting)
 
 
 def count(work: Work, pool: int, change: Scalar, field: PoolCount = PoolCount.UNHELD) -> Work:
@@ -43,12 +79,14 @@ def take(work: Work, pool: int, count: Scalar) -> tuple[Work, Scalar]:
 
 def give_back(work: Work, view: View, pool: int, count: Scalar) -> tuple[Work, Scalar]:
     """Makes room in a list for a run of pages that come back; place of the first of them in its ring."""
-    front, free = work.pool_count(pool, PoolCount.FRONT), work.pool_count(pool, PoolCount.FREE)
-    work, (begin, there) = work.peek(count > 0, "counters", front, free)
-    at_end = view.page == 1
-    place = work.around(jnp.where(at_end, begin + there, begin - count))
+    front, free, waiting = (work.pool_count(pool, field) for field in PoolCount if field <= PoolCount.WAITING)
+    work, (begin, there, more) = work.peek(count > 0, "counters", front, free, waiting)
+    waits = view.flag(Field.SORT)
+    at_end = (view.page == 1) | waits
+    place = work.around(work.around(jnp.where(at_end, begin + there, begin - count)) + jnp.where(at_end, more, 0))
     work = work.write_if((count > 0) & ~at_end, "counters", place, front)
-    return work.write_if(count > 0, "counters", there + count, free), place
+    work = work.write_if((count > 0) & waits, "counters", more + count, waiting)
+    return work.write_if((count > 0) & ~waits, "counters", there + count, free), place
 
 
 def free_window(work: Work, view: View, start: Scalar, count: Scalar) -> Work:
@@ -90,13 +128,13 @@ def _free(work: Work, view: View, start: Scalar, count: Scalar, full: Scalar, wi
         else:
             w, (page,) = w.peek(done >= 0, "rows", at)
             after = at + 1
-        w, (mapped,) = w.peek(window, "mapping", w.mapped(page))
-        w = w.write_if(window, "mapping", 0, w.mapped(page))
+        w, (mapped,) = w.peek(window, "lists", w.mapped(page))
+        w = w.write_if(window, "lists", 0, w.mapped(page))
         w = w.write_if(window, "lists", mapped, w.listed(WINDOW, other + done))
         w = w.write_if(full, "lists", page, w.listed(FULL, place + done))
         return w, (done + 1, after)
 
-    return loop(lambda c: c[0] < count, one, work, (0, start), writes=("lists", "mapping", "rows", "keys"))[0]
+    return loop(lambda c: c[0] < count, one, work, (0, start), writes=("lists", "rows", "keys"))[0]
 
 
 def hand_out(work: Work, start: Scalar, taken: tuple[Scalar, Scalar], full: Scalar, window: Scalar) -> Work:
@@ -111,7 +149,7 @@ def hand_out(work: Work, start: Scalar, taken: tuple[Scalar, Scalar], full: Scal
         (done,) = local
         w, (page, mapped) = w.peek(done >= 0, "lists", w.listed(FULL, place + done), w.listed(WINDOW, other + done))
         w = w.write("rows", page, start + done)
-        return w.write_if(window, "mapping", mapped, w.mapped(page)), (done + 1,)
+        return w.write_if(window, "lists", mapped, w.mapped(page)), (done + 1,)
 
     end = jnp.where(full, taken[0], 0)
-    return loop(lambda c: c[0] < end, one, work, (0,), writes=("lists", "mapping", "rows"))[0]
+    return loop(lambda c: c[0] < end, one, work, (0,), writes=("lists", "rows"))[0]

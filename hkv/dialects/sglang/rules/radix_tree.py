@@ -347,13 +347,13 @@ def _recover(work: Work, view: View, entry: Entry, node: Scalar, locks: Scalar, 
             v, (key,) = v.peek(at >= 0, "chains", v.chain(entry.slot, at))
             v, (fresh,) = v.peek(at >= 0, "rows", v.row(entry.slot, at))
             v, (old,) = v.peek(at >= 0, "keys", v.key(key, Key.PAGE))
-            v, (other,) = v.peek(at >= 0, "mapping", v.mapped(fresh))
-            v = v.write("mapping", jnp.where(locks > 0, 0, other), v.mapped(fresh))
-            v = v.write_if(locks > 0, "mapping", other, v.mapped(old))
+            v, (other,) = v.peek(at >= 0, "lists", v.mapped(fresh))
+            v = v.write("lists", jnp.where(locks > 0, 0, other), v.mapped(fresh))
+            v = v.write_if(locks > 0, "lists", other, v.mapped(old))
             v = v.write("keys", jnp.where(locks > 0, old, fresh), v.key(key, Key.PAGE))
             return v.write("lists", jnp.where(locks > 0, fresh, old), v.listed(FULL, place + at - begin)), (at + 1,)
 
-        w, _ = loop(lambda c: c[0] < end, one, w, (begin,), writes=("chains", "rows", "keys", "mapping", "lists"))
+        w, _ = loop(lambda c: c[0] < end, one, w, (begin,), writes=("chains", "rows", "keys", "lists"))
         return _publish(w, jnp.bool_(True), node)
 
     return when(node > 0, body, work, writes=WRITES)

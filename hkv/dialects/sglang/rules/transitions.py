@@ -252,6 +252,12 @@ def lengthen(
     granted = jnp.asarray(present) & has[0] & has[1]
     loses = jnp.asarray(present) & decodes & view.windowed & view.flag(Field.LOSES)
     taken = (granted | (loses & has[0]), granted | (loses & has[1]))
+    # SGLang bounds the pages from above before it counts them, and sorts by the bound. A single pool sorts before it
+    # finds that it has too few; of two, each does where a decode may lose a page, and else only once both have enough.
+    bound = jnp.where(decodes, 1, jnp.where(view.page == 1, need, divide(lengths[1] - lengths[0], view.page) + 2))
+    sorts = view.flag(Field.SORT) & (granted | (jnp.asarray(present) & (~view.windowed | loses)))
+    work = pools.sort_in(work, view, sorts, FULL, bound)
+    work = pools.sort_in(work, view, sorts & view.windowed, WINDOW, bound)
     counts = (jnp.where(taken[0], need, 0), jnp.where(taken[1] & view.windowed, need, 0))
     return pools.hand_out(work, work.row(slot, start), counts, granted, view.windowed), granted
 
