@@ -31,6 +31,7 @@ MAKERS = {
     "hkv/dialects/rtp_llm/log.py": "group types of RTP-LLM's logs",
     "hkv/oracle/vectors/cases.py": "layers of published vectors",
     "hkv/connectors/cases.py": "layers of the memory that connectors are asked for",
+    "hkv/testing/kernels/placement.py": "layers of the memory that kernels are asked for",
 }
 """Files that make layers of concrete kinds, and from what."""
 

@@ -10,9 +10,9 @@ import dataclasses
 import functools
 
 from hkv.contract.bugs import Bug, check_bugs, listed
+from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError, UnsupportedConfigError
-from hkv.spec import ChunkedLocal, SlidingWindow
 
 PAGE = 4096
 """Bytes to which a chunk is rounded up (`mmap.PAGESIZE`)."""
@@ -109,8 +109,8 @@ class OffloadConfig:
         if not cache.caching or cache.context_parallel > 1 or cache.eagle:
             raise UnsupportedConfigError("cache", "without caching, EAGLE's drop or ranks", "prefix caching alone")
         for group, spec in enumerate(cache.topology.specs):
-            known = spec.reads_all or spec.snapshot or isinstance(spec, ChunkedLocal | SlidingWindow)
-            if not known or not spec.prefix_cacheable:
+            known = spec.reads_all or spec.snapshot or spec.most_read
+            if not known or not spec.prefix_cacheable or kinds.layer(spec).vllm_name is None:
                 raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, "a kind whose offloading is ruled")
         interval = cache.retention_interval
         for group, size in enumerate(self.chunk_tokens):
@@ -130,16 +130,16 @@ class OffloadConfig:
     def span(self, group: int) -> int | None:
         """Tokens before a query that a sliding window keeps; None for other groups."""
         spec = self.cache.topology.specs[group]
-        return spec.window - 1 + spec.extra_retained_tokens if isinstance(spec, SlidingWindow) else None
+        return spec.most_read - 1 + kinds.layer(spec).kept_beyond if spec.slides else None
 
     def window(self, group: int) -> int | None:
         """Chunks before a length that resuming there takes (`get_sliding_window_size_in_chunks`); None for all."""
         spec, size = self.cache.topology.specs[group], self.chunk_tokens[group]
-        if isinstance(spec, SlidingWindow):
-            needed = max(1, -(-(self.span(group) or 0) // size))
-            return max(needed, -(-spec.window // size)) if WINDOW_PAST_CHUNK in self.bugs else needed
-        if isinstance(spec, ChunkedLocal):
-            return -(-spec.chunk // size)
+        if (span := self.span(group)) is not None:
+            needed = max(1, -(-span // size))
+            return max(needed, -(-spec.most_read // size)) if WINDOW_PAST_CHUNK in self.bugs else needed
+        if spec.most_read:  # chunks of tokens that are attended to alone
+            return -(-spec.most_read // size)
         return 1 if spec.snapshot else None
 
     def load_window(self, group: int, length: int) -> int | None:

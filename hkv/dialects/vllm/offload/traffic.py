@@ -10,6 +10,7 @@ from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.config import BUGS, POLICIES
 from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle
+from hkv.spec import KINDS
 
 POOL_FEATURES = ("lru", "arc", "threshold")
 """Features of logs of a pool by itself: its policies, and offers that are counted."""
@@ -42,7 +43,7 @@ def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
     groups = [_group(choices, feature, size, place) for place in range(count)]
     chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
     crowded = feature == "crowded"
-    sparse = any(group["kind"] in ("sliding_window", "mamba") for group in groups)
+    sparse = any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in groups)
     return structs.Header(
         dialect=name,
         feature=feature,
