@@ -6,6 +6,7 @@ import pytest
 
 from hkv.contract import registry
 from hkv.contract.traffic import STEERED
+from hkv.dialects.vllm.config import EARLIER, NAME
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log.coverage import Observer
 from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING, kept, written
@@ -83,7 +84,7 @@ def test_kept_traffic_still_reaches_what_is_rare():
 def test_other_dialects_have_no_such_feature():
     for dialect in registry.dialects():
         for name in dialect.names:
-            if name != "vllm-0.33":
+            if name not in (NAME, EARLIER):
                 assert STEERED not in dialect.features(name)
                 assert not dialect.kept(2, name)
 

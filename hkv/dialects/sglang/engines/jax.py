@@ -19,7 +19,7 @@ from hkv.dialects.sglang.config import WINDOW_UNTOLD
 from hkv.dialects.sglang.engines import of_components
 from hkv.dialects.sglang.engines.jax_reading import Reader, available, told_pages
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
-from hkv.errors import ConfigError, OperationError
+from hkv.errors import OperationError, UnsupportedConfigError
 from hkv.machine.operations import bucket
 from hkv.state.radix import FULL, POOLS, Held, Key, resized_radix
 from hkv.state.status import Status
@@ -94,7 +94,7 @@ class SGLangJaxEngine:
 
     def __init__(self, header: structs.Header) -> None:
         if header.tree:
-            raise ConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
+            raise UnsupportedConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
         self.header, self.config = header, structs.to_config(header)
         self._pages = Pages(self.config.page_size, bigrams=self.config.bigrams)
         self._reader = Reader(self.config, self._pages)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, POLICIES, SPLIT_TOUCHES_SUFFIX, STRANDS_FULL, SGLangConfig
-from hkv.errors import ConfigError
+from hkv.errors import UnsupportedConfigError
 from hkv.state import loops
 from hkv.state.loops import Scalar
 
@@ -79,10 +79,10 @@ def of_config(config: SGLangConfig) -> SGLangParameters:
     """A configuration as a NumPy array.
 
     Raises:
-      ConfigError: a part of it that has no compiled form.
+      UnsupportedConfigError: a part of it that has no compiled form.
     """
     if config.states is not None:
-        raise ConfigError("states", config.states, "no states: they have no compiled form")
+        raise UnsupportedConfigError("states", config.states, "no states: they have no compiled form")
     values = {
         Field.PAGE: config.page_size,
         Field.WINDOW: config.window or 0,
