@@ -56,7 +56,7 @@ def reshape_and_cache_flash_diffkv(
     _module().triton_reshape_and_cache_flash_diffkv(key, value, kv_cache, slot_mapping, "auto", one, one)
 
 
-@kernel("write", contents=("int8 with scales",))
+@kernel("write", contents=("int8 with scales",), layouts=("BHLNC", "BLHNC", "BLNHC", "LBHNC", "LBNHC"))
 def reshape_and_cache_per_token_head(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -66,7 +66,10 @@ def reshape_and_cache_per_token_head(
     value_scale_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """`triton_reshape_and_cache_flash_per_token_head_quant`: int8, and a scale for each token and head."""
+    """`triton_reshape_and_cache_flash_per_token_head_quant`: int8, and a scale for each token and head.
+
+    Not LHBNC: there the kernel's int32 product of a head and its stride overflows in pools of more than 2^31 elements.
+    """
     if key.dtype == torch.int8:
         raise NotImplementedError("content that is int8 already")
     from vllm.v1.kv_cache_interface import KVQuantMode

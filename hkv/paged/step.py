@@ -139,18 +139,27 @@ def quantize_per_tensor(values: jax.Array, scale: jax.Array, dtype: str) -> jax.
     return saturated(check_quantised(values, dtype).astype(jnp.float32) * (np.float32(1) / scale), dtype)
 
 
+LEAST_SCALE = np.float32(1e-6)
+"""Least scale of a token and head, that of zeros (vLLM 0.33)."""
+
+
 def quantize_per_token_head(values: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     """Values scaled so that the largest magnitude of each (token, head) is the largest the dtype holds.
 
     Of values `[tokens, heads, elements]` it gives the quantised ones, and float32 `[tokens, heads]` such that
-    `quantised * scale` is about `values`: the largest magnitude times the float32 reciprocal of the dtype's largest. A
-    row of zeros has scale 1.
+    `quantised * scale` is about `values`: the largest magnitude over the dtype's largest, at least `LEAST_SCALE`.
+    Halves of int8 are rounded away from zero, unlike those of `quantize_per_tensor` (vLLM 0.33
+    `triton_reshape_and_cache_flash_per_token_head_quant`).
     """
     wide = check_quantised(values, dtype).astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=-1)
-    # Compilers turn a division by a constant into this multiplication; written out, every form does the same.
-    scale = jnp.where(largest > 0, largest * np.float32(1 / LARGEST[dtype]), 1.0).astype(jnp.float32)
-    return saturated(wide * (np.float32(1) / scale)[..., None], dtype), scale
+    # XLA turns a division by one number into a multiplication, which may differ in the last bit; not one by an array.
+    largest, most = jax.lax.optimization_barrier((largest, jnp.full_like(largest, LARGEST[dtype])))
+    scale = jnp.maximum(largest / most, LEAST_SCALE)
+    scaled = wide * (np.float32(1) / scale)[..., None]
+    if dtype == "int8":
+        scaled = jnp.trunc(jnp.where(scaled >= 0, scaled + np.float32(0.5), scaled - np.float32(0.5)))
+    return saturated(scaled, dtype), scale
 
 
 def check_quantised(values: jax.Array, dtype: str) -> jax.Array:

@@ -19,9 +19,12 @@ def quantize_per_token_head(values: np.ndarray, dtype: np.dtype) -> tuple[np.nda
     for token in range(values.shape[0]):
         for head in range(values.shape[1]):
             row = values[token, head].astype(np.float32)
-            if np.max(np.abs(row)) > 0:
-                scales[token, head] = np.max(np.abs(row)) * np.float32(1 / LARGEST[np.dtype(dtype).name])
-            quantised[token, head] = convert(row * (np.float32(1) / scales[token, head]), dtype)
+            scale = np.max(np.abs(row)) / np.float32(LARGEST[np.dtype(dtype).name])
+            scales[token, head] = max(scale, np.float32(1e-6))
+            scaled = row * (np.float32(1) / scales[token, head])
+            if np.dtype(dtype).name == "int8":  # halves away from zero
+                scaled = np.trunc(np.where(scaled >= 0, scaled + np.float32(0.5), scaled - np.float32(0.5)))
+            quantised[token, head] = convert(scaled, dtype)
     return quantised, scales
 
 

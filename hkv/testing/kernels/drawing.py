@@ -17,6 +17,9 @@ from hkv.errors import HKVError, OperationError
 from hkv.testing.kernels.cases import CHUNKED, DTYPES, FORMATS, ONE_BYTE_FLOATS, Case, Supports, is_far
 from hkv.testing.kernels.placement import FAMILIES, SCALED
 
+TRIES = 2000
+"""Sizes drawn before a kernel counts as one that no layout fits; of contents with scales one in twenty fits."""
+
 
 def draw_case(choices: Choices, supports: Supports, geometry: Choices | None = None) -> Case:
     """A case of the kernel's operation that is legal; it may have more than the kernel supports.
@@ -27,7 +30,7 @@ def draw_case(choices: Choices, supports: Supports, geometry: Choices | None = N
       geometry: decides sizes, counts and layouts; `choices` if it is None.
     """
     geometry = choices if geometry is None else geometry
-    for _ in range(100):
+    for _ in range(TRIES):
         try:
             if supports.operation in CHUNKED:
                 return _with_chunk_ids(choices, _draw_chunks(geometry, supports))
