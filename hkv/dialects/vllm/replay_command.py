@@ -97,7 +97,7 @@ class VllmReplayOptions:
         help="With --offload and --model: bytes that a GPU moves each way, such as 25GB/s.  [default: no limit]",
     )
     prefill_tokens_per_second: float | None = option(
-        type=Number(min=0, min_open=True),
+        type=Number(min=0, min_open=True, max=MAX_COUNT),
         help="With --offload-bandwidth: prompt tokens computed in a second; says which loads that would have beaten.",
     )
 

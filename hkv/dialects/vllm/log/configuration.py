@@ -39,6 +39,8 @@ def to_config(header: Header) -> vllm.VllmConfig:
     """
     if header.oplog not in VERSIONS:
         raise ConfigError("oplog", header.oplog, f"one of the versions {VERSIONS}")
+    if header.dialect not in vllm.NAMES:
+        raise ConfigError("dialect", header.dialect, " or ".join(vllm.NAMES))
     _check_version(header)
     specs = [spec_from_log(group) for group in header.groups]
     fields = {name: getattr(header, name) for name in _SAME}
