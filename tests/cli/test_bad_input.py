@@ -213,6 +213,7 @@ TEXTS = [
     *(("check", "--fail-on", value) for value in ("x", "x,y")),
     *(("explain", "--request", value) for value in ("", "no such request")),
     *(("check-kernel", "--supports", value) for value in ("", "speed=9", "reuse=x", "functional=1", "heads=0")),
+    *(("watch", "--serve", value) for value in ("", "x", "127.0.0.1:99999999")),
     *(("replay", "--offload", value) for value in ("", "x", "-1", "0", HUGE)),
     *(("replay", "--offload-bandwidth", value) for value in ("", "x", "-1", "0")),
     *(("check-kernel", "--device", value) for value in ("x", "cuda")),

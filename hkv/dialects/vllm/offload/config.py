@@ -107,7 +107,7 @@ class OffloadConfig:
     def _check_groups(self) -> None:
         cache = self.cache
         if not cache.caching or cache.context_parallel > 1 or cache.eagle:
-            raise UnsupportedConfigError("cache", "no caching, EAGLE's drop or ranks", "prefix caching without eagle and ranks")
+            raise UnsupportedConfigError("cache", "no caching, eagle or ranks", "prefix caching alone")
         for group, spec in enumerate(cache.topology.specs):
             known = spec.reads_all or spec.snapshot or spec.most_read
             if not known or not spec.prefix_cacheable or kinds.layer(spec).vllm_name is None:
