@@ -52,6 +52,11 @@ def _mistake(name: str, operations: frozenset[str] = MOVING) -> Callable[..., An
     return made
 
 
+@_mistake("nothing is written at all (was a copy changed?)")
+def _nothing(plan: Plan, call: Call) -> Iterator[Plan]:
+    yield plan.but(live=np.zeros_like(plan.live))
+
+
 # Ids.
 
 
