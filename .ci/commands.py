@@ -231,7 +231,7 @@ def prepared(text: str) -> tuple[str, str | None]:
         text = re.sub(pattern, replacement, text)
     if "torch_writer.py" in text:
         return text, "No module named 'torch'"
-    if re.search(r"[, ]vllm\b(?![_-])", text):
+    if re.search(r"[, ]vllm(-offload)?\b(?![_-])", text):
         return text, "vLLM 0.33 to be installed"
     if re.search(r"[, ]sglang\b(?![_-])", text):
         return text, "SGLang 0.5.23 to be installed"
