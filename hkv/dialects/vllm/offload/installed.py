@@ -8,6 +8,7 @@ CPU; there is no worker, no model and no memory: `Workers` reports jobs when the
 
 from __future__ import annotations
 
+import abc
 import traceback
 from typing import Any
 
@@ -42,7 +43,31 @@ def engine(header: structs.Header, release: str | None = None) -> InstalledPool 
     return (InstalledPool if header.dialect == structs.CHUNKS else InstalledScheduler)(header)
 
 
-class InstalledPool:
+class _Installed(abc.ABC):
+    """Performs operations that may come now, and tells of failures of vLLM's."""
+
+    _lifecycle: PoolLifecycle | SchedulerLifecycle
+
+    @abc.abstractmethod
+    def _answer(self, operation: structs.Operation) -> Any:
+        """The answer of vLLM's own objects."""
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Performs one operation and returns its answer.
+
+        Raises:
+          OperationError: it cannot come now, or vLLM fails.
+        """
+        self._lifecycle.follow(operation)
+        try:
+            answer = self._answer(operation)
+        except FAILURES as error:
+            raise failed(operation, error) from error
+        self._lifecycle.answered(operation, answer)
+        return answer
+
+
+class InstalledPool(_Installed):
     """vLLM 0.33.0's `CPUOffloadingManager` by itself."""
 
     def __init__(self, header: structs.Header) -> None:
@@ -58,20 +83,6 @@ class InstalledPool:
         self._lifecycle = PoolLifecycle()
         self._contexts: dict[str, Any] = {}
         self._jobs: dict[int, tuple[bool, list[bytes], Any]] = {}
-
-    def perform(self, operation: structs.Operation) -> Any:
-        """Performs one operation and returns its answer.
-
-        Raises:
-          OperationError: it cannot come now, or vLLM fails.
-        """
-        self._lifecycle.follow(operation)
-        try:
-            answer = self._answer(operation)
-        except FAILURES as error:
-            raise failed(operation, error) from error
-        self._lifecycle.answered(operation, answer)
-        return answer
 
     def _answer(self, operation: structs.Operation) -> Any:
         from vllm.v1.kv_offload.base import ReqContext
@@ -132,7 +143,7 @@ def failed(operation: structs.Operation, error: Exception) -> OperationError:
     return OperationError(type(operation).__name__, place, f"vLLM not to raise {type(error).__name__}: {said}")
 
 
-class InstalledScheduler:
+class InstalledScheduler(_Installed):
     """vLLM 0.33.0's `Scheduler` with its `OffloadingConnector`."""
 
     def __init__(self, header: structs.Header) -> None:
@@ -146,20 +157,6 @@ class InstalledScheduler:
         self._matches: list[structs.Match] = []
         self._refused = 0
         self._observe()
-
-    def perform(self, operation: structs.Operation) -> Any:
-        """Performs one operation and returns its answer.
-
-        Raises:
-          OperationError: it cannot come now, or vLLM fails.
-        """
-        self._lifecycle.follow(operation)
-        try:
-            answer = self._answer(operation)
-        except FAILURES as error:
-            raise failed(operation, error) from error
-        self._lifecycle.answered(operation, answer)
-        return answer
 
     def _answer(self, operation: structs.Operation) -> Any:
         match operation:
