@@ -29,7 +29,7 @@ FAILING = ("differs", "unusable", "empty")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _CheckOptions(Reported):
     logs: Sequence[str] = argument(nargs=-1, required=True, metavar="LOG...", type=click.Path())
     engine: str = option("numpy", help=f"Which engine to hold against, one of: {FORMS}.")
     invariants: bool = option(
@@ -52,8 +52,8 @@ class _Options(Reported):
     timeout: float = timeout_option()
 
 
-@command_of("check", _Options)
-def command(given: _Options) -> int | None:
+@command_of("check", _CheckOptions)
+def command(given: _CheckOptions) -> int | None:
     """Check that an engine answers every operation of recorded LOGs as the recorded engine did.
 
     A LOG is a file in the format of docs/oplog.md, - for standard input, or a folder of *.jsonl files; gzip and
@@ -106,7 +106,7 @@ def command(given: _Options) -> int | None:
     return any(verdict in failing for verdict, _ in result.verdicts.values())
 
 
-def _write_page(path: str, given: _Options, bugs: tuple[str, ...], result: CheckResult) -> None:
+def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], result: CheckResult) -> None:
     """Writes a page of the first log that differs, or of the first."""
     log = next((log for log in result.checked if log.difference is not None), next(iter(result.checked), None))
     if log is None:

@@ -14,15 +14,15 @@ from hkv.contract.options import argument, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _CheckConnectorOptions(Reported):
     connector: str = argument(metavar="TARGET")
     engines: tuple[str, ...] = option(
         (), "engines", "--engine", type=ENGINES, help="Memory of this engine alone; repeatable."
     )
 
 
-@command_of("check-connector", _Options)
-def command(given: _Options) -> int:
+@command_of("check-connector", _CheckConnectorOptions)
+def command(given: _CheckConnectorOptions) -> int:
     """Ask TARGET for the bytes of blocks, of every layout that HKV plans, and hold its answers to the plan.
 
     TARGET is FILE.py:FUNCTION, MODULE:FUNCTION or LIBRARY.so:FUNCTION. It is told of buffers, groups and tensors as a

@@ -34,7 +34,7 @@ SHOWN = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _CheckEventsOptions(Reported):
     recording: str | None = argument(required=False, metavar="[FILE]", type=click.Path())
     endpoint: str | None = option(metavar="URL", help="Follow this publisher, such as tcp://127.0.0.1:5557.")
     replay_endpoint: str | None = option(metavar="URL", help="Where batches that were missed can be asked for.")
@@ -46,8 +46,8 @@ class _Options(Reported):
     )
 
 
-@command_of("check-events", _Options)
-def command(given: _Options) -> int | None:
+@command_of("check-events", _CheckEventsOptions)
+def command(given: _CheckEventsOptions) -> int | None:
     """Check KV events as vLLM publishes them, from a publisher or from a FILE that --record wrote.
 
     Rebuilds for each group and medium the index of keys that a router would have, and reports what breaks a promise:

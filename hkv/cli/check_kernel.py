@@ -26,7 +26,7 @@ CASE_FILE = "kernel-case.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _CheckKernelOptions(Reported):
     target: str | None = argument(metavar="[TARGET]", required=False)
     operation: str | None = option(type=click.Choice(OPERATIONS), help="What it does.  [default: as it declares]")
     draws: int = option(1000, type=COUNT, help="Cases that TARGET supports.")
@@ -42,8 +42,8 @@ class _Options(Reported):
     names: bool = option(False, "--list", help="Only list operations, arguments, fields, layouts and features.")
 
 
-@command_of("check-kernel", _Options)
-def command(given: _Options) -> int | None:
+@command_of("check-kernel", _CheckKernelOptions)
+def command(given: _CheckKernelOptions) -> int | None:
     """Hold a kernel to the definition of its operation, byte for byte.
 
     TARGET is MODULE:FUNCTION or FILE.py:FUNCTION, over torch tensors, JAX or NumPy arrays, or LIBRARY.so:SYMBOL, a C
@@ -80,7 +80,7 @@ def command(given: _Options) -> int | None:
     return int(verdict.failure is not None)
 
 
-def _target(given: _Options, name: str, kept: Mapping[str, Any]) -> Target:
+def _target(given: _CheckKernelOptions, name: str, kept: Mapping[str, Any]) -> Target:
     options = dict(kept) | dict(_field(text) for text in given.supports)
     operation = given.operation or options.pop("operation", "")
     return target_of(name, operation, given.device, **options)
@@ -112,7 +112,7 @@ def _field(text: str) -> tuple[str, Any]:
         raise ConfigError("--supports", text, f"numbers, or true or false, for {name}") from None
 
 
-def _save(given: _Options, target: Target, verdict: Verdict) -> str | None:
+def _save(given: _CheckKernelOptions, target: Target, verdict: Verdict) -> str | None:
     if verdict.failure is None or (given.case is not None and not is_given("output")):
         return None
     path = given.output or CASE_FILE

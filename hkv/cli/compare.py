@@ -27,7 +27,7 @@ from hkv.replay.traces.reader import read_trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _CompareOptions(Reported):
     given: tuple[str, ...] = argument(
         nargs=-1, required=True, type=click.UNPROCESSED, metavar="REPLAY REPLAY... | TRACE [OPTIONS OF REPLAY]"
     )
@@ -39,8 +39,8 @@ class _Options(Reported):
     html: str | None = html_field("hits request by request, and why they differ")
 
 
-@command_of("compare", _Options, context_settings={"ignore_unknown_options": True})
-def command(given: _Options) -> None:
+@command_of("compare", _CompareOptions, context_settings={"ignore_unknown_options": True})
+def command(given: _CompareOptions) -> None:
     """Hold replays of one trace against each other: totals, requests whose hits differ, and why.
 
     Either several files that `hkv replay --json` wrote, the first being what the others are held against; or one TRACE

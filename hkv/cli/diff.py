@@ -34,7 +34,7 @@ from hkv.oracle.engines import PREFIX, built_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _DiffOptions(Reported):
     engines: str | None = option(
         help=f"The engine in doubt and the one that counts, each one of: {FORMS}. Beside one of HKV's own, the other "
         "is in doubt, whichever comes first.  "
@@ -54,8 +54,8 @@ class _Options(Reported):
     )
 
 
-@command_of("diff", _Options)
-def command(given: _Options) -> int:
+@command_of("diff", _DiffOptions)
+def command(given: _DiffOptions) -> int:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
     Stops at the first difference of each feature, makes the case small, names the first invariant that each engine
@@ -107,7 +107,7 @@ def command(given: _Options) -> int:
     return not result.agrees
 
 
-def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _Options) -> None:
+def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _DiffOptions) -> None:
     if talks(given.json_path, given.html):
         left_out = f", {result.not_implemented} of them not implemented ({result.reason})"
         found = len(result.found)

@@ -25,7 +25,7 @@ MOST_LACKS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _ExplainOptions(Reported):
     log: str = argument(metavar="LOG", type=click.Path())
     line: int = option(required=True, type=COUNT, help="Line of the LOG, the header being line 1.")
     request: str | None = option(
@@ -34,8 +34,8 @@ class _Options(Reported):
     html: str | None = html_field("every block through the LOG, and opens at the line")
 
 
-@command_of("explain", _Options)
-def command(given: _Options) -> None:
+@command_of("explain", _ExplainOptions)
+def command(given: _ExplainOptions) -> None:
     """Tell what happened to a request and its blocks up to a line of a LOG, and why its hit is not longer.
 
     The reference performs the LOG up to that line. For each group it says the largest boundary at which that group

@@ -32,7 +32,7 @@ COMMANDS = commands(explore_command_of)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _ExploreOptions(Reported):
     groups: Sequence[LayerSpec] = option("full:1,swa:1:2", type=GROUPS, help="As for `hkv replay`.")
     watermark: float = option(0.0, type=Number(0, 1), help="Share that stays free.")
     own: dict[str, Any] = own_options(COMMANDS)
@@ -47,8 +47,10 @@ class _Options(Reported):
     html: str | None = html_field("every block of a counterexample")
 
 
-@command_of("explore", _Options, epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2")
-def command(given: _Options) -> int:
+@command_of(
+    "explore", _ExploreOptions, epilog="Example: hkv explore --groups full:1,swa:1:2 --num-blocks 5 --max-model-len 2"
+)
+def command(given: _ExploreOptions) -> int:
     """Go breadth-first over all operation sequences of a small cache, and check every invariant in every state.
 
     States that differ only in what requests are called count once, and in what blocks are where no rule reads their

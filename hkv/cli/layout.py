@@ -75,7 +75,7 @@ class Places:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _LayoutOptions(Reported):
     spec_text: str | None = option(
         None, "--spec", metavar="KIND:BLOCK[:N...]", help="The layer, e.g. full:16, swa:16:1024."
     )
@@ -101,8 +101,8 @@ class _Options(Reported):
     )
 
 
-@command_of("layout", _Options)
-def command(given: _Options) -> None:
+@command_of("layout", _LayoutOptions)
+def command(given: _LayoutOptions) -> None:
     """Draw where the bytes of a block lie, and answer for addresses.
 
     The drawing zooms from the buffer into one cell: the one that --address or --byte names, else the first. A channel
@@ -137,7 +137,7 @@ OF_PLANS = ("plan_path", "layer", "tag", "pool", "offsets", "json_path")
 """Parameters that have a meaning with --plan."""
 
 
-def _show_plan(path: str, given: _Options) -> None:
+def _show_plan(path: str, given: _LayoutOptions) -> None:
     """Answers about the pools of a plan."""
     names = [parameter.name for parameter in click.get_current_context().command.params]
     refuse_given([name for name in names if name and name not in OF_PLANS], "nothing with --plan, which has the layers")

@@ -20,7 +20,7 @@ from hkv.testing.mutation.trials import Judge, State, Target, Verdict, killed, t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _MutateOptions(Reported):
     module: str = argument(metavar="MODULE[:CLASS]")
     judge: str = option(
         None, "--by", required=True, metavar="COMMAND", help="The judge, which passes with exit status 0."
@@ -38,8 +38,8 @@ class _Options(Reported):
     listing: bool = option(False, "--list", help="Only list the edits.")
 
 
-@command_of("mutate", _Options)
-def command(given: _Options) -> int | None:
+@command_of("mutate", _MutateOptions)
+def command(given: _MutateOptions) -> int | None:
     """Make one-token edits of a module, a class or a function, one at a time, and see which of them a judge notices.
 
     MODULE is an import name or the path of a Python file. Edits are made in memory, in the judge's own processes;

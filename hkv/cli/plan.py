@@ -60,7 +60,7 @@ COMMANDS = commands(lambda dialect: dialect.plan_command())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _PlanOptions(Reported):
     configs: tuple[str, ...] = argument(metavar="CONFIG...", nargs=-1, type=click.Path())
     layers: tuple[str, ...] = option(
         (),
@@ -147,8 +147,8 @@ ELSEWHERE += ("requests_per_second", "target_hit_rate", "json_path", "csv_path",
 """Options that say nothing about one plan."""
 
 
-@command_of("plan", _Options)
-def command(given: _Options) -> None:
+@command_of("plan", _PlanOptions)
+def command(given: _PlanOptions) -> None:
     """Say what a model's cache looks like: which layers share blocks, how many blocks fit, and where every layer lies.
 
     CONFIG is a model's config.json, the folder it is in, or a released model by name (gpt-oss-20b). Sizes are those of
@@ -217,7 +217,7 @@ def command(given: _Options) -> None:
     _table(capacity_rows(wanted, capacity), capacity, given)
 
 
-def _options(given: _Options, dialects: Several) -> dict[str, Any]:
+def _options(given: _PlanOptions, dialects: Several) -> dict[str, Any]:
     """The options of plans, as a dialect takes them."""
     params = click.get_current_context().params
     options = {name: value for name, value in params.items() if name not in ELSEWHERE}
@@ -227,7 +227,7 @@ def _options(given: _Options, dialects: Several) -> dict[str, Any]:
     return {"dialect": dialects, **options} if len(dialects) > 1 else options
 
 
-def _table(rows: list[CapacityRow], capacity: Callable[[str, dict[str, Any]], Capacity], given: _Options) -> None:
+def _table(rows: list[CapacityRow], capacity: Callable[[str, dict[str, Any]], Capacity], given: _PlanOptions) -> None:
     """Shows and writes the table of several plans."""
     if talks(given.json_path, given.csv_path, given.plot_path):
         click.echo("\n".join(table_lines(rows, Console().width)))
@@ -248,7 +248,7 @@ def _single(name: str, configs: Sequence[str], options: dict[str, Any], but: Seq
     return {**options, **{key: values[0] for key, values in lists.items()}, "config": configs[0]}
 
 
-def _asked_workload(given: _Options) -> Drawn | str:
+def _asked_workload(given: _PlanOptions) -> Drawn | str:
     """The workload that the options say: a trace's path, or numbers; ConfigError where they say both."""
     from hkv.cli.workload import Drawn  # NumPy and JAX: a plan does without
 
@@ -260,7 +260,7 @@ def _asked_workload(given: _Options) -> Drawn | str:
 
 
 def _workload(
-    planner: PlanCommand, configs: Sequence[str], memory: int | None, options: dict[str, Any], given: _Options
+    planner: PlanCommand, configs: Sequence[str], memory: int | None, options: dict[str, Any], given: _PlanOptions
 ) -> None:
     """Answers `--trace` and `--prompt`: hit rates on the planned GPUs, and what reaches a target."""
     from hkv.cli.workload import Served, answered, workload_lines

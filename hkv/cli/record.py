@@ -26,7 +26,7 @@ from hkv.oracle.verbs import record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _RecordOptions(Reported):
     engine: str | None = option(
         help=f"Which engine to record, one of: {FORMS}.  "
         f"[default: {defaults(lambda dialect: dialect.default_recorded)}]"
@@ -44,8 +44,8 @@ class _Options(Reported):
     timeout: float = timeout_option()
 
 
-@command_of("record", _Options)
-def command(given: _Options) -> None:
+@command_of("record", _RecordOptions)
+def command(given: _RecordOptions) -> None:
     """Record a log of random traffic from an engine, to check other engines against.
 
     \b

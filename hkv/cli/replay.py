@@ -40,7 +40,7 @@ COMMANDS = commands(lambda dialect: dialect.replay_command())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _ReplayOptions(Reported):
     trace: str = argument(type=click.Path(exists=True, dir_okay=False, allow_dash=True))
     cache: CacheOptions = group(CacheOptions)
     own: Mapping[str, Any] = own_options(COMMANDS)
@@ -55,8 +55,8 @@ class _Options(Reported):
     )
 
 
-@command_of("replay", _Options)
-def command(given: _Options) -> int:
+@command_of("replay", _ReplayOptions)
+def command(given: _ReplayOptions) -> int:
     """Replay a request trace through a hybrid cache.
 
     Requests arrive, wait, are computed in chunks, grow as they generate and give their blocks back, as the engine's
@@ -127,7 +127,7 @@ class _Counted:
 
 
 def _report(
-    outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, given: _Options, options: dict[str, Any]
+    outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, given: _ReplayOptions, options: dict[str, Any]
 ) -> None:
     engine, plot_path, json_path = options["engine"], given.plot_path, given.json_path
     title = f"{pathlib.Path(shown(given.trace)).name}: {studied.name}, engine {engine}"

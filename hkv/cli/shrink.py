@@ -34,7 +34,7 @@ def shrink_with_bar(shrinker: Shrinker, case: Case) -> Case:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _ShrinkOptions(Reported):
     log: str = argument(metavar="LOG", type=click.Path())
     engine: str = option("jax", help=f"The engine in doubt, one of: {FORMS}.")
     against: str = option("numpy", help="The engine that counts; its answers are written.")
@@ -49,8 +49,8 @@ class _Options(Reported):
     timeout: float = timeout_option()
 
 
-@command_of("shrink", _Options)
-def command(given: _Options) -> None:
+@command_of("shrink", _ShrinkOptions)
+def command(given: _ShrinkOptions) -> None:
     """Make a LOG on which an engine answers wrongly as small as can be: few operations, tokens, blocks and groups.
 
     The LOG's own answers are not used: both engines perform its operations, and the small log, on which they still

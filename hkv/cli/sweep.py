@@ -26,7 +26,7 @@ from hkv.replay.traces.reader import read_trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _SweepOptions(Reported):
     replayed: tuple[str, ...] = argument(
         nargs=-1, required=True, type=click.UNPROCESSED, metavar="TRACE [OPTIONS OF REPLAY]"
     )
@@ -52,8 +52,8 @@ class _Options(Reported):
     html: str | None = html_field("hit rates against sizes, with the bounds that were found")
 
 
-@command_of("sweep", _Options, context_settings={"ignore_unknown_options": True})
-def command(given: _Options) -> None:
+@command_of("sweep", _SweepOptions, context_settings={"ignore_unknown_options": True})
+def command(given: _SweepOptions) -> None:
     """Replay a trace with every combination of some options.
 
     Every option of `hkv replay` may be given; these may have several values between commas: --model, --memory,

@@ -50,7 +50,7 @@ def _unset() -> list[click.Option]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _TraceOptions(Reported):
     workload: str = argument(type=click.Choice(list(DEFAULTS)))
     output: str = output_field("FILE", "The trace")
     seed: int = option(0, type=click.IntRange(0, 2**31 - 1), help="Of the generator.")
@@ -59,8 +59,8 @@ class _Options(Reported):
     tokens_per_id: int = option(TOKENS_PER_ID, type=TOKENS, help="Tokens an id names.")
 
 
-@command_of("trace", _Options)
-def command(given: _Options) -> None:
+@command_of("trace", _TraceOptions)
+def command(given: _TraceOptions) -> None:
     """Generate a request trace: one JSON object a line, for `hkv replay`.
 
     WORKLOAD is `chat` (sessions of many turns, each request carrying all that was said before), `shared-prefix` (single

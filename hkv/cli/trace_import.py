@@ -25,7 +25,7 @@ SYNTHETIC_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _TraceImportOptions(Reported):
     source: str | None = argument(required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
     format: str = option(None, "--from", required=True, type=click.Choice(list(FORMATS)), help="The format of SOURCE.")
     output: str = output_field("FILE", "The trace")
@@ -33,8 +33,8 @@ class _Options(Reported):
     how: ImportOptions = group(ImportOptions)
 
 
-@command_of("import", _Options)
-def command(given: _Options) -> None:
+@command_of("import", _TraceImportOptions)
+def command(given: _TraceImportOptions) -> None:
     """Make a trace for `hkv replay` of SOURCE, a trace in another format.
 
     SOURCE is a file, perhaps compressed (gzip, Zstandard), a pipe, or - for standard input. Formats with ids of blocks:
@@ -74,7 +74,7 @@ def command(given: _Options) -> None:
         _print(given.output, totals, how.synthetic, remarks)
 
 
-def _check_options(given: _Options, chosen: Format) -> None:
+def _check_options(given: _TraceImportOptions, chosen: Format) -> None:
     how = given.how
     refuse_given(
         {field.name for field in dataclasses.fields(how)} - set(chosen.options), f"nothing with --from {given.format}"

@@ -15,12 +15,12 @@ from hkv.oracle.vectors import FAMILIES, write_vectors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _VectorsOptions(Reported):
     folder: str = argument(metavar="OUT", type=OutputFolder())
 
 
-@command_of("vectors", _Options)
-def command(given: _Options) -> None:
+@command_of("vectors", _VectorsOptions)
+def command(given: _VectorsOptions) -> None:
     """Write conformance vectors to the folder OUT: JSON files of inputs and what must come of them.
 
     For tests in languages that HKV is not written in. One file a family, a JSON Schema, and index.json with the SHA-256

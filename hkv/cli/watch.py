@@ -24,7 +24,7 @@ from hkv.oracle.record import features_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Options(Reported):
+class _WatchOptions(Reported):
     engine: str = argument(metavar="ENGINE")
     dialect: str = dialect_option()
     seeds: int = seeds_option(20)
@@ -34,8 +34,8 @@ class _Options(Reported):
     timeout: float = timeout_option()
 
 
-@command_of("watch", _Options)
-def command(given: _Options) -> int:
+@command_of("watch", _WatchOptions)
+def command(given: _WatchOptions) -> int:
     """Drive ENGINE through random traffic and judge it by the invariants of such caches, with no other engine.
 
     For engines whose rules are their own: other hits, another order of blocks, other keys. What ENGINE says that it
@@ -81,7 +81,7 @@ def command(given: _Options) -> int:
 
 
 def _finish(
-    given: _Options, watching: Watching, found: list[Found], factory: EngineFactory, tell: Callable[[], None]
+    given: _WatchOptions, watching: Watching, found: list[Found], factory: EngineFactory, tell: Callable[[], None]
 ) -> None:
     """Tells the result, and writes the page of what was found."""
     watching.require_some()

@@ -15,6 +15,7 @@ import numpy as np
 
 from hkv.errors import ConfigError
 from hkv.state import nodes
+from hkv.state.buckets import require_addressable, require_growth, require_positive
 
 
 class Role(enum.IntEnum):
@@ -143,23 +144,19 @@ class PooledBuckets:
     names: int = 0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < (field.name != "names"):
-                raise ConfigError(field.name, value, "a positive integer")
+        require_positive(self, zero="names")
         if self.pools > self.groups or self.groups > 32:
             raise ConfigError("groups", self.groups, "from the number of pools to 32")
         if self.row < self.sequences:
             raise ConfigError("row", self.row, f"at least the {self.sequences} sequences")
-        for name, size in (
-            ("blocks", self.pools * self.blocks * ROLE_WORDS),
-            ("keys", (self.keys + 2) * (ITEM_WORDS + self.groups)),
-            ("names", (self.nodes + 1) * nodes.NODE_WORDS),
-            ("row", (self.requests + 3) * self.sequences * self.groups * self.row),
-            ("chain", (self.requests + 3) * self.sequences * self.chain),
-        ):
-            if size >= 1 << 30:
-                raise ConfigError(name, getattr(self, name), "fewer, so that the array has less than 2**30 elements")
+        arrays = {
+            "blocks": self.pools * self.blocks * ROLE_WORDS,
+            "keys": (self.keys + 2) * (ITEM_WORDS + self.groups),
+            "names": (self.nodes + 1) * nodes.NODE_WORDS,
+            "row": (self.requests + 3) * self.sequences * self.groups * self.row,
+            "chain": (self.requests + 3) * self.sequences * self.chain,
+        }
+        require_addressable(self, arrays)
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -303,22 +300,15 @@ def resized(state: PooledState, buckets: PooledBuckets) -> PooledState:
     Raises ConfigError for a size that is smaller, or that cannot change.
     """
     old = state.buckets
-    for name in ("blocks", "groups", "pools", "names"):
-        if getattr(buckets, name) != getattr(old, name):
-            raise ConfigError(name, getattr(buckets, name), f"{getattr(old, name)}, as before")
+    require_growth(old, buckets, ("requests", "sequences", "row", "chain", "keys"))
     new = empty_pooled(buckets, (1,) * buckets.pools)
     requests, sequences = old.requests, old.sequences
     rows, chains, items = np.array(new.rows), np.array(new.chains), np.array(new.items)
-    for name, size in (("requests", requests), ("sequences", sequences), ("row", old.row), ("chain", old.chain)):
-        if getattr(buckets, name) < size:
-            raise ConfigError(name, getattr(buckets, name), f"at least {size}")
     rows[:requests, :sequences, :, : old.row] = np.asarray(state.rows)[:requests]
     chains[:requests, :sequences, : old.chain] = np.asarray(state.chains)[:requests]
     records = np.array(new.requests)
     width = REQUEST_WORDS + sequences * (old.groups + MARK_WORDS)
     records[:requests, :width] = np.asarray(state.requests)[:requests]
-    if buckets.keys < old.keys:
-        raise ConfigError("keys", buckets.keys, f"at least {old.keys}")
     items[: old.keys] = np.asarray(state.items)[: old.keys]
     items[buckets.keys] = np.asarray(state.items)[old.keys]
     # Rows of keys that are not cached are zeros, and 0 is a key: only links of those that are in the ring are

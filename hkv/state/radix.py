@@ -20,6 +20,7 @@ import numpy as np
 
 from hkv.errors import ConfigError
 from hkv.state import nodes
+from hkv.state.buckets import require_addressable, require_growth, require_positive
 from hkv.state.nodes import NODE_WORDS, Node
 
 
@@ -172,17 +173,13 @@ class RadixBuckets:
     row: int
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(field.name, value, "a positive integer")
-        for name, size in (
-            ("pages", (self.nodes + 1) * RADIX_WORDS),
-            ("keys", (self.keys + 1) * KEY_WORDS),
-            ("row", (self.requests + 2) * self.row),
-        ):
-            if size >= 1 << 30:
-                raise ConfigError(name, getattr(self, name), "fewer, so that the array has less than 2**30 elements")
+        require_positive(self)
+        arrays = {
+            "pages": (self.nodes + 1) * RADIX_WORDS,
+            "keys": (self.keys + 1) * KEY_WORDS,
+            "row": (self.requests + 2) * self.row,
+        }
+        require_addressable(self, arrays)
 
     @property
     def nodes(self) -> int:
@@ -288,17 +285,13 @@ def empty_radix(buckets: RadixBuckets, num_pages: tuple[int, ...]) -> RadixState
     )
 
 
-def resized_radix(state: RadixState, buckets: RadixBuckets) -> RadixState:
+def resized(state: RadixState, buckets: RadixBuckets) -> RadixState:
     """The same cache with more room for keys, requests and their rows, as NumPy arrays. Host-only.
 
     Raises ConfigError for a size that is smaller, or for other pages.
     """
     old = state.buckets
-    for name in ("keys", "requests", "row"):
-        if getattr(buckets, name) < getattr(old, name):
-            raise ConfigError(name, getattr(buckets, name), f"at least {getattr(old, name)}")
-    if buckets.pages != old.pages:
-        raise ConfigError("pages", buckets.pages, f"{old.pages}, as before")
+    require_growth(old, buckets, ("keys", "requests", "row"))
     new = empty_radix(buckets, ())
     changes: dict[str, np.ndarray] = {name: np.array(getattr(state, name)) for name in ("nodes", "uses", "lists")}
     changes |= {name: np.array(getattr(state, name)) for name in ("bitmap", "counters")}

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from hkv.errors import ConfigError
+from hkv.state.buckets import require_positive
 
 
 class Counter(enum.IntEnum):
@@ -155,12 +156,7 @@ class Buckets:
     parts: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "requests", "groups", "row", "chain", "keys"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(name, value, "a positive integer")
-        if type(self.parts) is not int or self.parts < 0:
-            raise ConfigError("parts", self.parts, "a non-negative integer")
+        require_positive(self, zero="parts")
         if self.groups & (self.groups - 1):
             raise ConfigError("groups", self.groups, "a power of two")
         if (self.keys + 1) * self.groups >= ENTRIES:

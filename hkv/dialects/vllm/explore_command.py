@@ -14,7 +14,7 @@ import click
 from hkv.contract.explore_command import ExploreCommand, Progress, Report, Search, SizeOptions
 from hkv.contract.options import option
 from hkv.dialects.vllm import machine as cache
-from hkv.dialects.vllm.config import NAME, VllmConfig
+from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.explorer import MOVES, Space, explore
 from hkv.dialects.vllm.explorer.search import CHUNK
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
@@ -121,7 +121,7 @@ def _space(options: dict[str, Any]) -> Space:
     config = VllmConfig(
         topology=Topology.of_specs(specs, eagle or ()),
         num_blocks=options["num_blocks"],
-        dialect=options.get("dialect", NAME),
+        dialect=options["dialect"],
         hash_block_size=math.gcd(*cacheable),
         scheduler_block_size=math.lcm(*sizes),
         max_model_len=options["max_model_len"],

@@ -17,7 +17,7 @@ from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations
 from hkv.replay.verb import replay_trace
 from hkv.spec import FullAttention, SlidingWindow
-from hkv.state.radix import Count, RadixState, resized_radix
+from hkv.state.radix import Count, RadixState, resized
 from hkv.state.status import Status
 from tests.cache.build import large_copies
 from tests.sglang.test_dialect import CHATS
@@ -113,14 +113,14 @@ def test_what_does_not_exist_is_counted() -> None:
 def test_a_state_moves_into_larger_sizes() -> None:
     state, _ = run(prompt(SGLangBatch(), 0, range(5)).add(SGLangCode.CHECKPOINT, 0))
     larger = dataclasses.replace(BUCKETS, requests=64, row=1024, keys=2 * BUCKETS.keys)
-    moved = resized_radix(state, larger)
+    moved = resized(state, larger)
     assert moved.buckets == larger
     np.testing.assert_array_equal(moved.rows[0, :256], state.rows[0])
     np.testing.assert_array_equal(moved.nodes, state.nodes)
     with pytest.raises(ConfigError, match="keys"):
-        resized_radix(moved, BUCKETS)
+        resized(moved, BUCKETS)
     with pytest.raises(ConfigError, match="pages"):
-        resized_radix(state, dataclasses.replace(BUCKETS, pages=1024))
+        resized(state, dataclasses.replace(BUCKETS, pages=1024))
 
 
 SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}

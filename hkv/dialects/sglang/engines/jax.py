@@ -21,7 +21,7 @@ from hkv.dialects.sglang.engines.jax_reading import Reader, available, told_page
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
 from hkv.errors import OperationError, UnsupportedConfigError
 from hkv.machine.operations import bucket
-from hkv.state.radix import FULL, POOLS, Held, Key, resized_radix
+from hkv.state.radix import FULL, POOLS, Held, Key, resized
 from hkv.state.status import Status
 
 OPERATIONS, PAYLOAD = 2, 64
@@ -265,5 +265,5 @@ class SGLangJaxEngine:
     def _resize(self, **sizes: int) -> None:
         buckets = dataclasses.replace(self._buckets, **sizes)
         if buckets != self._buckets:
-            self._state = jax.device_put(resized_radix(jax.device_get(self._state), buckets))
+            self._state = jax.device_put(resized(jax.device_get(self._state), buckets))
             self._buckets = buckets

@@ -1,0 +1,46 @@
+"""Static sizes are refused alike in every arrangement of a cache's arrays, before anything is made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hkv.errors import ConfigError
+from hkv.state import pooled, radix
+from hkv.state.pooled import PooledBuckets
+from hkv.state.radix import RadixBuckets
+from hkv.state.state import Buckets
+
+LINKED = Buckets(blocks=8, requests=2, groups=2, row=4, chain=4, keys=8)
+POOLED = PooledBuckets(blocks=8, groups=1, pools=1, requests=2, sequences=1, row=4, chain=4, keys=8)
+RADIX = RadixBuckets(pages=8, keys=8, requests=2, row=4)
+
+
+@pytest.mark.parametrize("buckets", [LINKED, POOLED, RADIX], ids=["linked", "pooled", "radix"])
+def test_sizes_are_positive_integers_and_those_of_options_may_be_none(buckets):
+    for name in vars(buckets):
+        for value in (-1, 0, 1.0, True):
+            if value == 0 and name in ("parts", "names") and type(value) is int:
+                dataclasses.replace(buckets, **{name: value})
+            else:
+                with pytest.raises(ConfigError, match=f"{name} = {value}: expected a (positive|non-negative) integer"):
+                    dataclasses.replace(buckets, **{name: value})
+
+
+@pytest.mark.parametrize(("buckets", "name"), [(POOLED, "row"), (POOLED, "keys"), (RADIX, "pages"), (RADIX, "row")])
+def test_arrays_that_are_too_large_are_refused(buckets, name):
+    with pytest.raises(ConfigError, match=f"{name} = {1 << 29}: expected fewer, so that the array"):
+        dataclasses.replace(buckets, **{name: 1 << 29})
+
+
+def test_a_state_grows_in_some_sizes_and_keeps_the_others():
+    pools, tree = pooled.empty_pooled(POOLED, (8,)), radix.empty_radix(RADIX, (7,))
+    with pytest.raises(ConfigError, match="chain = 3: expected at least 4"):
+        pooled.resized(pools, dataclasses.replace(POOLED, chain=3))
+    with pytest.raises(ConfigError, match="blocks = 9: expected 8, as before"):
+        pooled.resized(pools, dataclasses.replace(POOLED, blocks=9))
+    with pytest.raises(ConfigError, match="keys = 7: expected at least 8"):
+        radix.resized(tree, dataclasses.replace(RADIX, keys=7))
+    with pytest.raises(ConfigError, match="pages = 9: expected 8, as before"):
+        radix.resized(tree, dataclasses.replace(RADIX, pages=9))
