@@ -8,6 +8,7 @@ may come next and what its canonical state is (`Dialect.next_operations`, `Diale
 
 from __future__ import annotations
 
+import io
 import pickle
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -26,7 +27,7 @@ from hkv.contract.explore_command import (
     check_small,
     space_of,
 )
-from hkv.contract.invariant import InvariantError
+from hkv.contract.invariant import Invariant, InvariantError
 from hkv.contract.log import PooledHeader
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engines import REFERENCE
@@ -78,12 +79,14 @@ class PlainWorld:
     def __init__(self, dialect: Dialect, header: Any, space: Space) -> None:
         factory = dialect.engine(dialect.default_recorded)
         assert factory is not None
-        self._dialect, self._space, self._engine = dialect, space, factory(header)
+        self._dialect, self._header, self._space, self._engine = dialect, header, space, factory(header)
+        if not hasattr(self._engine, "evictions"):
+            raise dialect.lacks("an engine that counts its evictions, which an exploration tells of")
         self._watch = dialect.watch(self._engine, header) if dialect.invariants else None
 
     @property
     def evictions(self) -> int:
-        return getattr(self._engine, "evictions", 0)
+        return self._engine.evictions
 
     def perform(self, operation: Any) -> Any:
         if self._watch is not None:
@@ -101,8 +104,27 @@ class PlainWorld:
 
     def copies(self) -> Callable[[], World]:
         # Pickled, a state is smaller than its objects, and copied several times as fast as by `deepcopy`.
-        held = pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        shared = [type(self._dialect), type(self._header), Space]
+        if all(invariant.start is None for invariant in self._dialect.invariants.values()):  # none remembers anything
+            shared.append(Invariant)
+        pickler = pickle.Pickler(buffer := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = dict.fromkeys(shared, _share)
+        pickler.dump(self)
+        held = buffer.getvalue()
         return lambda: pickle.loads(held)
+
+
+_SHARED: dict[int, Any] = {}
+"""Values that no operation changes, by their ids; worlds share them."""
+
+
+def _share(value: Any) -> tuple[Callable[[int], Any], tuple[int]]:
+    _SHARED[id(value)] = value
+    return _of_id, (id(value),)
+
+
+def _of_id(id: int) -> Any:
+    return _SHARED[id]
 
 
 def answered(found: Counterexample) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -176,8 +198,9 @@ class BreadthFirst(Search):
         deeper: list[tuple[int, Callable[[], World]]],
     ) -> bool:
         """Performs every operation in a state; False if an invariant is broken."""
-        for operation in list(copies().operations()):
-            world = copies()
+        world = copies()
+        for place, operation in enumerate(list(world.operations())):
+            world = copies() if place else world
             evictions = world.evictions
             try:
                 answer = world.perform(operation)

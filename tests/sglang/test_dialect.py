@@ -53,7 +53,7 @@ def test_every_invariant_holds_in_every_state_of_a_small_cache() -> None:
         search = BreadthFirst(given, PlainWorld(DIALECT, given, Space(requests=1, prompt=1, max_model_len=2)))
         search.run()
         assert search.report.exhausted, search.report.counterexample
-        assert search.report.states > 40
+        assert min(search.report.states - 40, search.report.evictions) > 0
 
 
 def test_random_traffic_breaks_no_invariant() -> None:

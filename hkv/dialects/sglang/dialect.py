@@ -7,11 +7,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import Lack, Resumption
 from hkv.contract.explore_command import TOKENS, Space
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.engines import places
 from hkv.dialects.sglang.traffic import FEATURES, MOVES
 
 if TYPE_CHECKING:
@@ -178,36 +181,45 @@ class SGLangDialect(Dialect):
             yield from (structs.ExtendOp(id=id, length=length) for length in range(computed + 1, known + 1))
             if computed == known and known < space.max_model_len:
                 yield from (structs.DecodeOp(id=id, token=token) for token in TOKENS)
-            if computed == known and engine.manager.config.window is not None:
+            window, lock = engine.manager.config.window, request.lock
+            if computed == known and window is not None:
                 yield structs.SlideOp(id=id)
+            if window is not None and lock.mark and not lock.window_released and computed - request.protected >= window:
+                yield structs.ReleaseWindowOp(id=id)
             if request.ran:
                 yield structs.CheckpointOp(id=id)
                 yield structs.FinishOp(id=id)
             yield structs.AbortOp(id=id)
 
     def canonical(self, engine: SGLangNumpyEngine) -> Hashable:
-        """Pages count, but not which they are; hits and ages only as far as the policy reads them. 128 bits stand for
-        it all, so that millions can be remembered."""
-        manager, state = engine.manager, engine.perform(structs.StateOp())
-        policy, numbers = manager.config.policy, {node: number for number, node in enumerate(engine.walk())}
+        """Pages count, but not which they are; of requests, not what they are called; hits and ages only as far as the
+        policy reads them. 128 bits stand for it all, so that millions can be remembered."""
+        manager, tree, mapped = engine.manager, engine.manager.tree, engine.manager.pools.window_of
+        policy, walked = manager.config.policy, [tree.root, *engine.walk()]
+        numbers = {node: number for number, node in enumerate(walked)}
+        used, made = places(node.used for node in walked), places(node.made for node in walked)
         read = {"slru": lambda hits: min(hits, 2), "lfu": lambda hits: hits}.get(policy, lambda hits: 0)
         nodes = [
             (
-                *(node.parent, node.namespace, node.tokens, node.window is None, node.locks, node.mark, node.used),
-                *(read(node.hits), node.priority if policy == "priority" else 0),
-                node.made if policy in ("fifo", "filo") else 0,
+                *(node.parent and numbers[node.parent], node.key.namespace, node.key.units, node.window is None),
+                *(node.state is None, node.full_locks, node.window_locks, node.state_locks, node.mark is None),
+                *(used[node.used], read(node.hits), node.priority if policy == "priority" else 0),
+                made[node.made] if policy in ("fifo", "filo") else 0,
             )
-            for node in state.nodes
+            for node in walked
         ]
         requests = [
             (
-                *(id, request.tokens, request.prompt, request.branch, len(request.row), request.protected),
-                *(request.counted, [slot in manager.pools.window_of for slot in request.row]),
-                *(request.evicted, numbers.get(request.lock.node), request.lock.window_released),
+                *(request.tokens, request.prompt, request.priority, request.branch, len(request.row)),
+                *(request.protected, request.counted, request.evicted, request.ran, request.own is None),
+                *(request.tracked, request.tracked_before, len(request.tracking)),
+                [slot in mapped for slot in request.row],
+                *(numbers[request.lock.node], request.lock.window_released),
                 [number for node, number in numbers.items() if node.mark == request.lock.mark is not None],
             )
-            for id, request in sorted(manager.requests.items())
+            for request in manager.requests.values()
         ]
-        free = [(len(pool.free), len(pool.waiting)) for pool in state.pools]
-        told = repr((nodes, state.recent, requests, free))
-        return hashlib.blake2b(told.encode(), digest_size=16).digest()
+        orders = [[numbers[node] for node in order] for order in (tree.recent, tree.recent_states)]
+        free = [(len(pool.free), len(pool.waiting)) for pool in manager.pools.all]
+        encoded = sorted(map(msgspec.msgpack.encode, requests))
+        return hashlib.blake2b(msgspec.msgpack.encode((nodes, encoded, orders, free)), digest_size=16).digest()

@@ -18,16 +18,20 @@ def pages_are_somewhere(moment: PlainMoment) -> Iterator[str]:
     mapping = dict(moment.after.window)
     for pool, (group, count) in enumerate(zip(moment.header.groups, moment.header.num_blocks, strict=True)):
         size = 1 if group["kind"] == structs.STATES else moment.header.groups[0]["block_size"]
-        held = Counter(_held(moment.after, group["kind"], mapping))
-        if twice := sorted(slot for slot, times in held.items() if times > 1):
+        held = list(_held(moment.after, group["kind"], mapping))
+        if twice := _twice(held):
             yield f"slots {twice} of pool {pool} are in two places"
-        pages = Counter({slot // size for slot in held})
-        pages.update([*moment.after.pools[pool].free, *moment.after.pools[pool].waiting])
-        if twice := sorted(page for page, times in pages.items() if times > 1):
+        ids = moment.after.pools[pool]
+        pages = [*{slot // size for slot in held}, *ids.free, *ids.waiting]
+        if twice := _twice(pages):
             yield f"pages {twice} of pool {pool} are in two places"
-        lost = sorted(set(range(1, count + 1)) - set(pages))
+        lost = sorted(set(range(1, count + 1)).difference(pages))
         if lost and DECODE_LOSES_PAGE not in moment.header.bugs:
             yield f"pages {lost} of pool {pool} are nowhere"
+
+
+def _twice(ids: list[int]) -> list[int]:
+    return sorted(id for id, times in Counter(ids).items() if times > 1) if len(set(ids)) < len(ids) else []
 
 
 def _held(state: structs.State, kind: str, mapping: Mapping[int, int]) -> Iterator[int]:
@@ -50,25 +54,20 @@ def _held(state: structs.State, kind: str, mapping: Mapping[int, int]) -> Iterat
             yield node.state
 
 
-@INVARIANTS.remembering("a tree of pages")
-class TreeOfPages:
-    """Remembers the size of a page, and whether keys are bigrams."""
-
-    def __init__(self, config: structs.Header) -> None:
-        made = structs.to_config(config)
-        self._size, self._eagle = made.page_size, made.bigrams
-
-    def check(self, moment: PlainMoment) -> Iterator[str]:
-        """Nodes are whole pages, with a slot a unit, and siblings differ in their first page."""
-        seen = set[tuple[object, ...]]()
-        for number, node in enumerate(moment.after.nodes):
-            units = len(node.tokens) - self._eagle
-            if units < 1 or units % self._size or len(node.slots) != units or len(node.window or node.slots) != units:
-                yield f"node {number} has {units} units and slots {node.slots}"
-            first = (node.parent, node.namespace, tuple(node.tokens[: self._size + self._eagle]))
-            if first in seen:
-                yield f"node {number} begins as a sibling does"
-            seen.add(first)
+@INVARIANTS.invariant("a tree of pages")
+def tree_of_pages(moment: PlainMoment) -> Iterator[str]:
+    """Nodes are whole pages, with a slot a unit, and siblings differ in their first page."""
+    size = moment.header.groups[0]["block_size"]
+    bigrams = moment.header.eagle and moment.header.groups[-1]["kind"] != structs.STATES
+    seen = set[tuple[object, ...]]()
+    for number, node in enumerate(moment.after.nodes):
+        units = len(node.tokens) - bigrams
+        if units < 1 or units % size or len(node.slots) != units or len(node.window or node.slots) != units:
+            yield f"node {number} has {units} units and slots {node.slots}"
+        first = (node.parent, node.namespace, tuple(node.tokens[: size + bigrams]))
+        if first in seen:
+            yield f"node {number} begins as a sibling does"
+        seen.add(first)
 
 
 @INVARIANTS.invariant("locks are counted")
@@ -81,41 +80,33 @@ def locks_are_counted(moment: PlainMoment) -> Iterator[str]:
             yield f"node {number} has {node.locks[0]} locks, and {holders} requests have it"
 
 
-class _OfWindow:
-    """Remembers the window, None where there is none."""
-
-    def __init__(self, config: structs.Header) -> None:
-        self._window = structs.to_config(config).window
+def _window(header: structs.Header) -> int | None:
+    return next((group["window"] for group in header.groups if group["kind"] == structs.SLIDING_WINDOW), None)
 
 
-@INVARIANTS.remembering("windows are mapped")
-class WindowsAreMapped(_OfWindow):
-    """Nothing but the window."""
-
-    def check(self, moment: PlainMoment) -> Iterator[str]:
-        """A node's window slots are those that its full slots are mapped to; a tombstone's are mapped to none. The
-        order by which they leave has every node that has some, once."""
-        if self._window is None:
-            return
-        mapping, nodes = dict(moment.after.window), moment.after.nodes
-        for number, node in enumerate(nodes):
-            mapped = [mapping.get(slot) for slot in node.slots]
-            if mapped != (node.window or [None] * len(node.slots)):
-                yield f"node {number} has window slots {node.window}, and its full slots are mapped to {mapped}"
-        if sorted(moment.after.recent[0]) != [number for number, node in enumerate(nodes) if node.window is not None]:
-            yield f"the order of window slots has the nodes {moment.after.recent}"
+@INVARIANTS.invariant("windows are mapped")
+def windows_are_mapped(moment: PlainMoment) -> Iterator[str]:
+    """A node's window slots are those that its full slots are mapped to; a tombstone's are mapped to none. The
+    order by which they leave has every node that has some, once."""
+    if _window(moment.header) is None:
+        return
+    mapping, nodes = dict(moment.after.window), moment.after.nodes
+    for number, node in enumerate(nodes):
+        mapped = [mapping.get(slot) for slot in node.slots]
+        if mapped != (node.window or [None] * len(node.slots)):
+            yield f"node {number} has window slots {node.window}, and its full slots are mapped to {mapped}"
+    if sorted(moment.after.recent[0]) != [number for number, node in enumerate(nodes) if node.window is not None]:
+        yield f"the order of window slots has the nodes {moment.after.recent}"
 
 
-@INVARIANTS.remembering("windows are there")
-class WindowsAreThere(_OfWindow):
-    """Nothing but the window."""
-
-    def check(self, moment: PlainMoment) -> Iterator[str]:
-        """The window slots that a running request's next token reads are there."""
-        if self._window is None:
-            return
-        mapping = dict(moment.after.window)
-        for id, request in moment.after.requests.items():
-            read = request.slots[max(0, len(request.slots) - self._window + 1) :]
-            if gone := [slot for slot in read if slot not in mapping]:
-                yield f"{id} reads the window of full slots {gone}, which is gone"
+@INVARIANTS.invariant("windows are there")
+def windows_are_there(moment: PlainMoment) -> Iterator[str]:
+    """The window slots that a running request's next token reads are there."""
+    window = _window(moment.header)
+    if window is None:
+        return
+    mapping = dict(moment.after.window)
+    for id, request in moment.after.requests.items():
+        read = request.slots[max(0, len(request.slots) - window + 1) :]
+        if gone := [slot for slot in read if slot not in mapping]:
+            yield f"{id} reads the window of full slots {gone}, which is gone"

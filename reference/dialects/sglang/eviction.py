@@ -102,6 +102,7 @@ class _Eviction:
             if node.state is not None:
                 self._freed[MAMBA] += 1
             (self._tree.tombstone if name == SWA else self._tree.drop_state)(node)
+            self._tree.evictions += 1
 
     def _delete(self, leaf: Node) -> None:
         self._freed[FULL] += len(leaf.key)
@@ -110,6 +111,7 @@ class _Eviction:
         if leaf.state is not None:
             self._freed[MAMBA] += 1
         parent = self._tree.delete(leaf)
+        self._tree.evictions += 1
         # In SGLang a tombstone that nothing comes after any more stays, though no request can resume at it.
         if (
             STRANDS_FULL not in self._tree.config.bugs

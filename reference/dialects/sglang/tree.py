@@ -147,6 +147,7 @@ class RadixTree:
       recent: nodes with window slots, most recently used first (`lru_lists[SWA]`).
       recent_states: nodes with a state, likewise.
       told: what is told to those who follow its events.
+      evictions: times that a node left, or lost its window's slots or its state, to make room.
     """
 
     def __init__(self, config: SGLangConfig, pools: Pools) -> None:
@@ -156,6 +157,7 @@ class RadixTree:
         self.recent: list[Node] = []
         self.recent_states: list[Node] = []
         self.told = Told(config)
+        self.evictions = 0
 
     def now(self) -> Time:
         """The next reading of the clock."""

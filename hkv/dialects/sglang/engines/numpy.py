@@ -43,6 +43,11 @@ class SGLangNumpyEngine:
 
         self.header, self.manager = header, Manager(to_config(header))
 
+    @property
+    def evictions(self) -> int:
+        """Times that a node left, or lost what a component had of it, to make room."""
+        return self.manager.tree.evictions
+
     def perform(self, operation: structs.Operation) -> Any:
         """Performs one operation and returns its answer.
 
