@@ -16,7 +16,7 @@ from hkv.dialects.vllm.planning.cache_plan import serve
 from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import batch_defaults
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.errors import ConfigError, PlanError
+from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.limits import MAX_BLOCKS, MAX_COUNT, MAX_TOKENS, parse_bytes, parse_length, show_bytes, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.topology import Topology
@@ -216,6 +216,9 @@ def _with_tier(
         most_running=schedule.max_running,
         bugs=frozenset(BUGS),
     )
+    if tier.tails:
+        expected = "the block size: a replay keeps no tails inside blocks"
+        raise UnsupportedConfigError("hash_block_size", config.hash_block_size, expected)
     seconds = options["step_ms"] / 1000
     moved = None if bandwidth is None else max(1, bandwidth * options["step_ms"] // 1000)
     return TieredCache(

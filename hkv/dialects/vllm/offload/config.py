@@ -73,6 +73,7 @@ class OffloadConfig:
       step_tokens: tokens of a step (`max_num_batched_tokens`).
       most_running: requests that run at a time (`max_num_seqs`).
       eagle: groups of a draft's layers, whose last chunk is not settled.
+      drafts: tokens that a draft proposes each step (`num_speculative_tokens`); hits on the GPU then drop a block.
       bugs: names of defects that are reproduced.
     """
 
@@ -88,13 +89,14 @@ class OffloadConfig:
     step_tokens: int = 64
     most_running: int = 8
     eagle: tuple[int, ...] = ()
+    drafts: int = 0
     bugs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("num_chunks", "blocks_per_chunk", "tracked", "workers", "step_tokens", "most_running"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "at least 1")
-        for name in ("threshold", "sync_tokens"):
+        for name in ("threshold", "sync_tokens", "drafts"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "at least 0")
         if self.policy not in POLICIES:
@@ -106,8 +108,10 @@ class OffloadConfig:
 
     def _check_groups(self) -> None:
         cache = self.cache
-        if not cache.caching or cache.context_parallel > 1 or cache.eagle:
-            raise UnsupportedConfigError("cache", "no caching, eagle or ranks", "prefix caching alone")
+        if not cache.caching or cache.context_parallel > 1:
+            raise UnsupportedConfigError("cache", "no caching, or ranks", "prefix caching on one rank")
+        if cache.eagle != bool(self.drafts):
+            raise ConfigError("drafts", self.drafts, f"{'at least 1' if cache.eagle else 0}: eagle is {cache.eagle}")
         for group, spec in enumerate(cache.topology.specs):
             known = spec.reads_all or spec.snapshot or spec.most_read
             if not known or not spec.prefix_cacheable or kinds.layer(spec).vllm_name is None:
@@ -118,9 +122,6 @@ class OffloadConfig:
                 raise ConfigError("retention_interval", interval, f"a multiple of group {group}'s chunk of {size}")
         if len({self.chunk_tokens[group] for group in self.aligned}) > 1:
             raise ConfigError("groups", list(self.chunk_tokens), "recurrent groups with chunks of one size")
-        sizes = set(cache.block_sizes)
-        if self.aligned and len(sizes) == 1 and cache.hash_block_size not in sizes:
-            raise UnsupportedConfigError("hash_block_size", cache.hash_block_size, f"{max(sizes)}: no partial tails")
 
     @functools.cached_property
     def chunk_tokens(self) -> tuple[int, ...]:
@@ -163,6 +164,19 @@ class OffloadConfig:
     def aligned(self) -> tuple[int, ...]:
         """Recurrent groups in `align` mode, whose states are handed over at boundaries."""
         return tuple(group for group, spec in enumerate(self.cache.topology.specs) if spec.keeps_states)
+
+    @functools.cached_property
+    def tails(self) -> bool:
+        """True if the end of a prompt inside a block is kept, too (`supports_partial_tail`)."""
+        finer = any(self.cache.block_size(group) > self.cache.hash_block_size for group in self.aligned)
+        alike = self.blocks_per_chunk == 1 and len(set(self.cache.block_sizes)) == 1
+        return finer and alike and set(self.windows) <= set(self.aligned)
+
+    def proof(self, group: int) -> int:
+        """Tokens after a tail of a draft's group whose key says that it is settled (`eagle_proof_margin`)."""
+        if group not in self.eagle or group in self.aligned or not self.tails:
+            return 0
+        return self.cache.hash_block_size if self.cache.partial_hits else self.cache.block_size(group)
 
     @functools.cached_property
     def alignment(self) -> int | None:

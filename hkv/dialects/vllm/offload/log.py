@@ -37,8 +37,9 @@ class Header(PooledHeader, kw_only=True):
       policy: `eviction_policy`.
       threshold: `store_threshold`, offers of a chunk from which on it is stored; below 2 at once.
       tracked: `max_tracker_size`, chunks whose offers are counted at most.
-      blocks_per_chunk, prompt_only, workers, sync_tokens, step_tokens, most_running, eagle: as
+      blocks_per_chunk, prompt_only, workers, sync_tokens, step_tokens, most_running, eagle, drafts: as
         `hkv.dialects.vllm.offload.config.OffloadConfig` explains them; of a scheduler.
+      hash_block_size: tokens of a prefix's hash (`prefix_match_unit`); None for what the groups have in common.
       max_model_len: tokens of the longest request.
       retention_interval: as `hkv.dialects.vllm.config.VllmConfig`.
     """
@@ -53,6 +54,8 @@ class Header(PooledHeader, kw_only=True):
     step_tokens: int = 64
     most_running: int = 8
     eagle: list[int] = msgspec.field(default_factory=list)
+    drafts: int = 0
+    hash_block_size: int | None = None
     max_model_len: int = 512
     retention_interval: int | None = 0
 
@@ -315,8 +318,9 @@ def to_config(header: Header) -> OffloadConfig:
     if len(header.num_blocks) != pools:
         expected = "chunks of the tier" if pools == 1 else "blocks of the GPU, and chunks of the tier"
         raise ConfigError("num_blocks", header.num_blocks, expected)
-    topology = Topology.of_specs([spec_from_log(group) for group in header.groups], [])
+    topology = Topology.of_specs([spec_from_log(group) for group in header.groups], _flagged(header))
     scheduler_block, hash_block = default_block_sizes(topology)
+    hash_block = header.hash_block_size or hash_block
     cache = VllmConfig(
         topology=topology,
         num_blocks=header.num_blocks[0] if pools == 2 else 1,
@@ -326,6 +330,8 @@ def to_config(header: Header) -> OffloadConfig:
         partial_hits=default_partial_hits(topology.specs, hash_block),
         max_model_len=header.max_model_len,
         max_in_flight_tokens=header.step_tokens,
+        eagle=header.drafts > 0,
+        prefill_lookahead=int(header.drafts > 0),
         offloads=any(spec.keeps_states for spec in topology.specs),
     )
     return OffloadConfig(
@@ -337,9 +343,14 @@ def to_config(header: Header) -> OffloadConfig:
     )
 
 
+def _flagged(header: Header) -> list[int]:
+    """Groups of a draft's layers that there are; of others the configuration complains."""
+    return [group for group in header.eagle if 0 <= group < len(header.groups)]
+
+
 _SAME = (
     *("policy", "threshold", "tracked", "blocks_per_chunk", "prompt_only"),
-    *("workers", "sync_tokens", "step_tokens", "most_running"),
+    *("workers", "sync_tokens", "step_tokens", "most_running", "drafts"),
 )
 """Fields that a header and a configuration have alike."""
 

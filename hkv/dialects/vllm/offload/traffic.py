@@ -18,9 +18,12 @@ POOL_FEATURES = ("lru", "arc", "threshold")
 MOST_RUNNING = 4
 
 
-SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts")
+SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts", "eagle", "tails")
 """Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory,
-recurrent states, groups of a draft's layers."""
+recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks beside recurrent states."""
+
+RECURRENT = ("states", "tails")
+"""Features of which the second group holds states."""
 
 STEP_MOVES = ("step", "request", "abort", "reset", "state")
 """Moves of a scheduler."""
@@ -38,16 +41,21 @@ def draw_header(choices: Choices, feature: str, name: str) -> structs.Header:
 
 def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
     """A scheduler with small blocks, and little of them."""
-    size, per_chunk = choices.pick((2, 4, 4)), choices.pick((1, 1, 2))
-    count = 1 if feature == "full" else choices.integer(1 + (feature in ("states", "drafts")), 3)
-    groups = [_group(choices, feature, size, place) for place in range(count)]
+    tails = feature == "tails"
+    size, per_chunk = choices.pick((4, 8) if tails else (2, 4, 4)), choices.pick((1, 1, 1, 2) if tails else (1, 1, 2))
+    drafts = choices.integer(1, 3) if feature == "eagle" or (tails and choices.chance(40)) else 0
+    count = 1 if feature == "full" else choices.integer(1 + (feature in ("drafts", *RECURRENT)), 3)
+    groups = [_group(choices, feature, size, place, drafts) for place in range(count)]
     chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
-    crowded = feature == "crowded"
+    crowded, attends = feature == "crowded", any(group["kind"] != "mamba" for group in groups)
     sparse = any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in groups)
     return structs.Header(
         dialect=name,
         feature=feature,
-        num_blocks=[choices.integer(18, 30) if crowded else choices.integer(25, 80), choices.integer(4, 40)],
+        num_blocks=[
+            choices.integer(18, 30) if crowded else choices.integer(25, 80),
+            choices.integer(*((12, 60) if tails else (4, 40))),
+        ],
         groups=groups,
         policy=choices.pick(POLICIES),
         threshold=choices.pick((0, 0, 0, 2)),
@@ -55,25 +63,28 @@ def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
         blocks_per_chunk=per_chunk,
         prompt_only=not (feature == "decode" or choices.chance(20)),
         workers=choices.pick((1, 1, 2)),
-        sync_tokens=choices.pick((0, 0, 8, 24)),
+        sync_tokens=choices.pick((0, 0, 8, 24)) if attends else 0,
         step_tokens=choices.pick((8, 16, 32)),
         most_running=choices.pick((2, 4)),
         max_model_len=64,
-        eagle=[place for place in range(count) if choices.chance(60)] if feature == "drafts" else [],
+        eagle=[place for place in range(count) if choices.chance(60)] if drafts or feature == "drafts" else [],
+        drafts=drafts,
+        hash_block_size=size // choices.pick((1, 2, 2, 4)) if tails else None,
         retention_interval=choices.pick((0, None, None, chunk, 2 * chunk)) if sparse else 0,
         bugs=sorted(BUGS),
     )
 
 
-def _group(choices: Choices, feature: str, size: int, place: int) -> dict[str, Any]:
+def _group(choices: Choices, feature: str, size: int, place: int, drafts: int) -> dict[str, Any]:
     """One group; the first one is mostly of full attention."""
     if feature == "groups":
         size = choices.pick((2, 4, 8))
-    if feature == "states" and (place == 1 or choices.chance(20)):
-        return {"kind": "mamba", "block_size": size, "num_speculative_blocks": 0}
-    if feature == "full" or (place == 0 and choices.chance(75)) or choices.chance(25):
+    states = 100 if place == 1 else 20
+    if choices.chance(states if feature in RECURRENT else 15 * (feature == "eagle")):
+        return {"kind": "mamba", "block_size": size, "num_speculative_blocks": drafts}
+    if feature == "full" or choices.chance(75 if place == 0 else 90 if feature == "tails" else 25):
         return {"kind": choices.pick(("full_attention", "full_attention", "mla")), "block_size": size}
-    if feature != "groups" and choices.chance(15):  # a chunked group's block is the scheduler's
+    if feature != "groups" and not drafts and choices.chance(15):  # a chunked group's block is the scheduler's
         return {"kind": "chunked_local", "block_size": size, "chunk": choices.pick((4, 8, 12))}
     return {"kind": "sliding_window", "block_size": size, "window": choices.pick((2, 3, 4, 5, 8, 9, 13, 17))}
 
@@ -187,10 +198,11 @@ class PoolTraffic:
 def drive_scheduler(header: structs.Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
     """Performs random traffic of a scheduler: requests come, steps follow, now and then something is taken back."""
     traffic = StepTraffic(header, choices, perform)
+    resets = 25 if header.feature == "tails" else 7  # the GPU's own cache has most tails as long as it has anything
     for _ in range(2 * steps):
         while choices.chance(35) and traffic.possible("request"):
             traffic.make("request")
-        for move, percent in (("abort", 4), ("reset", 7)):
+        for move, percent in (("abort", 4), ("reset", resets)):
             if choices.chance(percent) and traffic.possible(move):
                 traffic.make(move)
         traffic.make("step")
@@ -213,6 +225,7 @@ class StepTraffic:
         self._texts: list[list[int]] = [[]]
         self._arrived = 0
         self._prompt = choices.integer(30, 85)
+        self._tails = structs.to_config(header).tails
 
     def possible(self, move: str) -> bool:
         """True if the move has something to be about."""
@@ -250,12 +263,17 @@ class StepTraffic:
         known = choices.pick(self._texts)
         most = self._header.max_model_len - 2
         size = self._header.groups[0]["block_size"]
+        if self._tails and choices.chance(60):
+            text = known[:most] or [0]
+            return structs.RequestOp(id=f"r{self._arrived}", tokens=text, output=choices.integer(1, 4))
         text = known[: choices.pick((len(known), choices.integer(0, len(known)), len(known) // size * size))]
         text = (text + [choices.integer(0, 2) for _ in range(choices.integer(0, 5 * size))])[:most] or [0]
         output = choices.integer(1, 8)
         told = text + [(len(text) + more) % 5 for more in range(output)]
         self._texts = [*self._texts, told if choices.chance(30) else text][-MEMORY:]
         limits = [choices.integer(0, 24) if choices.chance(8) else None for _ in range(2)]
+        if self._tails:  # what a tail beyond the limit does to vLLM, it does not survive
+            limits[1] = None
         return structs.RequestOp(
             id=f"r{self._arrived}", tokens=text, output=output, load_limit=limits[0], store_limit=limits[1]
         )

@@ -17,6 +17,7 @@ from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.config import PAGE, OffloadConfig
 from hkv.dialects.vllm.offload.workers import Report
+from hkv.errors import ConfigError
 
 MODEL = {
     "architectures": ["OPTForCausalLM"],
@@ -48,6 +49,27 @@ class Sorted(set[str]):
         return iter(sorted(super().__iter__()))
 
 
+class Drafts:
+    """`SpeculativeConfig` of an EAGLE draft, as far as a scheduler asks it: the model behind it is not described."""
+
+    method, parallel_drafting, num_speculative_tokens_per_batch_size = "eagle", False, None
+    disable_eagle_block_drop = disable_lookahead_block_hashes = False
+    max_num_new_slots_for_drafting = 0
+
+    def __init__(self, tokens: int) -> None:
+        self.num_speculative_tokens = tokens
+
+    def use_eagle(self) -> bool:
+        return True
+
+    use_eagle_block_drop = needs_eagle_block_drop = use_eagle
+
+    def use_dspark(self) -> bool:
+        return False
+
+    use_dflash = use_multi_module_mtp = uses_draft_model = use_dspark
+
+
 @functools.cache
 def _model() -> str:
     """A folder with the model's description; the process leaves it to its temporary folder."""
@@ -61,6 +83,7 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     """An empty `Scheduler` with an `OffloadingConnector`, and the block hasher of its requests."""
     logging.getLogger("vllm").setLevel(logging.CRITICAL)  # a store without room is an answer, not a warning
     vllm: Any = importlib.import_module("vllm.config")
+    from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
@@ -74,6 +97,8 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     block_bytes = sum(group.kv_cache_spec.page_size_bytes for group in groups)
     chunk_bytes = -(-block_bytes * config.workers * config.blocks_per_chunk // PAGE) * PAGE
     token_bytes = sum(group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size for group in groups)
+    if config.sync_tokens and not token_bytes:
+        raise ConfigError("sync_tokens", config.sync_tokens, "0: states alone have no bytes a token")
     extra = {
         "cpu_bytes_to_use": chunk_bytes * config.num_chunks,
         "blocks_per_chunk": config.blocks_per_chunk,
@@ -110,8 +135,15 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
         made.cache_config.mamba_cache_mode = "align"
         made.cache_config.block_size = cache.block_size(config.aligned[0])
     made.cache_config.num_gpu_blocks = cache.num_blocks
+    if cache.hash_block_size < min(cache.block_sizes):
+        made.cache_config.prefix_match_unit = cache.hash_block_size
     register_all_kvcache_specs(made)
     found = KVCacheConfig(cache.num_blocks, [], groups, prefix_cache_retention_interval=cache.retention_interval)
+    found.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(
+        found, made, cache.scheduler_block_size, cache.hash_block_size
+    )
+    if config.drafts:
+        made.speculative_config = Drafts(config.drafts)
     scheduled = Scheduler(
         vllm_config=made,
         kv_cache_config=found,
@@ -154,13 +186,13 @@ def abort(scheduler: Any, id: str) -> None:
 def output(scheduler: Any, scheduled: Any, reported: Report) -> list[str]:
     """Takes a step's output, and returns the requests that finish with it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 
     names = list(scheduled.num_scheduled_tokens)
     requests = [scheduler.requests[id] for id in names]
     sampled = [
-        [request.num_tokens % VOCABULARY] if request.num_computed_tokens >= request.num_tokens else []
-        for request in requests
+        _sampled(request, scheduled.scheduled_spec_decode_tokens.get(id, []))
+        for id, request in zip(names, requests, strict=True)
     ]
     transferred = KVConnectorOutput(
         finished_recving=set(reported.received) or None,
@@ -173,7 +205,17 @@ def output(scheduler: Any, scheduled: Any, reported: Report) -> list[str]:
         kv_connector_output=transferred,
     )
     scheduler.update_from_output(scheduled, answer)
+    if scheduler.num_spec_tokens:
+        scheduler.update_draft_token_ids(DraftTokenIds(names, [[0] * scheduler.num_spec_tokens for _ in names]))
     return [request.request_id for request in requests if request.is_finished()]
+
+
+def _sampled(request: Any, drafts: list[int]) -> list[int]:
+    """Tokens that a step samples of a request: none before its last token, and one more than it accepts of drafts."""
+    if request.num_computed_tokens < request.num_tokens:
+        return []
+    right = 0 if -1 in drafts else request.num_tokens // 2 % (len(drafts) + 1)
+    return [(request.num_tokens + more) % VOCABULARY for more in range(1 + right)]
 
 
 def name_of(key: bytes) -> structs.Key:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hkv.dialects.vllm.offload.config import HEAD_AGES, RESET_REVIVES, OffloadConfig
 from hkv.errors import EngineFailure, OperationError
-from reference.dialects.vllm.offload.lookup import external_hit
+from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
 from reference.dialects.vllm.offload.policies import Key
 from reference.dialects.vllm.offload.pool import ChunkPool, Context
 from reference.dialects.vllm.offload.reach import Reach, reachable
@@ -78,6 +78,8 @@ class Offloaded:
       blocks: of each group, its blocks as the steps told them; 0 for those it has given up.
       cursors: of each group, the chunk from which on it offers.
       local: tokens of its hit on the GPU at the last lookup.
+      tail: end of the tail inside a block that the last lookup found, until it is loaded.
+      loaded: whether a load of it was ever ordered.
       jobs: numbers of those that go on.
       finished: whether it has finished, aborted ones too.
       aborted: whether it was aborted.
@@ -92,6 +94,8 @@ class Offloaded:
     blocks: list[list[int]] = dataclasses.field(default_factory=list)
     cursors: list[int] = dataclasses.field(default_factory=list)
     local: int = 0
+    tail: int | None = None
+    loaded: bool = False
     jobs: set[int] = dataclasses.field(default_factory=set)
     finished: bool = False
     aborted: bool = False
@@ -184,6 +188,12 @@ class Connector:
         found = external_hit(
             self.config, self.pool.lookup, state.keys, local, state.request.num_tokens, state.load_limit, self.loading
         )
+        state.tail = None
+        if self.config.tails and found is not None:
+            unit, request = self.config.cache.hash_block_size, state.request
+            prefixes = Prefixes(lambda *tail: self._prefix(state, *tail), request.num_prompt, len(request.keys) * unit)
+            look, limit = self.pool.lookup, state.load_limit
+            found, state.tail = tail_hit(self.config, look, state.keys, prefixes, local, found, limit, self.loading)
         within = self._fits_the_step(state, found)
         return found, bool(found) and not within
 
@@ -194,6 +204,12 @@ class Connector:
         self._budget -= found
         self._within.add(state.request.id)
         return True
+
+    def _prefix(self, state: Offloaded, group: int, tokens: int) -> Key:
+        """The key of a group's part of a prefix."""
+        key = (state.request.keys[tokens // self.config.cache.hash_block_size - 1], group)
+        state.context.positions[key] = tokens
+        return key
 
     def name_chunks(self, state: Offloaded) -> None:
         """Names the chunks that have become whole."""
@@ -224,7 +240,10 @@ class Connector:
             missing = range(-(-state.local // size), last)
             first = next((at for at in missing if row[at] and (within or not is_hashed(row[at]))), last)
             if first < last:
-                keys += state.keys[group][first // self.config.blocks_per_chunk : -(-end // chunk)]
+                whole = -(-end // chunk) - (state.tail is not None)
+                keys += state.keys[group][first // self.config.blocks_per_chunk : whole]
+                if state.tail is not None:
+                    keys.append(self._prefix(state, group, state.tail + self.config.proof(group)))
             transfer.blocks += row[first:last]
             transfer.sizes.append(last - first)
             transfer.starts.append(first)
@@ -232,6 +251,7 @@ class Connector:
         if HEAD_AGES not in self.config.bugs:
             heads = [state.keys[group][: state.local // size] for group, size in enumerate(self.config.chunk_tokens)]
             self.pool.use([key for head in heads for key in head], state.context)
+        state.tail, state.loaded = None, True
         transfer.chunks = self.pool.load(keys, state.context)
         self._loads.append(transfer)
         state.jobs.add(transfer.job)
@@ -266,6 +286,7 @@ class Connector:
         for block in self._fresh & self.fences.keys():
             self._flushed |= self.fences[block]
         stores = self._store_states(step.offers)
+        stores += self._store_tails(step) if self.config.tails else []
         for id in (*step.tokens, *step.finished):
             if id in self.requests and (transfer := self._store(self.requests[id], step.tokens.get(id, 0))):
                 stores.append(transfer)
@@ -313,18 +334,51 @@ class Connector:
                 size = self.config.chunk_tokens[group]
                 if not block or length % size or length > self._storable_tokens(state, state.request.num_tokens):
                     continue
-                hashes = length // self.config.cache.hash_block_size
-                key = (state.request.keys[hashes - 1], group)
-                state.context.positions[key] = length
-                stored = self.pool.store([key], state.context)
-                self.refused += stored is None
-                if stored is None or not stored.keys:
-                    continue
-                sizes, starts = ([0] * len(state.keys) for _ in range(2))
-                sizes[group], starts[group] = 1, length // self.config.cache.block_size(group) - 1
-                found.append(Transfer(self._next(), id, stored.chunks, [block], sizes, starts))
-                self._begin_store(state, found[-1].job, stored.keys, [block], [])
+                column = length // self.config.cache.block_size(group) - 1
+                found += self._store_blocks(state, [self._prefix(state, group, length)], column, {group: block})
         return found
+
+    def _store_tails(self, step: Step) -> list[Transfer]:
+        """Stores of the ends of prompts inside blocks, of all groups together, as recurrent states are handed over.
+
+        With a draft's layers, only of requests that were loaded for: others leave their tail to the GPU's cache.
+        """
+        size, groups, found = self.config.chunk_tokens[0], range(len(self.config.chunk_tokens)), list[Transfer]()
+        proof = max(map(self.config.proof, groups))
+        for id, entries in step.offers.items():
+            handed = {group: block for group, block, length in entries if length % size}
+            state = self.requests.get(id)
+            if not handed or state is None or (proof and not state.loaded):
+                continue
+            (end,) = {length for _, _, length in entries if length % size}
+            computed = min(state.request.num_computed + step.tokens.get(id, 0), state.request.num_prompt)
+            rows = [row for group, row in enumerate(state.blocks) if group not in self.config.aligned]
+            if (proof and end + proof > computed) or any(end // size >= len(row) for row in rows):
+                continue
+            keys = [self._prefix(state, group, end + self.config.proof(group)) for group in groups]
+            blocks = {
+                group: handed[group] if group in self.config.aligned else state.blocks[group][end // size]
+                for group in groups
+            }
+            found += self._store_blocks(state, keys, end // size, blocks)
+        return found
+
+    def _store_blocks(
+        self, state: Offloaded, keys: list[Key], column: int, blocks: Mapping[int, int]
+    ) -> list[Transfer]:
+        """The store of a block of each of some groups, fenced from the beginning; none if nothing is new or fits."""
+        stored = self.pool.store(keys, state.context)
+        self.refused += stored is None
+        if stored is None or not stored.keys:
+            return []
+        sizes, starts = ([0] * len(state.keys) for _ in range(2))
+        taken = [group for _, group in stored.keys]
+        for group in taken:
+            sizes[group], starts[group] = 1, column
+        read = [blocks[group] for group in taken]
+        transfer = Transfer(self._next(), state.request.id, stored.chunks, read, sizes, starts)
+        self._begin_store(state, transfer.job, stored.keys, read, [])
+        return [transfer]
 
     def _begin_store(
         self, state: Offloaded, number: int, keys: list[Key], read: list[int], read_late: list[int]
@@ -448,6 +502,7 @@ class Connector:
         self.pool.clear()
         for state in self.requests.values():
             state.cursors = [0] * len(state.cursors)
+            state.tail = None
             state.jobs.clear()
         self.jobs.clear()
         self.fences.clear()

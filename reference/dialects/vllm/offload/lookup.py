@@ -8,6 +8,7 @@ but then the answer is to ask again later. vLLM 0.33 `OffloadingConnectorSchedul
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from hkv.dialects.vllm.offload.config import OffloadConfig
 from reference.dialects.vllm.offload.policies import Key
@@ -45,6 +46,78 @@ def external_hit(
     if found and any(key in loading for key in chunks_of_hit(config, keys, local, local + found)):
         return None
     return found
+
+
+class Prefixes(NamedTuple):
+    """Prefixes of a request that a tail inside a block may end.
+
+    Attributes:
+      key: the key of a group's part of the prefix of so many tokens.
+      prompt: tokens of its prompt.
+      named: tokens up to which it has keys.
+    """
+
+    key: Callable[[int, int], Key]
+    prompt: int
+    named: int
+
+
+def tail_hit(
+    config: OffloadConfig,
+    look: Look,
+    keys: Sequence[Sequence[Key]],
+    prefixes: Prefixes,
+    local: int,
+    found: int,
+    limit: int | None = None,
+    loading: Collection[Key] = (),
+) -> tuple[int | None, int | None]:
+    """Tokens beyond the hit on the GPU that can be loaded, None for: later; and the tail's end where they end in one.
+
+    The longest tail counts, after the whole chunks or inside the block that follows them. A draft's tail is known by
+    the prefix that proves it, which may take the chunk before the tail as well. vLLM 0.33
+    `OffloadingConnectorScheduler._lookup`.
+
+    Args:
+      config: a cache whose tails are kept.
+      look: what the tier has.
+      keys: of each group, the keys of the request's whole chunks.
+      prefixes: its prefixes.
+      local: tokens of the hit on the GPU.
+      found: tokens beyond them that whole chunks complete.
+      limit: tokens that may be loaded; None for all.
+      loading: keys that are being loaded for another request.
+    """
+    unit, size, whole = config.cache.hash_block_size, config.chunk_tokens[0], local + found
+    groups = range(len(config.chunk_tokens))
+    proof = max(map(config.proof, groups))
+    most = min(prefixes.prompt, whole + size * (2 if proof else 1)) - 1
+    most = min(most, prefixes.named - proof if proof else most, most if limit is None else local + limit)
+    most -= most % unit
+    between, later = whole // size, False
+    beyond = (between + 1) * size
+    if most >= beyond:
+        bridge = [keys[group][between] for group in groups if group not in config.aligned]
+        later = any(key in loading for key in bridge)
+        for key in bridge:
+            state = look(key)
+            if state is None:
+                most = beyond - unit
+                break
+            later |= not state
+    waits = later
+    for end in range(most, whole, -unit):
+        there, absent = not (waits and end >= beyond), False
+        for group in groups:
+            state = look(prefixes.key(group, end + config.proof(group)))
+            if state is None:
+                absent = True
+                break
+            there &= state
+        if there and not absent:
+            return end - local, end
+        later |= not there
+    return (None if later and not found else found), None
 
 
 def chunks_of_hit(config: OffloadConfig, keys: Sequence[Sequence[Key]], local: int, end: int) -> list[Key]:

@@ -3,8 +3,8 @@
 Each step gives running requests their next tokens, preempting the last one where blocks run out, and then admits
 waiting ones, first those that hold blocks. A waiting request is looked up on the GPU, and then in the tier; it is put
 aside while a load of it goes on, or while the tier says: later. The step's output follows at once, so that no step is
-in flight when the next is scheduled. First come, first served; no drafts. vLLM 0.33 `Scheduler.schedule`,
-`update_from_output`.
+in flight when the next is scheduled. First come, first served. A draft proposes tokens after each step that samples;
+those that are rejected were computed in vain. vLLM 0.33 `Scheduler.schedule`, `update_from_output`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.errors import OperationError
 from reference.dialects.vllm import live
 from reference.dialects.vllm.connector import truncate
+from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
 from reference.dialects.vllm.kinds.kind import Demand
 from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.offload.connector import Connector, Orders, Step
@@ -25,6 +26,11 @@ from reference.dialects.vllm.request import TokenRequest
 
 VOCABULARY = 5
 """Tokens are drawn from these, and a request's next one is its length modulo their number: no model runs."""
+
+
+def accepted(num_tokens: int, drafts: int) -> int:
+    """Tokens that a step accepts of a request's drafts, from its length before: no model runs."""
+    return num_tokens // 2 % (drafts + 1)
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,6 +44,9 @@ class Live:
       loaded: whether that load has ended.
       preempted: whether it was preempted ever.
       prefilling: whether it is on the way to its last token, so that loads leave room for it.
+      partway: whether its last step stopped before its last token.
+      proposed: tokens that a draft proposed for its next step; `checked`: those that its step checks.
+      padded: whether these stand for none, and only keep the step's shape.
       finished: whether it has finished.
     """
 
@@ -47,6 +56,10 @@ class Live:
     loaded: bool = False
     preempted: bool = False
     prefilling: bool = False
+    partway: bool = False
+    proposed: int = 0
+    checked: int = 0
+    padded: bool = False
     finished: bool = False
 
     @property
@@ -109,7 +122,7 @@ class OffloadScheduler:
         self.holding: deque[Live] = deque()
         self._ended: list[str] = []
         self._preempted: set[str] = set()
-        self._preempted_now = False
+        self._preempted_now = self._prefills = False
         self._matches: list[Match] = []
 
     # Requests.
@@ -171,7 +184,7 @@ class OffloadScheduler:
 
     def _preempt(self, entry: Live) -> None:
         self.manager.free(entry.id)
-        entry.preempted, entry.prefilling = True, False
+        entry.preempted, entry.prefilling, entry.proposed = True, False, 0
         self.waiting.appendleft(entry)
         self._preempted.add(entry.id)
 
@@ -183,15 +196,16 @@ class OffloadScheduler:
         self._matches, tokens, running = [], dict[str, int](), list[Table]()
         budget = self._go_on(self.config.step_tokens, tokens, running)
         new, resumed = ([], []) if self._preempted_now else self._admit_all(budget, tokens)
-        targets = [target for _, target in self.manager.copies()]
         offers = live.offloads(self.manager) if self.config.cache.offloads else {}
+        targets = [target for _, target in self.manager.copies()]
         preempted, tables = sorted(self._preempted), [*new, *running, *resumed]
         orders = self.connector.step(Step(tokens, tables, sorted(self._ended), preempted, targets, offers))
         self._ended, self._preempted = [], set()
         for id, count in tokens.items():
             entry = self.requests[id]
             self.manager.advance(id, count)
-            entry.prefilling = entry.prefilling and entry.computed < entry.request.num_tokens
+            entry.partway = entry.computed < entry.request.num_tokens
+            entry.prefilling = entry.prefilling and entry.partway
         return Scheduled(self._matches, tokens, preempted, orders)
 
     def output(self, scheduled: Scheduled, reports: Mapping[int, int], received: Sequence[str]) -> list[str]:
@@ -215,24 +229,28 @@ class OffloadScheduler:
 
     def _go_on(self, budget: int, tokens: dict[str, int], tables: list[Table]) -> int:
         """Running requests get their next tokens; the last ones are preempted where blocks run out."""
-        self._preempted_now = False
+        self._preempted_now = self._prefills = False
         at = 0
         while at < len(self.running) and budget > 0:
             entry = self.running[at]
-            count = min(entry.request.num_tokens - entry.computed, budget)
+            count = min(entry.request.num_tokens + entry.proposed - entry.computed, budget)
             count = min(count, self.config.cache.max_model_len - entry.computed - 1)
             count = self._chunk(entry, entry.computed, count)
             if count == 0:
                 at += 1
                 continue
-            blocks = self.manager.allocate(entry.id, count, waiting=False)
+            ahead = self.config.drafts
+            blocks = self.manager.allocate(entry.id, count, lookahead=ahead, waiting=False)
             while blocks is None:
                 last = self.running.pop()
                 self._preempt(last)
                 self._preempted_now = True
                 if last is entry:
                     return budget
-                blocks = self.manager.allocate(entry.id, count, waiting=False)
+                blocks = self.manager.allocate(entry.id, count, lookahead=ahead, waiting=False)
+            checked = max(0, count + entry.computed - entry.request.num_tokens)
+            entry.checked, entry.padded, entry.proposed = min(checked, entry.proposed), False, 0
+            self._prefills |= entry.partway
             tokens[entry.id] = count
             tables.append((entry.id, blocks if any(blocks) else None, False))
             budget -= count
@@ -246,12 +264,13 @@ class OffloadScheduler:
         """
         aside: tuple[list[Live], list[Live]] = ([], [])
         tables: tuple[list[Table], list[Table]] = ([], [])
+        decoding = bool(tokens)
         while budget > 0 and len(self.running) < self.config.most_running:
             queue = self.holding or self.waiting
             if not queue:
                 break
             entry = queue[0]
-            count = self._admit(entry, budget)
+            count = self._admit(entry, budget, decoding)
             if count is None:
                 break
             queue.popleft()
@@ -267,7 +286,7 @@ class OffloadScheduler:
         self.holding.extendleft(reversed(aside[1]))
         return tables
 
-    def _admit(self, entry: Live, budget: int) -> int | None:
+    def _admit(self, entry: Live, budget: int, decoding: bool) -> int | None:
         """Tokens that a waiting request gets now; 0 if it is put aside, None if it has no room."""
         if entry.loading and not entry.loaded:
             return 0
@@ -291,15 +310,23 @@ class OffloadScheduler:
                     rows = truncate(self.manager, rows, local)
                 external = matched
             later = later and external > 0
-        start, count = entry.computed + local + external, 0
+        start, count, ahead = entry.computed + local + external, 0, self.config.drafts
+        padded = False
         if not later:
-            count = self._chunk(entry, start, min(entry.request.num_tokens - start, budget))
+            left = entry.request.num_tokens - start
+            padded = self._pads(left, start, decoding)
+            if padded and 1 + ahead > budget:
+                return None
+            count = self._chunk(entry, start, 1 + ahead if padded else min(left, budget))
+            if padded and count != 1 + ahead:
+                count, padded = min(count, 1), False
             if count == 0:
                 return None
-        reserved = self._reserved() if later else 0
+        reserved = self._reserved() + self._drafted_blocks() if later else 0
         given = self.manager.allocate(
             entry.id,
             count,
+            lookahead=0 if later else ahead,
             hit=local,
             rows=rows if local else None,
             external=external,
@@ -314,9 +341,25 @@ class OffloadScheduler:
         blocks, pool = self.manager.rows(entry.id), self.manager.pool
         self.connector.allocated(entry.id, blocks, external, lambda block: pool.primary[block] is not None)
         live.computed(self.manager, entry.id, start)
+        entry.checked, entry.padded = ahead if padded else 0, padded
         if later:
             entry.loading = entry.prefilling = True
         return count
+
+    def _pads(self, left: int, start: int, decoding: bool) -> bool:
+        """True if a request with one token left gets room for drafts that there are not: a step of one shape."""
+        drafts = self.config.drafts
+        alike = left == 1 and not self._prefills and (decoding or start > 0)
+        return drafts > 0 and alike and start + 2 + drafts <= self.config.cache.max_model_len
+
+    def _drafted_blocks(self) -> int:
+        """Blocks that a step with drafts may take of a request, its recurrent states aside."""
+        cache, tokens = self.config.cache, 1 + 2 * self.config.drafts if self.config.drafts else 0
+        return sum(
+            -(-tokens // cache.block_size(group))
+            for group in range(len(cache.block_sizes))
+            if not cache.topology.specs[group].snapshot
+        )
 
     def _reserved(self) -> int:
         """Blocks that requests on the way to their last token still need, loads among them."""
@@ -326,7 +369,8 @@ class OffloadScheduler:
                 continue
             length = min(entry.request.num_tokens, cache.config.max_model_len)
             end = entry.request.prefill_end if cache.config.retention_interval == 0 else 0
-            demand = Demand(length, length, entry.computed, entry.computed, end, whole=True)
+            slots = length + (1 + 2 * self.config.drafts if self.config.drafts else 0)
+            demand = Demand(slots, length, entry.computed, entry.computed, end, whole=True)
             total += sum(kind.estimate(entry.id, [], kind.concerning(demand)) for kind in cache.kinds)
         return total
 
@@ -341,12 +385,11 @@ class OffloadScheduler:
             whole = end // size * size
             if whole > start or size <= config.step_tokens:
                 end = whole
-        junction = request.shared_prefix
-        last = (request.num_tokens - 1) // size * size
+        junction, drop = request.shared_prefix, config.cache.uses_eagle
+        last = checkpoint_position(request.num_tokens, size, drop, 0)
         stops = [last]
         if config.cache.partial_hits:
-            unit = config.cache.hash_block_size
-            tail = (request.num_prompt - 1) // unit * unit
+            tail = checkpoint_position(request.num_prompt, config.cache.hash_block_size, drop, 0)
             stops += [tail] if last < tail < request.num_prompt else []
         if start % size:
             stops.append((start // size + 1) * size)
@@ -364,9 +407,16 @@ class OffloadScheduler:
             request = entry.request
             if entry.computed < request.num_tokens:
                 continue
-            self.manager.append(id, [request.num_tokens % VOCABULARY])
-            done = request.num_tokens - request.num_prompt >= entry.output
-            if done or request.num_tokens >= self.config.cache.max_model_len:
+            right = 0 if entry.padded else accepted(request.num_tokens, entry.checked)
+            room = min(entry.output + request.num_prompt, self.config.cache.max_model_len) - request.num_tokens
+            told = min(1 + right, room)
+            live.computed(self.manager, id, entry.computed - entry.checked + told - 1)
+            self.manager.append(id, [(request.num_tokens + more) % VOCABULARY for more in range(told)])
+            done = told == room
+            if self.config.drafts:
+                self.manager.commit(id, entry.computed, checked=False)
+            entry.proposed = self.config.drafts
+            if done:
                 self.running.remove(entry)
                 self._end(entry)
                 finished.append(id)
