@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -99,17 +101,25 @@ def flags_for(factory: EngineFactory, dialect: str) -> str:
 
 def _kinds(factory: EngineFactory, feature: str, version: int, dialect: str) -> list[str]:
     """Kinds of groups that the engine implements alone."""
-    rules, choices, tries = registry.dialect_of(dialect), RandomChoices(0), dict[str, int]()
     found: list[str] = []
+    for kind, header in _alone(feature, version, dialect):
+        if kind not in found and _implements(factory, header):
+            found.append(kind)
+    return found
+
+
+@functools.cache
+def _alone(feature: str, version: int, dialect: str) -> tuple[tuple[str, Any], ...]:
+    """Configurations of one group, a few of each kind that is drawn; kept, as drawing them is most of the work."""
+    rules, choices, tries = registry.dialect_of(dialect), RandomChoices(0), collections.Counter[str]()
+    found: list[tuple[str, Any]] = []
     for _ in range(DRAWS):
         header = rules.draw_header(choices, feature, version, dialect)
         (kind, *more) = [kind for kind, _ in rules.groups(header)]
-        if more or kind in found or tries.get(kind, 0) >= TRIES:
-            continue
-        tries[kind] = tries.get(kind, 0) + 1
-        if _implements(factory, header):
-            found.append(kind)
-    return found
+        if not more and tries[kind] < TRIES:
+            tries[kind] += 1
+            found.append((kind, header))
+    return tuple(found)
 
 
 def _implements(factory: EngineFactory, header: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, cast
@@ -32,13 +33,20 @@ def spec_from_log(fields: Mapping[str, Any]) -> LayerSpec:
         if type(marked) is not bool:
             raise SpecError(variant.written.variant, marked, "true or false")
         cls = variant if marked else cls
-    allowed = {"block_size", *cls.written.fields}
-    if unknown := sorted(set(rest) - allowed):
+    allowed, required = _log_fields(cls)
+    if unknown := sorted(rest.keys() - allowed):
         raise SpecError(unknown[0], rest[unknown[0]], f"a field of {kind}: {', '.join(sorted(allowed))}")
-    required = {f.name for f in dataclasses.fields(cls) if f.name in allowed and f.default is dataclasses.MISSING}
-    if missing := sorted(required - set(rest)):
+    if missing := sorted(required - rest.keys()):
         raise SpecError(missing[0], None, f"to be given for {kind}")
     return cls(**rest)
+
+
+@functools.cache
+def _log_fields(cls: type[LayerSpec]) -> tuple[frozenset[str], frozenset[str]]:
+    """Fields of a class in logs, all and those without a default."""
+    allowed = frozenset({"block_size", *cls.written.fields})
+    needed = (field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING)
+    return allowed, allowed & frozenset(needed)
 
 
 def spec_to_log(spec: LayerSpec) -> dict[str, Any]:

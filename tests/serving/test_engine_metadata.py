@@ -62,12 +62,19 @@ def turn(groups=3):
 
 
 def read_by_jax(made, asked, layer, query, **settings):
+    """The kernel's own reference, in one program: it loops in Python over queries, whose lengths are constants."""
     found = serving.ragged(made, asked, layer)
     starts, pages = found.cu_q_lens, found.page_indices.reshape(len(COUNTS), -1)
     count = found.num_seqs
     assert count.tolist() == [4]
-    given = (jnp.asarray(query), serving.kernel_pages(made, layer), found.kv_lens, pages, starts, count)
-    return kernel.ref_ragged_paged_attention(*given, sm_scale=SIZE**-0.5, **settings)
+    lengths, pages, starts, count = map(np.asarray, (found.kv_lens, pages, starts, count))
+
+    def read(query, content):
+        return kernel.ref_ragged_paged_attention(
+            query, content, lengths, pages, starts, count, sm_scale=SIZE**-0.5, **settings
+        )
+
+    return jax.jit(read)(jnp.asarray(query), serving.kernel_pages(made, layer))
 
 
 @pytest.mark.parametrize(

@@ -273,8 +273,13 @@ def test_a_plan_is_served_and_no_layer_lies_on_another():
     served = serving.from_plan(hkv.plan(model, "32MiB", max_model_len=128), rows=2)
     assert len(served.layers) == 26
     assert len({layer.group for layer in served.layers}) == 7
-    served, _ = serving.arrive(served, np.array([0]), np.arange(20)[None], np.array([20]))
-    served, turn = serving.step(served, np.arange(20), np.array([0, 20]))
+
+    @jax.jit
+    def begun(served):
+        served, _ = serving.arrive(served, jnp.array([0]), jnp.arange(20)[None], jnp.array([20]))
+        return serving.step(served, jnp.arange(20), jnp.array([0, 20]))
+
+    served, turn = begun(served)
     assert turn.kv_lens.tolist() == [20]
     assert turn.positions.tolist() == list(range(20))
     shape = (20, served.layers[0].layout.shape[2], *served.layers[0].layout.part("key").shape)

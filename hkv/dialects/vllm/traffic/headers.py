@@ -362,13 +362,27 @@ def _wanted(flag: str, asked: frozenset[str]) -> bool:
     return not asked or _first(flag) in asked
 
 
-def _ordered() -> list[str]:
-    return sorted(KINDS, key=lambda kind: (kinds.of_kind(kind).draw_place, kind))
+def _ordered() -> tuple[str, ...]:
+    """All kinds, in the order in which they came to be drawn."""
+    return _ordered_of(tuple(KINDS))
 
 
 def _first(flag: str) -> str:
     """VLLM's kind that has a flag."""
-    return next(kind for kind in _ordered() if kinds.of_kind(kind).vllm_name and _has(kind, flag))
+    return _first_of(tuple(KINDS), flag)
+
+
+# Kept by the kinds there are, for a package may add one: asking each kind anew was a third of the work of a draw.
+
+
+@functools.cache
+def _ordered_of(known: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(known, key=lambda kind: (kinds.of_kind(kind).draw_place, kind)))
+
+
+@functools.cache
+def _first_of(known: tuple[str, ...], flag: str) -> str:
+    return next(kind for kind in _ordered_of(known) if kinds.of_kind(kind).vllm_name and _has(kind, flag))
 
 
 def _has(kind: str, flag: str) -> bool:
