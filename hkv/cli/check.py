@@ -27,6 +27,9 @@ from hkv.oracle.verbs import VERDICTS, Check, CheckResult
 FAILING = ("differs", "unusable", "empty")
 """Verdicts that make the command fail, unless told otherwise."""
 
+MOST_WARNINGS = 4
+"""Warnings of what logs' caches are about to run into that are printed."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CheckOptions(Reported):
@@ -159,6 +162,11 @@ def _print(result: CheckResult) -> None:
         click.echo(f"unusable: {problem if path in problem else f'{path}: {problem}'}")
     for path in empty:
         click.echo(f"empty: {path}")
+    warnings = [f"warning: {log.path}: {text}" for log in result.checked for text in log.warnings]
+    for text in warnings[:MOST_WARNINGS]:
+        click.echo(text)
+    if len(warnings) > MOST_WARNINGS:
+        click.echo(f"{len(warnings) - MOST_WARNINGS} more warnings, which --json has")
     for log in result.checked:
         if log.ended:
             click.echo(f"ends early: {log.path}: {log.ended}")
@@ -185,7 +193,13 @@ def _document(result: CheckResult, coverage: bool) -> dict[str, Any]:
         "agrees": result.agrees,
         "operations": result.operations,
         "logs": [
-            {"path": log.path, "agrees": difference is None, "difference": difference, "verdict": log.verdict[0]}
+            {
+                "path": log.path,
+                "agrees": difference is None,
+                "difference": difference,
+                "verdict": log.verdict[0],
+                "warnings": list(log.warnings),
+            }
             for log, difference in zip(result.checked, differences, strict=True)
         ],
         "unusable": dict(result.unusable),

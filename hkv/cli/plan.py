@@ -188,7 +188,10 @@ def command(given: _PlanOptions) -> None:
     options = _options(given, chosen)
     if given.plot_path is not None:
         check_plot_path(given.plot_path)
-    first = planners[chosen[0]]
+    first, wanted = planners[chosen[0]], combinations(configs, options)
+    single = len(wanted) == 1 and given.csv_path is None and given.plot_path is None
+    if not single or given.requests is not None or given.trace_path is not None or given.prompt is not None:
+        refuse_given(first.of_one_plan, "one plan, without a table, requests or a workload")
     if given.requests is not None:
         _fewest(first, configs, given.requests, memory, options, given.json_path)
         return
@@ -199,8 +202,7 @@ def command(given: _PlanOptions) -> None:
         _workload(first, configs, memory, options, given)
         return
     refuse_given(["answer", "shared", "requests_per_second", "target_hit_rate"], "--prompt or --trace beside it")
-    wanted = combinations(configs, options)
-    if len(wanted) == 1 and given.csv_path is None and given.plot_path is None:
+    if single:
         config, choice = wanted[0]
         plan = first.plan(memory, {**options, **choice, "config": config})
         if talks(given.json_path):

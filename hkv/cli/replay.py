@@ -82,6 +82,9 @@ def command(given: _ReplayOptions) -> int:
         check_plot_path(given.plot_path)
     trace = InternedTrace(read_trace(given.trace, given.schedule.tokens_per_id, given.schedule.limit))
     total = len(trace.requests)
+    warned = studied.warnings(trace)
+    for text in warned:
+        print(f"hkv: warning: {text}", file=sys.stderr)
     counted = _Counted()
 
     def stopped() -> None:
@@ -98,7 +101,7 @@ def command(given: _ReplayOptions) -> int:
     except Difference as difference:
         print(f"hkv: the engines disagree: {difference}", file=sys.stderr)
         return DIFFERENT
-    _report(outcome, others, studied, given, {**options, "engine": engine})
+    _report(outcome, others, studied, given, {**options, "engine": engine}, warned)
     return 0
 
 
@@ -127,7 +130,12 @@ class _Counted:
 
 
 def _report(
-    outcome: Outcome, others: Sequence[Ceiling], studied: StudiedCache, given: _ReplayOptions, options: dict[str, Any]
+    outcome: Outcome,
+    others: Sequence[Ceiling],
+    studied: StudiedCache,
+    given: _ReplayOptions,
+    options: dict[str, Any],
+    warned: Sequence[str],
 ) -> None:
     engine, plot_path, json_path = options["engine"], given.plot_path, given.json_path
     title = f"{pathlib.Path(shown(given.trace)).name}: {studied.name}, engine {engine}"
@@ -141,7 +149,7 @@ def _report(
         write_output(plot_path, plot.drawn(outcome, plot_path, given.schedule.step_ms, title))
     if json_path:
         found = document(outcome, engine, _written(options, studied.schedule), others)
-        write_json(json_path, {**found, "resolved": studied.resolved})
+        write_json(json_path, {**found, "resolved": studied.resolved, "warnings": list(warned)})
     if not talks(json_path, plot_path, given.html, given.perfetto):
         return
     out = console()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
 from hkv.limits import MAX_WORKERS, show_bytes
 from hkv.replay import pages, plot, sweep
-from hkv.replay.swept import answers, resolved, swept
+from hkv.replay.swept import answers, resolved, swept, warned
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
@@ -80,6 +81,9 @@ def command(given: _SweepOptions) -> None:
     points, path = points_of(words), words.files[0]
     known = points[0].options
     trace = InternedTrace(read_trace(path, known["tokens_per_id"], known["limit"]))
+    warnings = warned(points, trace)
+    for text, labels in warnings.items():
+        print(f"hkv: warning: {labels}: {text}", file=sys.stderr)
     how: dict[str, Any] = {"jobs": given.jobs or os.cpu_count() or 1, "ray": given.ray, "results": given.results}
     with progress_bar("sweep", len(points)) as advance:
         rows, infinite = swept(points, trace, with_bounds=given.bounds, progress=advance, **how)
@@ -92,7 +96,7 @@ def command(given: _SweepOptions) -> None:
     if given.html:
         sentences = [list(_sentences(each)) for each in found]
         write_data(given.html, pages.sweep_data(found, sentences, f"hkv sweep: {pathlib.Path(path).name}"))
-    write_json(json_path, {"trace": path, "lines": found})
+    write_json(json_path, {"trace": path, "lines": found, "warnings": warnings})
     if talks(csv_path, plot_path, given.html, json_path):
         _print(found)
 

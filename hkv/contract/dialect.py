@@ -322,6 +322,10 @@ class Dialect(abc.ABC):
         """Families of conformance vectors that follow from its rules: what each is about, and its cases."""
         return MappingProxyType({})
 
+    def warnings(self, log: Log) -> Sequence[str]:
+        """Sentences on what the cache that a log tells of is about to run into, whether the log agrees or not."""
+        return ()
+
     # Live engines
 
     def ended(self, log: Log) -> str:

@@ -59,6 +59,9 @@ class PlanCommand(OwnCommand, abc.ABC):
     replays_workloads: ClassVar[bool] = False
     """True if a replay can run on the planned cache, steps and requests at once: the plan says all of them."""
 
+    of_one_plan: ClassVar[tuple[str, ...]] = ()
+    """Names of options that say nothing in a table of several plans, nor of a workload."""
+
     def serve_line(self, options: dict[str, Any], engines: int) -> str:
         """The command that starts so many engines of `options["config"]`; empty of a dialect that has none."""
         return ""

@@ -54,6 +54,7 @@ class CheckedLog:
       ended: reason why it ends before the recorded cache did; "" where it does not.
       asked: names of the invariants that it was judged by; empty where an engine was.
       known_defects: names of upstream defects of its engine with which it agrees and without which it differs.
+      warnings: sentences on what its cache is about to run into.
     """
 
     path: str
@@ -64,6 +65,7 @@ class CheckedLog:
     ended: str = ""
     asked: frozenset[str] = frozenset()
     known_defects: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -190,7 +192,10 @@ class Check:
         ended = dialect.ended(log)
         difference = None if known else difference
         self._checked.append(
-            CheckedLog(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known)
+            CheckedLog(
+                *(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known),
+                warnings=tuple(dialect.warnings(log)),
+            )
         )
 
     def _made(self, dialect: Dialect) -> EngineFactory:

@@ -31,6 +31,7 @@ from hkv.model.huggingface import Model
 from hkv.oracle.engines import forms
 from hkv.replay.run import COMPILED, ReplayedCache
 from hkv.replay.schedule import Schedule
+from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TOKENS_PER_ID
 from hkv.spec import LayerSpec, spec_from_text, spec_to_text, text_forms
 
@@ -154,6 +155,12 @@ class StudiedCache:
     name: str
     remark: str = ""
     resolved: str = ""
+
+    def warnings(self, trace: InternedTrace) -> Sequence[str]:
+        """Sentences on what the trace is about to run into: its prompts that are not refused, that is."""
+        most = self.schedule.max_model_len
+        served = (each.input_length for each in trace.requests if each.input_length + each.output_length <= most)
+        return self.cache.warnings(max(served, default=1))
 
 
 class ReplayCommand(OwnCommand, abc.ABC):

@@ -116,6 +116,10 @@ class ReplayedCache(abc.ABC):
         """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none."""
         return {}
 
+    def warnings(self, longest: int) -> Sequence[str]:
+        """Sentences on what prompts of up to so many tokens are about to run into; none where all is well."""
+        return ()
+
     @abc.abstractmethod
     def engine(self, name: str, make: EngineFactory) -> Any:
         """The empty engine that `make` makes, which is called `name` and takes requests by their keys."""

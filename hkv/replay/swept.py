@@ -167,6 +167,15 @@ def resolved(points: Sequence[Point]) -> dict[str, str]:
     return {line: point.studied().resolved for line, point in first.items()}
 
 
+def warned(points: Sequence[Point], trace: InternedTrace) -> dict[str, str]:
+    """Sentences on what the points are about to run into, each with the options of the first of which it holds."""
+    found: dict[str, str] = {}
+    for point in points:
+        for text in point.studied().warnings(trace):
+            found.setdefault(text, " ".join(f"{name} {value}" for name, value in point.labels.items()))
+    return found
+
+
 def answers(
     rows: Sequence[Row], infinite: dict[str, Row] | None = None, targets: Sequence[float] = ()
 ) -> list[dict[str, Any]]:

@@ -113,7 +113,7 @@ ROWS = [
         "--memory 40GiB;--tp 2;--pp 2;--block-size 1088;--kernel-block-size 16;--layout BLNHC;--dtype float32;"
         "--kv-dtype fp8;--state-dtype float32;--max-model-len 4096;--csv {out}/out.csv;--plot {out}/out.svg;"
         "--speculative-tokens 2;--no-prefix-caching;--num-gpu-blocks-override 4000;--max-num-batched-tokens 4096;"
-        "--prefix-match-unit 32;--max-num-seqs 7;--json -",
+        "--prefix-match-unit 32;--max-num-seqs 7;--kv-offloading-size 7;--json -",
         "--draft-modules 1;--draft-modules 2;--pools independent;--bugs no-such-bug;--bugs window-one-never-hits;"
         "--role decode;--prefill-ranks 2;--linear-step 2;--pinned-pools;--explicit-blocks full=7;--reserve-ratio 5",
     ),
@@ -122,6 +122,7 @@ ROWS = [
     *_rows(
         f"{PLAN_SMALL} --prompt 200",
         "--answer 90;--shared 90%;--requests-per-second 9;--target-hit-rate 99%;--target-hit-rate 1%",
+        "--kv-offloading-size 7",
     ),
     *_rows("plan tests/data/models/deepseek_v3.json --memory 80GiB --tp 2", "--dcp 2"),
     *_rows(
@@ -153,6 +154,7 @@ ROWS = [
         "--no-enable-prefix-caching;--disable-hybrid-kv-cache-manager;--bugs x;--draft-modules 1;--draft-modules 2;"
         "--device h100;--gpu-memory 80GiB;--gpu-memory-utilization 0.9;--weights 1GiB;--activations 1GiB;"
         "--num-gpu-blocks-override 7;--max-num-seqs 7;--max-num-batched-tokens 4096;--async-scheduling;"
+        "--kv-offloading-size 7;"
         "--enable-chunked-prefill;--performance-mode balanced;--usage-context LLM_CLASS;--speculative-config {};"
         "--prefix-match-unit 16;--dp 2;--ep;--all2all-backend moonep;--gdn-prefill-backend triton;"
         "--kda-prefill-backend triton;--trace {in}/trace.jsonl;--prompt 300;--answer 20;--shared 50%;"

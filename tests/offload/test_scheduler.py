@@ -8,7 +8,7 @@ import pytest
 
 from hkv.contract import registry
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.config import BUGS, chunks_of
+from hkv.dialects.vllm.offload.config import BUGS, chunk_bytes
 from hkv.dialects.vllm.offload.numpy import engine
 from hkv.dialects.vllm.offload.traffic import SCHEDULER_FEATURES
 from hkv.errors import ConfigError, EngineFailure, HKVError, OperationError
@@ -109,9 +109,9 @@ def test_a_block_that_stands_twice_in_a_job_ends_the_engine() -> None:
 
 
 def test_a_tier_has_as_many_chunks_as_fit_in_pages() -> None:
-    assert chunks_of(1 << 20, 4096, 1, 1) == 256
-    assert chunks_of(1 << 20, 4097, 1, 1) == 128
-    assert chunks_of(1 << 20, 1024, 2, 4) == 128
+    assert chunk_bytes(4096, 1, 1) == 4096
+    assert chunk_bytes(4097, 1, 1) == 8192
+    assert chunk_bytes(1024, 2, 4) == 8192
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hkv.contract.options import Number, option
 from hkv.contract.plan_command import Capacity, ModelPlan, PlanCommand, plan_table, print_facts
+from hkv.dialects.vllm.offload.capacity import planned_tier
 from hkv.dialects.vllm.planning.cache_plan import CachePlan, ServedPlan, waste
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_memory
 from hkv.dialects.vllm.planning.engine_plan import plan_config
@@ -26,15 +28,27 @@ INDEX_SUFFIX = ".json"
 """Files that list a checkpoint's shards and say how large all of its tensors are."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VllmPlanOptions(EngineOptions):
+    """Options of `vllm serve`, and one that changes nothing on the GPU."""
+
+    kv_offloading_size: float | None = option(
+        type=Number(0, MAX_MEMORY >> 30, min_open=True),
+        metavar="GIB",
+        help="Host memory behind the cache, of all GPUs of an engine: what it holds, and what it would not find.",
+    )
+
+
 class VllmPlanCommand(PlanCommand):
     """One pool of blocks, what fits, and what vLLM says at start-up. Options are `vllm serve`'s, and its defaults."""
 
-    declared = EngineOptions
+    declared = VllmPlanOptions
     replays_workloads = True
+    of_one_plan = ("kv_offloading_size",)
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
-        planned = _planned(memory, options)
-        report = planned.report()
+        planned, size = _planned(memory, options), options["kv_offloading_size"]
+        report = planned.report() | {"offloading": None if size is None else planned_tier(planned, size).record()}
         return ModelPlan(report, lambda console: print_served(console, report, planned.served))
 
     def serve_line(self, options: dict[str, Any], engines: int) -> str:
@@ -143,15 +157,37 @@ def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -
             f"once, {_between(fits['tokens'], fits['most_requests'] * report['max_model_len'])} tokens, by simulation",
         ),
         ("limited by", fits["limited_by"]),
+        *_tier_facts(report),
     ]
     if difference := report["startup"]["why_simulation_differs"]:
-        facts.insert(-1, ("", difference))
+        facts.insert(facts.index(("limited by", fits["limited_by"])), ("", difference))
     if (replicas := max(report["tp_replicas"])) > 1:
         facts.append(("replicas", f"{replicas} tensor-parallel ranks in a row hold the same bytes"))
     print_facts(console, report, facts)
     console.print(_groups(report, served))
     for stage, tensors in enumerate(report["tensors"]):
         console.print(_tensors(f"stage {stage}" if len(report["tensors"]) > 1 else "tensors", tensors))
+
+
+def _tier_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The second tier in chunks, what a prompt takes of them, and what would go wrong with it."""
+    tier = report["offloading"]
+    if tier is None:
+        return []
+    parts = zip(tier["chunks_of_longest_prompt"], tier["tokens_per_chunk"], strict=True)
+    taken = ", ".join(f"{chunks:,} of g{group} ({size:,} tokens each)" for group, (chunks, size) in enumerate(parts))
+    return [
+        (
+            "host memory",
+            f"{tier['num_chunks']:,} chunks of {show_bytes(tier['chunk_bytes'])}, a block of any group each",
+        ),
+        (
+            "",
+            f"a prompt of {report['max_model_len']:,} tokens takes {taken}: room for {tier['tokens']:,} tokens of such",
+        ),
+        ("vLLM says", f"cpu_kv_cache_size_tokens {tier['cpu_kv_cache_size_tokens']:,}"),
+        *(("warning", text) for text in tier["warnings"]),
+    ]
 
 
 def _memory_facts(report: dict[str, Any]) -> list[tuple[str, str]]:

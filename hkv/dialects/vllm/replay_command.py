@@ -10,9 +10,9 @@ import click
 
 from hkv.contract.options import Number, Written, option
 from hkv.dialects.vllm.config import EARLIER, VllmConfig
-from hkv.dialects.vllm.offload.config import BUGS, POLICIES, OffloadConfig, chunks_of
+from hkv.dialects.vllm.offload.config import BUGS, POLICIES, OffloadConfig, chunk_bytes
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
-from hkv.dialects.vllm.planning.cache_plan import serve
+from hkv.dialects.vllm.planning.cache_plan import copies_in_a_chunk, serve
 from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import batch_defaults
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
@@ -133,7 +133,7 @@ class VllmReplayCommand(ReplayCommand):
         )
         config = dataclasses.replace(config, dialect=options["dialect"])
         resolved = _served(config, schedule, options)
-        cache = _with_tier(config, schedule, options, None)
+        cache = _with_tier(config, schedule, options)
         return StudiedCache(cache, schedule, groups_text(options["groups"]), resolved=resolved)
 
     def of_model(self, options: dict[str, Any]) -> StudiedCache:
@@ -174,13 +174,17 @@ class VllmReplayCommand(ReplayCommand):
         name = f"{called} in {options['memory']}"
         schedule = schedule_of(options, config.max_model_len)
         resolved = _served(config, schedule, options)
-        return StudiedCache(_with_tier(config, schedule, options, size), schedule, name, remark, resolved)
+        cache = _with_tier(config, schedule, options, size, copies_in_a_chunk(served.plan, options["tp"] or 1))
+        return StudiedCache(cache, schedule, name, remark, resolved)
 
 
 def _with_tier(
-    config: VllmConfig, schedule: Schedule, options: dict[str, Any], block_bytes: int | None
+    config: VllmConfig, schedule: Schedule, options: dict[str, Any], block_bytes: int | None = None, copies: int = 1
 ) -> VllmReplayedCache:
-    """The cache, with the second tier that the options ask for; `block_bytes`: of a block on a GPU, where known."""
+    """The cache, with the second tier that the options ask for.
+
+    `block_bytes` are of a block on a GPU, where known, and `copies` the GPUs whose blocks a chunk holds.
+    """
     size, bandwidth, rate = options["offload"], options["offload_bandwidth"], options["prefill_tokens_per_second"]
     if size is None:
         declared = {field.name: field.default for field in dataclasses.fields(VllmReplayOptions)}
@@ -196,10 +200,9 @@ def _with_tier(
         raise ConfigError("prefill_tokens_per_second", rate, "--offload-bandwidth beside it")
     from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
 
-    workers = options["tp"] or 1
     recurrent = any(spec.keeps_states for spec in config.topology.specs)
     config = dataclasses.replace(config, offloads=recurrent and config.caching)
-    chunks = whole_number(size) if block_bytes is None else chunks_of(parse_bytes(size), block_bytes, workers, 1)
+    chunks = whole_number(size) if block_bytes is None else parse_bytes(size) // chunk_bytes(block_bytes, copies, 1)
     if chunks is None or not 1 <= chunks <= MAX_BLOCKS:
         expected = (
             f"a number of chunks from 1 to {MAX_BLOCKS}" if block_bytes is None else "the size of a chunk at least"
@@ -211,7 +214,7 @@ def _with_tier(
         policy=options["offload_policy"],
         threshold=options["offload_store_threshold"],
         prompt_only=not options["offload_decode"],
-        workers=workers,
+        workers=options["tp"] or 1,
         step_tokens=schedule.step_tokens,
         most_running=schedule.max_running,
         bugs=frozenset(BUGS),
@@ -226,6 +229,7 @@ def _with_tier(
         Tier(
             config=tier,
             chunk_bytes=block_bytes or 0,
+            copies=copies,
             step_bytes=moved,
             step_tokens=None if rate is None else rate * seconds,
         ),

@@ -185,14 +185,14 @@ class OffloadConfig:
         return max(full or self.chunk_tokens) if len(full) < 2 else None
 
 
-def chunks_of(bytes_: int, block_bytes: int, workers: int, blocks_per_chunk: int) -> int:
-    """Chunks of a tier of that size: each of a block's bytes on every worker, rounded up to pages.
+def chunk_bytes(block_bytes: int, workers: int, blocks_per_chunk: int) -> int:
+    """Bytes of a chunk: a block's on each of these workers, rounded up to pages.
+
+    A tier of a size (`--kv-offloading-size`) is that of all workers of an engine together.
 
     Args:
-      bytes_: of the tier, of all workers of an engine together (`--kv-offloading-size`).
       block_bytes: of a block of the GPU's pool on one worker.
-      workers: workers of one engine.
+      workers: workers of one engine whose blocks a chunk holds.
       blocks_per_chunk: blocks of a chunk.
     """
-    chunk = -(-block_bytes * workers * blocks_per_chunk // PAGE) * PAGE
-    return bytes_ // chunk
+    return -(-block_bytes * workers * blocks_per_chunk // PAGE) * PAGE

@@ -90,6 +90,14 @@ class OffloadDialect(Dialect):
     def exercised(self, log: Any) -> dict[str, int]:
         return structs.exercised(log)
 
+    def warnings(self, log: Any) -> Sequence[str]:
+        if log.header.dialect != structs.OFFLOAD:
+            return ()
+        from hkv.dialects.vllm.offload.capacity import warnings
+
+        prompts = (len(each.tokens) for each in log.operations if isinstance(each, structs.RequestOp))
+        return warnings(structs.to_config(log.header), max(prompts, default=1))
+
     def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
         if not hasattr(engine, "resumptions"):
             raise self.lacks("explanations: a pool by itself has no hits")

@@ -307,6 +307,16 @@ class CachePlan:
         return tensor_record(tensor) | shaped
 
 
+def copies_in_a_chunk(plan: Plan, tensor_parallel: int) -> int:
+    """Workers whose blocks a chunk of the second tier holds: one of those that hold the same latents, else all.
+
+    vLLM 0.33 `build_offloading_config`, `replicated_layout`, of workers that share a machine.
+    """
+    latent = any(spec.kind == "mla" for group in plan.groups for spec in group.specs)
+    alone = len(plan.workers) == 1 and plan.workers[0].tp_replicas == tensor_parallel
+    return 1 if latent and alone else tensor_parallel * len(plan.workers)
+
+
 def waste(group: PlannedGroup, bytes_per_block: int) -> float:
     """Share of a block's bytes that the group leaves unused: padding of pages, and the room up to the widest group."""
     return 1 - group.payload_bytes / bytes_per_block if bytes_per_block else 0.0

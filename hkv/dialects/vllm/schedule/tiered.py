@@ -16,6 +16,7 @@ from typing import Any
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.offload.capacity import warnings
 from hkv.dialects.vllm.offload.chunks import Absence, Chunks
 from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache
@@ -42,12 +43,14 @@ class Tier:
     Attributes:
       config: the tier beside its cache.
       chunk_bytes: bytes of a chunk on one worker; 0 where a replay knows none.
+      copies: workers whose blocks a chunk holds; fewer than all where they hold the same.
       step_bytes: bytes that a worker moves in a step, in each direction; None for any number.
       step_tokens: prompt tokens that would be computed in a step, of a GPU at work; None where nobody says.
     """
 
     config: OffloadConfig
     chunk_bytes: int = 0
+    copies: int = 1
     step_bytes: int | None = None
     step_tokens: float | None = None
 
@@ -68,6 +71,9 @@ class TieredCache(VllmReplayedCache):
         found = {} if not self.tier.config.bugs else {MENDED: TieredCache(self.config, mended)}
         return {**super().changed(tokens, requests, schedule), **found}
 
+    def warnings(self, longest: int) -> Sequence[str]:
+        return warnings(self.tier.config, longest)
+
     def require_compiled(self) -> None:
         raise ConfigError("engine", COMPILED, f"{REFERENCE}: a second tier has no compiled schedule")
 
@@ -80,7 +86,7 @@ class TieredCache(VllmReplayedCache):
         return TieredReplay(self.tier, driven, schedule, coming, recorder, self._samples(), len(self.groups))
 
     def rows(self, totals: Mapping[str, Any]) -> Sequence[tuple[str, Any, str]]:
-        size = self.tier.chunk_bytes * self.tier.config.workers
+        size = self.tier.chunk_bytes * self.tier.copies
 
         def amount(chunks: int) -> str:
             return f"{chunks * size / 2**30:,.1f} GiB" if size else "chunks"
@@ -104,11 +110,6 @@ class TieredCache(VllmReplayedCache):
             ("waited for loads", totals["tier_loads"], f"requests, {totals['tier_load_steps']:,} steps together"),
             ("tier lacked", sum(lacked.values()), f"tokens computed before: {said}"),
         ]
-        tier, mended = self.tier.config, dataclasses.replace(self.tier.config, bugs=frozenset())
-        past = [group for group in range(len(self.groups)) if tier.window(group) != mended.window(group)]
-        if past:
-            names = ", ".join(self.group_names[group] for group in past)
-            rows.append(("hardly ever loaded", names, "vLLM looks for one chunk more than it stores"))
         if (slower := totals["tier_slower_loads"]) is not None:
             saved = f"{totals['tier_saved_steps']:,.0f} steps of prefill saved less their loads"
             rows.append(("loads slower", slower, f"than computing again; {saved}"))
@@ -179,8 +180,8 @@ class TieredReplay(Replay):
         extra |= {
             "tier_waits": len(self._waited),
             "tier_lacked": {each.value: self._lacked[each.value] for each in Absence},
-            "tier_stored_bytes": counts.stored * self._tier.chunk_bytes * self._tier.config.workers,
-            "tier_loaded_bytes": counts.loaded * self._tier.chunk_bytes * self._tier.config.workers,
+            "tier_stored_bytes": counts.stored * self._tier.chunk_bytes * self._tier.copies,
+            "tier_loaded_bytes": counts.loaded * self._tier.chunk_bytes * self._tier.copies,
             "tier_slower_loads": self._counts["slower"] if told else None,
             "tier_saved_steps": self._saved if told else None,
         }

@@ -1,0 +1,197 @@
+"""Room of a second tier: chunks that a prompt takes in it, tokens that it holds, and warnings of what does not fit.
+
+All groups share one pool of chunks. Full attention takes a chunk for each whole one of a prompt, a window those before
+lengths that loads can end at, a recurrent group its states. vLLM 0.33 reports `cpu_kv_cache_size_tokens` as if a window
+took as many chunks as a lookup asks for, though without retention it is stored whole.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from hkv.dialects.vllm.offload.config import BUGS, WINDOW_PAST_CHUNK, OffloadConfig, chunk_bytes
+from hkv.dialects.vllm.planning.cache_plan import CachePlan, copies_in_a_chunk
+from hkv.errors import ConfigError, PlanError
+from hkv.model.topology import Topology
+from hkv.spec import spec_to_text
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedTier:
+    """A second tier of a planned cache, its longest prompts of `longest` tokens.
+
+    `chunk_bytes` are those of a block of any group on the workers that have their own, rounded up to pages.
+    """
+
+    config: OffloadConfig
+    chunk_bytes: int
+    longest: int
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, for `hkv plan --json`."""
+        return {
+            "num_chunks": self.config.num_chunks,
+            "chunk_bytes": self.chunk_bytes,
+            "tokens_per_chunk": list(self.config.chunk_tokens),
+            "chunks_of_longest_prompt": list(stored_chunks(self.config, self.longest)),
+            "longest_prompt_that_fits": longest_prompt(self.config, self.longest),
+            "tokens": held_tokens(self.config, self.longest),
+            "cpu_kv_cache_size_tokens": reported_tokens(self.config, self.longest),
+            "warnings": warnings(self.config, self.longest),
+        }
+
+
+def planned_tier(plan: CachePlan, gib: float) -> PlannedTier:
+    """The tier in so many GiB of host memory, of all GPUs of an engine, behind a planned cache, as vLLM makes it.
+
+    Raises:
+      PlanError: a model that caches nothing.
+      ConfigError: less memory than a chunk takes; a cache that vLLM offloads nothing of.
+    """
+    served, ranks = plan.served.plan, plan.model.tensor_parallel
+    if not served.groups:
+        raise PlanError("kv_offloading_size", gib, "none: the model caches nothing")
+    chunk = chunk_bytes(served.workers[0].bytes_per_block, copies_in_a_chunk(served, ranks), 1)
+    size, cache = int(gib * 2**30), plan.config()
+    if size < chunk:
+        raise ConfigError("kv_offloading_size", gib, f"at least a chunk of {chunk:,} bytes, in GiB")
+    config = OffloadConfig(
+        cache=dataclasses.replace(
+            cache,
+            topology=Topology.of_specs(cache.topology.specs, ()),
+            eagle=False,
+            retention_interval=0,
+            offloads=any(spec.keeps_states for spec in cache.topology.specs),
+        ),
+        num_chunks=size // chunk,
+        workers=ranks * len(served.workers),
+        step_tokens=plan.settings.max_num_batched_tokens,
+        eagle=cache.eagle_group_ids,
+        bugs=frozenset(BUGS),
+    )
+    return PlannedTier(config, chunk, cache.max_model_len)
+
+
+def warnings(config: OffloadConfig, longest: int) -> list[str]:
+    """What is about to go wrong in a tier whose longest prompt has so many tokens, a sentence each."""
+    found = [text for group in range(len(config.chunk_tokens)) if (text := _seldom_hit(config, group))]
+    chunks, step = f"{config.num_chunks:,} chunks", min(config.step_tokens, longest)
+    if (new := sum(_most_new(config, group, step) for group in range(len(config.chunk_tokens)))) > config.num_chunks:
+        found.append(
+            f"a step of {step:,} tokens of one prompt offers up to {new:,} new chunks to a tier of {chunks}: none of "
+            "them is stored, and every step offers all of them again"
+        )
+    elif longest > (fits := longest_prompt(config, longest)):
+        found.append(
+            f"prompts of more than {fits:,} tokens do not fit into {chunks}: of a longer one, up to {longest:,}, the "
+            "tail alone stays, with which no hit begins"
+        )
+    said, held = reported_tokens(config, longest), held_tokens(config, longest)
+    if said > held:
+        found.append(
+            f"vLLM's cpu_kv_cache_size_tokens says {said:,} tokens; of prompts of {longest:,} the tier holds {held:,}"
+        )
+    return found
+
+
+def stored_chunks(config: OffloadConfig, tokens: int) -> tuple[int, ...]:
+    """Chunks of each group that a prompt of so many tokens, stored alone, takes."""
+    return tuple(_stored(config, group, tokens) for group in range(len(config.chunk_tokens)))
+
+
+def reported_tokens(config: OffloadConfig, longest: int) -> int:
+    """Tokens that vLLM says the tier holds (`cpu_kv_cache_size_tokens`): by chunks that loads of the longest ask."""
+    asked = 0
+    for group, size in enumerate(config.chunk_tokens):
+        whole, window = -(-longest // size), config.window(group)
+        asked += whole if window is None else min(whole, window)
+    return config.num_chunks * longest // asked
+
+
+def held_tokens(config: OffloadConfig, longest: int) -> int:
+    """Tokens that the tier holds of prompts of the longest length, by the chunks that are stored of one."""
+    return config.num_chunks * longest // max(1, sum(stored_chunks(config, longest)))
+
+
+def longest_prompt(config: OffloadConfig, most: int) -> int:
+    """Tokens of the longest prompt, `most` at most, all of whose chunks fit into the tier."""
+    unit = min(config.chunk_tokens)
+    over = bisect.bisect_right(
+        range(0, most + unit, unit), config.num_chunks, key=lambda tokens: sum(stored_chunks(config, tokens))
+    )
+    return min(most, over * unit - 1)
+
+
+def _seldom_hit(config: OffloadConfig, group: int) -> str:
+    """A sentence on a window that is stored in fewer chunks than a lookup asks for; empty for other groups."""
+    looked, stored = config.window(group), -(-_kept(config, group) // config.blocks_per_chunk)
+    if WINDOW_PAST_CHUNK not in config.bugs or config.span(group) is None or _is_whole(config, group):
+        return ""
+    if looked is None or looked <= stored:
+        return ""
+    name, size = spec_to_text(config.cache.topology.specs[group]), config.chunk_tokens[group]
+    return (
+        f"{name} is a token longer than chunks of {size}: before a length {stored} are stored and {looked} looked for, "
+        f"so that the tier is hardly ever hit ({WINDOW_PAST_CHUNK})"
+    )
+
+
+def _most_new(config: OffloadConfig, group: int, tokens: int) -> int:
+    """Most chunks of a group that a step of so many tokens of one prompt offers."""
+    whole = -(-tokens // config.chunk_tokens[group])
+    if group in config.aligned:
+        return 0  # states are stored one by one
+    return (
+        whole if _is_whole(config, group) else min(whole, _stored(config, group, tokens + config.chunk_tokens[group]))
+    )
+
+
+def _stored(config: OffloadConfig, group: int, tokens: int) -> int:
+    """Chunks of a group that a prompt of so many tokens, computed in whole steps, takes."""
+    size, interval = config.chunk_tokens[group], config.cache.retention_interval
+    if group in config.aligned:
+        lengths = 1 if interval == 0 else tokens // interval + 1 if interval else -(-tokens // config.step_tokens)
+        return min(lengths, tokens // size)
+    if _is_whole(config, group):
+        return tokens // size
+    per_chunk, most = config.blocks_per_chunk, tokens // size
+    found = set[int]()
+    for first, end in _tails(config, group, tokens):
+        found.update(range(max(0, first // per_chunk), min(most, -(-end // per_chunk))))
+    return len(found)
+
+
+def _tails(config: OffloadConfig, group: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """Blocks of a window that are stored of a prompt of so many tokens: the first and the one behind the last of each
+    tail. `reference.dialects.vllm.offload.reach` asks for each block."""
+    interval, alignment, size = config.cache.retention_interval, config.alignment, config.cache.block_size(group)
+    assert alignment is not None
+    drops, need = int(group in config.eagle), _kept(config, group)
+    period = (alignment if interval is None else interval) // size
+    if period:
+        for end in range(period + drops, tokens // size + period + drops, period):
+            yield end - need, end
+    if interval is not None:
+        end = (tokens - 1) // alignment * alignment // size + drops
+        yield end - need, end
+    elif not drops:
+        end = tokens // config.chunk_tokens[group] * config.blocks_per_chunk
+        yield max(end - end % period, end - need), end
+
+
+def _kept(config: OffloadConfig, group: int) -> int:
+    """Blocks before a length that a window stores; 0 for other groups."""
+    span = config.span(group)
+    return 0 if span is None else -(-span // config.cache.block_size(group)) + (group in config.eagle)
+
+
+def _is_whole(config: OffloadConfig, group: int) -> bool:
+    """True if every chunk of a group is stored: of all but windows, and of those whose tails leave nothing out."""
+    interval, alignment, size = config.cache.retention_interval, config.alignment, config.cache.block_size(group)
+    if config.span(group) is None or alignment is None or alignment % size:
+        return True
+    segment = alignment if interval is None else interval
+    return bool(segment) and _kept(config, group) >= segment // size
