@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hkv.contract.options import Number, Written, option
+from hkv.contract.options import TOKENS, Number, Written, option
 from hkv.dialects.vllm.config import EARLIER, VllmConfig
 from hkv.dialects.vllm.offload.config import BUGS, POLICIES, OffloadConfig, chunk_bytes
 from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
@@ -22,6 +22,9 @@ from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
 from hkv.replay.schedule import Schedule
+
+if TYPE_CHECKING:
+    from hkv.dialects.vllm.schedule.tiered import Tier
 
 UNPLANNED = {**dict.fromkeys(("mi300x", "mi325x", "mi355x"), (16384, 1024)), "a10g": (2048, 256)}
 """Devices that HKV has no plans for: vLLM 0.33's `max_num_batched_tokens` and `max_num_seqs` on them."""
@@ -86,6 +89,14 @@ class VllmReplayOptions:
         metavar="SIZE",
         help="A second tier in host memory (`--kv-offloading-size`): with --model a size over all its GPUs, such as "
         "64GiB; with --groups a number of chunks, each a block of any group.",
+    )
+    offload_kind: str = option(
+        "native",
+        type=click.Choice(("native", "lmcache")),
+        help="With --offload: vLLM's own offloading, or LMCache's (`--kv-offloading-backend`).",
+    )
+    offload_chunk_tokens: int | None = option(
+        type=TOKENS, help="With --offload-kind lmcache: tokens of a chunk.  [default: 256]"
     )
     offload_policy: str = option("lru", type=POLICIES, help="With --offload: what leaves it first.")
     offload_store_threshold: int = option(
@@ -198,7 +209,7 @@ def _with_tier(
         raise ConfigError("offload_bandwidth", bandwidth, "--model, which says how many bytes a block has")
     if rate is not None and bandwidth is None:
         raise ConfigError("prefill_tokens_per_second", rate, "--offload-bandwidth beside it")
-    from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
+    from hkv.dialects.vllm.schedule.tiered import TieredCache
 
     recurrent = any(spec.keeps_states for spec in config.topology.specs)
     config = dataclasses.replace(config, offloads=recurrent and config.caching)
@@ -222,18 +233,43 @@ def _with_tier(
     if tier.tails:
         expected = "the block size: a replay keeps no tails inside blocks"
         raise UnsupportedConfigError("hash_block_size", config.hash_block_size, expected)
-    seconds = options["step_ms"] / 1000
-    moved = None if bandwidth is None else max(1, bandwidth * options["step_ms"] // 1000)
-    return TieredCache(
-        config,
-        Tier(
-            config=tier,
-            chunk_bytes=block_bytes or 0,
-            copies=copies,
-            step_bytes=moved,
-            step_tokens=None if rate is None else rate * seconds,
-        ),
+    if options["offload_kind"] == "lmcache":
+        return _with_lmcache(tier, options, block_bytes, copies)
+    if options["offload_chunk_tokens"] is not None:
+        raise ConfigError("offload_chunk_tokens", options["offload_chunk_tokens"], "--offload-kind lmcache beside it")
+    return TieredCache(config, _speeds(tier, options, block_bytes, copies))
+
+
+def _speeds(tier: OffloadConfig, options: dict[str, Any], block_bytes: int | None, copies: int) -> Tier:
+    """The tier, and how fast it is."""
+    from hkv.dialects.vllm.schedule.tiered import Tier
+
+    bandwidth, rate, milliseconds = (
+        options["offload_bandwidth"],
+        options["prefill_tokens_per_second"],
+        options["step_ms"],
     )
+    return Tier(
+        config=tier,
+        chunk_bytes=block_bytes or 0,
+        copies=copies,
+        step_bytes=None if bandwidth is None else max(1, bandwidth * milliseconds // 1000),
+        step_tokens=None if rate is None else rate * (milliseconds / 1000),
+    )
+
+
+def _with_lmcache(
+    tier: OffloadConfig, options: dict[str, Any], block_bytes: int | None, copies: int
+) -> VllmReplayedCache:
+    """The cache with LMCache's server behind it, which has one policy here, and no threshold."""
+    from hkv.dialects.vllm.schedule.lmcache import CHUNK, LmcacheCache
+
+    for name, known in (("offload_policy", "lru"), ("offload_store_threshold", 0)):
+        if options[name] != known:
+            raise ConfigError(name, options[name], f"{known} with --offload-kind lmcache")
+    chunk = options["offload_chunk_tokens"] or CHUNK
+    plain = dataclasses.replace(tier, cache=dataclasses.replace(tier.cache, offloads=False), bugs=frozenset())
+    return LmcacheCache(_speeds(plain, options, block_bytes, copies), chunk, 1000 // options["step_ms"])
 
 
 def _served(config: VllmConfig, schedule: Schedule, options: dict[str, Any]) -> str:
