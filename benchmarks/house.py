@@ -29,8 +29,11 @@ FLOORS = (
     ("spec", "keys", "tier", "state"),
     ("model", "layout", "machine"),
     ("contract", "paged"),
-    ("dialects.*.bugs", "dialects.*.config", "dialects.*.kinds", "dialects.*.rules", "dialects.*.machine"),
-    tuple(f"dialects.*.{room}" for room in ("planning", "weights", "planned_cache", "planned", "pages", "addresses")),
+    tuple(f"dialects.*.{room}" for room in ("bugs", "config", "kinds", "rules", "machine", "offload.config")),
+    tuple(
+        f"dialects.*.{room}"
+        for room in ("planning", "offload.capacity", "weights", "planned_cache", "planned", "pages", "addresses")
+    ),
     ("cache", "block_tables", "chunks", "connectors", "mesh", "cluster", "views"),
     ("serving", "oracle"),
     ("replay", "testing"),

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,11 +53,13 @@ class Entry:
       members: the parts that lie in it, one behind the other.
       window: chunks at a prefix's end that a request resumes from; -1 for all.
       layout: bytes of an object.
+      tokens: tokens of a chunk.
     """
 
     members: tuple[Member, ...]
     window: int
     layout: ObjectLayout
+    tokens: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ class ChunkObjects:
     """Objects of a served cache.
 
     Attributes:
-      chunk: tokens of a chunk.
+      chunk: tokens of a chunk, or a common multiple of those of all kinds of objects.
       entries: the kinds of objects.
       digest: 16 bytes that differ where the objects of two caches do.
     """
@@ -114,6 +117,27 @@ def _info(index: int, size: int, fields: np.ndarray) -> EngineGroupInfo | None:
 def _described(
     layers: tuple[LayerPages, ...], infos: tuple[EngineGroupInfo | None, ...], chunk: int, eagle: bool
 ) -> ChunkObjects:
+    # An EAGLE hit is proved by the block behind it, which the end of a chunk is not: then whole chunks are kept.
+    kernels, members = kernel_groups(layers, infos, chunk, whole=eagle)
+    entries = tuple(
+        Entry(tuple(members[index] for index in kind.members), _window(kind, eagle), layout, chunk)
+        for kind in object_groups(kernels, chunk, separate=True, full_window=eagle)
+        for layout in (object_layout(kernels, kind, chunk, full_window=eagle),)
+    )
+    told = [
+        [(m.part, [layer.name for layer in m.layers], m.per_chunk, m.kept) for m in entry.members] for entry in entries
+    ]
+    regions = [[(*region.shape, region.dtype) for region in entry.layout.regions] for entry in entries]
+    return ChunkObjects(chunk, entries, hashlib.sha256(repr((chunk, told, regions)).encode()).digest()[:16])
+
+
+def kernel_groups(
+    layers: Sequence[LayerPages], infos: Sequence[EngineGroupInfo | None], chunk: int, *, whole: bool
+) -> tuple[list[KernelGroup], list[Member]]:
+    """Parts that some layers of a group have alike, and which entries of a row a chunk's object holds of them.
+
+    `infos` are of each group, None for those that no object holds; `whole` keeps all of a chunk of windows, too.
+    """
     alike: dict[tuple[int, str, int, int, int, str], list[LayerPages]] = {}
     for layer in layers:
         layout = layer.layout
@@ -129,20 +153,10 @@ def _described(
         geometry = PageGeometry(EngineKVFormat.NL_X_NB_BS_NH_HS, 1, len(found), blocks, states, heads, size, dtype)
         kernel = KernelGroup(tuple(layers.index(layer) for layer in found), geometry, info)
         kernel.check_chunk(chunk)
-        # An EAGLE hit is proved by the block behind it, which the end of a chunk is not: then whole chunks are kept.
-        counts = kernel.num_blocks(chunk), blocks_per_window(kernel, chunk, eagle and not info.recurrent)
+        counts = kernel.num_blocks(chunk), blocks_per_window(kernel, chunk, whole and not info.recurrent)
         kernels.append(kernel)
         members.append(Member(name, tuple(found), group, *counts))
-    entries = tuple(
-        Entry(tuple(members[index] for index in kind.members), _window(kind, eagle), layout)
-        for kind in object_groups(kernels, chunk, separate=True, full_window=eagle)
-        for layout in (object_layout(kernels, kind, chunk, full_window=eagle),)
-    )
-    told = [
-        [(m.part, [layer.name for layer in m.layers], m.per_chunk, m.kept) for m in entry.members] for entry in entries
-    ]
-    regions = [[(*region.shape, region.dtype) for region in entry.layout.regions] for entry in entries]
-    return ChunkObjects(chunk, entries, hashlib.sha256(repr((chunk, told, regions)).encode()).digest()[:16])
+    return kernels, members
 
 
 def _window(kind: ObjectGroup, eagle: bool) -> int:

@@ -17,18 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hkv.cache.arrivals import prefix_keys
+from hkv.cache.arrivals import look_up, prefix_keys
 from hkv.cache.cache import Cache
 from hkv.cache.insertion import insert
-from hkv.cache.state import PAD
+from hkv.cache.state import PAD, StepRequest
 from hkv.chunks.plans import RETRIEVE_BATCH, Row, batches, longest_prefix
+from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank
 from hkv.keys.fingerprint import ROOT
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.paged import operations as paged
 from hkv.serving import marks
+from hkv.serving.block_objects import block_objects, longest_load, offered
 from hkv.serving.marks import Marks
 from hkv.serving.objects import ChunkObjects, Entry, Member, chunk_objects
 from hkv.serving.serving import Serving
@@ -66,19 +68,31 @@ class Offload:
       model: name of the model and its weights, without `@`: other weights compute other pages.
       chunk: tokens of a chunk, a multiple of every group's block; None for the fewest.
       rank: `hkv.keys.blake3.kv_rank` of the rank whose heads are in the pool.
+      rules: vLLM's own offloading behind the cache, whose rules hold then (`hkv.serving.block_objects`); its number of
+        chunks and its policy are the tier's own affair. None for LMCache's.
     """
 
     tier: ObjectTier
     model: str
     chunk: int | None = None
     rank: int = kv_rank(1, 0, 1, 0)
+    rules: OffloadConfig | None = None
+
+    def objects(self, serving: Serving) -> ChunkObjects:
+        """The objects of a cache in it."""
+        if self.rules is None:
+            return chunk_objects(serving, self.chunk)
+        if self.chunk is not None:
+            raise ConfigError("chunk", self.chunk, "None beside rules: vLLM's chunks are blocks")
+        return block_objects(serving, self.rules)
 
 
 def store(serving: Serving, offload: Offload, row: int, tokens: Sequence[int], root: Sequence[int] = ROOT) -> int:
     """Copies the pages of a row's computed prefix to objects, those that the tier has not yet.
 
     An object is stored if the row has all blocks of it: windows and states that the row gave back, or passed over, can
-    only be stored before, so call it after every step that ends a chunk. Runs on the host.
+    only be stored before, so call it after every step that ends a chunk. Under vLLM's rules, of the prompt alone, what
+    its retention keeps. Runs on the host.
 
     Args:
       serving: the cache; stays as it is.
@@ -100,7 +114,7 @@ def store(serving: Serving, offload: Offload, row: int, tokens: Sequence[int], r
     rows = cache.tables.shape[0]
     if not 0 <= row < rows:
         raise OperationError("row", row, f"a row from 0 to {rows - 1}")
-    objects = chunk_objects(serving, offload.chunk)
+    objects = offload.objects(serving)
     computed = min(len(tokens), int(cache.computed[row]))
     prefix = list(tokens[:computed])
     chain = _chain(cache, prefix, root)
@@ -108,10 +122,15 @@ def store(serving: Serving, offload: Offload, row: int, tokens: Sequence[int], r
         raise OperationError("tokens", f"{computed} tokens", f"those computed in row {row}, and its root")
     names = _names(offload, objects, prefix, root)
     table, stored = np.asarray(cache.tables[row]), 0
-    for entry, of_kind in zip(objects.entries, names, strict=True):
+    wanted = [range(len(of_kind)) for of_kind in names]
+    if offload.rules is not None:
+        request = np.asarray(cache.state.requests[row])
+        length = min(int(request[StepRequest.PROMPT]) or len(tokens), len(tokens))
+        wanted = offered(offload.rules, length, computed, int(request[StepRequest.SHARED_PREFIX]))
+    for entry, of_kind, some in zip(objects.entries, names, wanted, strict=True):
         due = [
             chunk
-            for chunk, name in enumerate(of_kind)
+            for chunk, name in ((chunk, of_kind[chunk]) for chunk in some)
             if all(table[member.group, list(_held(member, chunk))].all() for member in entry.members)
             and name not in offload.tier
         ]
@@ -127,8 +146,9 @@ def store(serving: Serving, offload: Offload, row: int, tokens: Sequence[int], r
 def load(serving: Serving, offload: Offload, tokens: Sequence[int], root: Sequence[int] = ROOT) -> tuple[Serving, int]:
     """Reads the longest prefix that the tier serves into free blocks, where the next `arrive` finds it.
 
-    Blocks that the cache has already are not read again. All count as just given back: what was used longest ago makes
-    room. Runs on the host; the blocks are found and registered in one compiled call, and the bytes written in some.
+    Blocks that the cache has already are not read again, and under vLLM's rules none before its own hit's end. All
+    count as just given back: what was used longest ago makes room. Runs on the host; the blocks are found and
+    registered in one compiled call, and the bytes written in some.
 
     Args:
       serving: the cache, donated.
@@ -147,11 +167,19 @@ def load(serving: Serving, offload: Offload, tokens: Sequence[int], root: Sequen
     """
     cache = serving.cache
     longest = cache.state.chains.shape[1] * int(cache.parameters.cache[CacheField.HASH_BLOCK])
-    objects, prompt = chunk_objects(serving, offload.chunk), list(tokens[:longest])
-    hit, found = _retrieved(offload.tier, objects, _names(offload, objects, prompt, root))
+    objects, prompt = offload.objects(serving), list(tokens[:longest])
+    local = 0 if offload.rules is None else _local_hit(cache, prompt, root)
+    names = _names(offload, objects, prompt, root)
+    hit, found = _retrieved(offload.tier, objects, names, _chooser(offload, objects, len(prompt), local))
     if not hit:
         return serving, 0
-    held = {
+    held = {  # of the hit, which is not read: blocks that must not make room for the others
+        (group, -column)
+        for group, entry in enumerate(objects.entries if local else ())
+        for column in range(local // entry.tokens)
+        if offload.rules is not None and offload.rules.window(group) is None
+    }
+    held |= {
         (member.group, -column)
         for entry, data in zip(objects.entries, found, strict=True)
         for member in entry.members
@@ -177,7 +205,7 @@ def load(serving: Serving, offload: Offload, tokens: Sequence[int], root: Sequen
             data = np.zeros((RETRIEVE_BATCH, entry.layout.nbytes), np.uint8)
             data[: len(chunks)] = [of_kind[chunk] for chunk in chunks]
             pool = _unpack(pool, entry, data, _tables(entry, chunks, lambda group, column: block[group, -column]))
-    return dataclasses.replace(serving, pool=pool, marks=written), hit * objects.chunk
+    return dataclasses.replace(serving, pool=pool, marks=written), hit
 
 
 def _require_written(serving: Serving, entry: Entry, chunks: Sequence[int], table: np.ndarray) -> None:
@@ -210,10 +238,13 @@ def _lengths(cache: Cache, member: Member, columns: range) -> np.ndarray:
 def _names(offload: Offload, objects: ChunkObjects, tokens: Sequence[int], root: Sequence[int]) -> list[list[bytes]]:
     """Keys of the objects of each kind, one a whole chunk of tokens."""
     salt = "" if tuple(root) == ROOT else "".join(f"{int(word):08x}" for word in root)
-    hashes = chunk_keys(tokens, objects.chunk)
+    hashes = {size: chunk_keys(tokens, size) for size in {entry.tokens for entry in objects.entries}}
     return [
-        [_name(ObjectKey(each, offload.model, offload.rank, number, salt), objects.digest) for each in hashes]
-        for number in range(len(objects.entries))
+        [
+            _name(ObjectKey(each, offload.model, offload.rank, number, salt), objects.digest)
+            for each in hashes[entry.tokens]
+        ]
+        for number, entry in enumerate(objects.entries)
     ]
 
 
@@ -229,24 +260,58 @@ def _held(member: Member, chunk: int) -> range:
     return range(end - member.kept, end)
 
 
+def _local_hit(cache: Cache, prompt: list[int], root: Sequence[int]) -> int:
+    """Tokens of a prompt that `arrive` finds in the cache."""
+    size = int(cache.parameters.cache[CacheField.HASH_BLOCK])
+    padded = np.zeros((1, cache.state.chains.shape[1] * size), np.int32)
+    padded[0, : len(prompt)] = np.asarray(prompt, np.int64).astype(np.uint32).view(np.int32)
+    return int(_look_up(cache, padded, np.array([len(prompt)], np.int32), np.array([root], np.uint32)))
+
+
+@typed_jit()
+def _look_up(cache: Cache, tokens: Array, counts: Array, roots: Array) -> jax.Array:
+    *_, found = look_up(cache.parameters, cache.state, roots, tokens, counts)
+    return found.hits[0]
+
+
+Chooser = Callable[[Sequence[set[int]]], tuple[int, Sequence[Sequence[int]]]]
+"""From the chunks of each kind that a tier has to the tokens of the longest prefix, and the chunks that it reads."""
+
+
+def _chooser(offload: Offload, objects: ChunkObjects, tokens: int, local: int) -> Chooser:
+    """LMCache's lookup, or vLLM's behind the cache's own hit of a prompt of so many tokens."""
+    rules = offload.rules
+
+    def of_lmcache(present: Sequence[set[int]]) -> tuple[int, Sequence[Sequence[int]]]:
+        rows = [Row.of(there, entry.window) for there, entry in zip(present, objects.entries, strict=True)]
+        best = longest_prefix(rows, tokens // objects.chunk)
+        return best.hit * objects.chunk, best.retained
+
+    def of_vllm(present: Sequence[set[int]]) -> tuple[int, Sequence[Sequence[int]]]:
+        assert rules is not None
+        found = longest_load(rules, present, local, tokens)
+        return (0, [()] * len(present)) if found is None else (found.end, found.chunks)
+
+    return of_lmcache if rules is None else of_vllm
+
+
 def _retrieved(
-    tier: ObjectTier, objects: ChunkObjects, names: list[list[bytes]]
+    tier: ObjectTier, objects: ChunkObjects, names: list[list[bytes]], choose: Chooser
 ) -> tuple[int, list[dict[int, np.ndarray]]]:
-    """Chunks of the longest prefix that every kind of object serves, and for each kind those that it reads."""
+    """Tokens of the longest prefix that every kind of object serves, and for each kind those that it reads."""
     present = [{chunk for chunk, name in enumerate(of_kind) if name in tier} for of_kind in names]
     while True:
-        rows = [Row.of(there, entry.window) for there, entry in zip(present, objects.entries, strict=True)]
-        best = longest_prefix(rows, len(names[0]))
+        hit, chosen = choose(present)
         found: list[dict[int, np.ndarray]] = [{} for _ in names]
         for number, entry in enumerate(objects.entries):
-            for chunk in best.retained[number]:
+            for chunk in chosen[number]:
                 data = tier.retrieve(names[number][chunk])
                 if data is None:
                     present[number].discard(chunk)  # damaged, or evicted meanwhile: a shorter prefix may be served
                     break
                 found[number][chunk] = _checked(data, entry)
-        if all(len(found[number]) == len(best.retained[number]) for number in range(len(names))):
-            return best.hit, found
+        if all(len(found[number]) == len(chosen[number]) for number in range(len(names))):
+            return hit, found
 
 
 def _checked(data: Any, entry: Entry) -> np.ndarray:

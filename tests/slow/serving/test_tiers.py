@@ -11,11 +11,13 @@ import pytest
 import hkv
 from hkv import serving
 from hkv.cache.arrivals import ArrivalResult
+from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.errors import ConfigError, LayoutError, OperationError
 from hkv.keys.blake3 import kv_rank
+from hkv.keys.fingerprint import ROOT
 from hkv.model.topology import Group
 from hkv.serving.objects import chunk_objects
-from hkv.serving.tiers import _tables, _unpack
+from hkv.serving.tiers import _names, _tables, _unpack
 from hkv.tier.disk import DiskTier
 from hkv.tier.tier import MemoryTier
 from tests.cache.build import large_copies
@@ -200,6 +202,71 @@ def test_an_object_has_the_end_of_a_window_that_is_shorter_than_a_chunk(chunk, e
     assert [entry.members[0].kept for entry in found.entries] == [of_full, of_window]
     assert [entry.window for entry in found.entries] == [-1, window]
     assert found.entries[1].layout.nbytes == 2 * 2 * of_window * 4 * 2 * 4 * 2
+
+
+# vLLM's rules.
+
+
+def native(made: hkv.VllmConfig | None = None, **changes) -> serving.Offload:
+    rules = OffloadConfig(cache=config() if made is None else made, num_chunks=99)
+    return dataclasses.replace(offload(rules=rules), **changes)
+
+
+def test_under_vllms_rules_every_byte_comes_back_and_arrive_finds_it():
+    host, tokens = served(new=1)
+    places = native()
+    assert serving.store(host.served, places, 0, tokens) > 0
+    assert serving.store(host.served, places, 0, tokens) == 0
+    assert serving.load(serving.from_config(config(), rows=R), offload(tier=places.tier), tokens)[1] == 0
+    fresh, loaded = serving.load(serving.from_config(config(), rows=R), places, PROMPT)
+    assert loaded == (len(PROMPT) - 1) // 4 * 4
+    fresh, found = arrive(fresh, PROMPT)
+    assert found.hits.tolist() == [loaded]
+    for layer in ("full", "near", "nearer", "state"):
+        held = np.asarray(fresh.cache.tables[0, fresh.layer(layer).group])[: loaded // 4] != 0
+        mine, theirs = pages(fresh, layer), pages(host.served, layer)
+        for part in mine:
+            np.testing.assert_array_equal(mine[part][: loaded // 4][held], theirs[part][: loaded // 4][held])
+            assert mine[part][: loaded // 4][held].any()
+
+
+def test_under_vllms_rules_nothing_is_read_of_what_the_cache_hits():
+    host = Host()
+    places = native()
+    for end in (9, len(PROMPT)):
+        host.arrive(0, PROMPT[:end], end + 1)
+        host.run()
+        serving.store(host.served, places, 0, PROMPT[:end])
+        host.leave(0)
+    other, loaded = serving.load(Host().served, places, PROMPT[:9])
+    assert loaded == 8
+    for key in places.tier.keys:
+        data = np.asarray(places.tier.retrieve(key))
+        if data.nbytes == 2 * 4 * 8 * 4 and key in names(other, places, PROMPT[:9]):
+            places.tier.store(key, np.full_like(data, 7))
+    other, loaded = serving.load(other, places, PROMPT)
+    assert loaded == (len(PROMPT) - 1) // 4 * 4
+    other, found = arrive(other, PROMPT)
+    assert found.hits.tolist() == [loaded]
+    host.arrive(0, PROMPT, len(PROMPT) + 1)
+    for part, array in pages(other, "full").items():
+        np.testing.assert_array_equal(array[: loaded // 4], pages(host.served, "full")[part][: loaded // 4])
+
+
+def names(made: serving.Serving, places: serving.Offload, tokens) -> set[bytes]:
+    """Names of the objects of full attention."""
+    return set(_names(places, places.objects(made), tokens, ROOT)[0])
+
+
+def test_rules_of_another_cache_or_beyond_prompts_are_refused():
+    host, tokens = served(new=1)
+    with pytest.raises(ConfigError, match=r"rules = \[8, 4\]: expected blocks of \[4, 4, 4\]"):
+        serving.store(host.served, native(windows()), 0, tokens)
+    rules = dataclasses.replace(native().rules, prompt_only=False)
+    with pytest.raises(ConfigError, match=r"rules\.prompt_only = False: expected True"):
+        serving.store(host.served, native(rules=rules), 0, tokens)
+    with pytest.raises(ConfigError, match="chunk = 8: expected None beside rules"):
+        serving.load(host.served, native(chunk=8), tokens)
 
 
 def test_the_code_of_the_page_runs() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from hkv.dialects.vllm.offload.config import BUGS, WINDOW_PAST_CHUNK, OffloadConfig, chunk_bytes
@@ -151,32 +151,39 @@ def _most_new(config: OffloadConfig, group: int, tokens: int) -> int:
 
 def _stored(config: OffloadConfig, group: int, tokens: int) -> int:
     """Chunks of a group that a prompt of so many tokens, computed in whole steps, takes."""
-    size, interval = config.chunk_tokens[group], config.cache.retention_interval
-    if group in config.aligned:
-        lengths = 1 if interval == 0 else tokens // interval + 1 if interval else -(-tokens // config.step_tokens)
-        return min(lengths, tokens // size)
+    kept, dense = len(kept_chunks(config, group, tokens)), config.cache.retention_interval is None
+    return min(kept, -(-tokens // config.step_tokens)) if group in config.aligned and dense else kept
+
+
+def kept_chunks(config: OffloadConfig, group: int, tokens: int, shared: int = 0) -> Collection[int]:
+    """Chunks of a group that are stored of a prompt of so many tokens, where the cache has them to store.
+
+    `reference.dialects.vllm.offload.reach` asks for each block. Of a recurrent group they are those whose states the
+    cache keeps, if a step ends there. `shared` are tokens up to which others were seen to share the prompt, or 0.
+    """
+    most, per_chunk = tokens // config.chunk_tokens[group], config.blocks_per_chunk
     if _is_whole(config, group):
-        return tokens // size
-    per_chunk, most = config.blocks_per_chunk, tokens // size
+        return range(most)
     found = set[int]()
-    for first, end in _tails(config, group, tokens):
+    for first, end in _tails(config, group, tokens, shared):
         found.update(range(max(0, first // per_chunk), min(most, -(-end // per_chunk))))
-    return len(found)
+    return found
 
 
-def _tails(config: OffloadConfig, group: int, tokens: int) -> Iterator[tuple[int, int]]:
-    """Blocks of a window that are stored of a prompt of so many tokens: the first and the one behind the last of each
-    tail. `reference.dialects.vllm.offload.reach` asks for each block."""
-    interval, alignment, size = config.cache.retention_interval, config.alignment, config.cache.block_size(group)
+def _tails(config: OffloadConfig, group: int, tokens: int, shared: int) -> Iterator[tuple[int, int]]:
+    """Blocks that are stored of a prompt: the first and the one behind the last of each tail."""
+    interval, size, recurrent = config.cache.retention_interval, config.cache.block_size(group), group in config.aligned
+    alignment = config.cache.hit_alignment if recurrent else config.alignment
     assert alignment is not None
-    drops, need = int(group in config.eagle), _kept(config, group)
+    drops, need = 0 if recurrent else int(group in config.eagle), 1 if recurrent else _kept(config, group)
     period = (alignment if interval is None else interval) // size
     if period:
         for end in range(period + drops, tokens // size + period + drops, period):
             yield end - need, end
     if interval is not None:
-        end = (tokens - 1) // alignment * alignment // size + drops
-        yield end - need, end
+        for boundary in (tokens - 1, shared) if shared else (tokens - 1,):
+            end = boundary // alignment * alignment // size + drops
+            yield end - need, end
     elif not drops:
         end = tokens // config.chunk_tokens[group] * config.blocks_per_chunk
         yield max(end - end % period, end - need), end
@@ -189,8 +196,10 @@ def _kept(config: OffloadConfig, group: int) -> int:
 
 
 def _is_whole(config: OffloadConfig, group: int) -> bool:
-    """True if every chunk of a group is stored: of all but windows, and of those whose tails leave nothing out."""
+    """True if every chunk of a group is stored: but for windows and states whose tails leave some out."""
     interval, alignment, size = config.cache.retention_interval, config.alignment, config.cache.block_size(group)
+    if group in config.aligned:
+        return interval is None or 0 < interval <= size
     if config.span(group) is None or alignment is None or alignment % size:
         return True
     segment = alignment if interval is None else interval
