@@ -135,7 +135,8 @@ class Installed:
 
     def __init__(self, hkv: pathlib.Path, folder: pathlib.Path) -> None:
         self.hkv, self.folder, self.failures = hkv, folder, 0
-        self._environment = {**os.environ, "HKV_COMPILATION_CACHE": str(folder / "compiled")}
+        # One folder for both uses of this script, and for the tests, of which some compile the same programs.
+        self._environment = {**os.environ, "HKV_COMPILATION_CACHE": str(ROOT / ".jax_cache")}
         for name in ("docs", "examples", "tests"):
             (folder / name).symlink_to(ROOT / name)
 
