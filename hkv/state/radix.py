@@ -111,6 +111,8 @@ class Held(enum.IntEnum):
     """The one of the two that is written next."""
     TRACKED = 17
     """Tokens of the one written last, 0 for none since it was entered."""
+    TRACKED_BEFORE = 18
+    """Tokens of the other one, if a decoded token's since then, too; else 0."""
 
 
 HELD_WORDS = 24

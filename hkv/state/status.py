@@ -63,3 +63,5 @@ class Status(enum.IntEnum):
     CROSSES_STATE = 25
     """Refused: the chunk begins inside a block of a recurrent group and goes on behind its end, where no state would be
     written; `StepResult.allowed` says how many tokens may be computed."""
+    NO_STATE = 26
+    """Refused: every state of recurrent layers is held by a request, or of a node that a request holds."""

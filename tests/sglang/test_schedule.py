@@ -38,7 +38,7 @@ def scheduler(
 ) -> SGLangScheduler:
     window, pages = (None, 20, 33)[seed % 3], (36, 60, 150)[seed % 3]
     given = {"pages": pages * 8, "size": 1} if seed % 2 else {"pages": pages, "size": 8}
-    made = engine_factory(engine)(header(window=window, bugs=sorted(BUGS), **given))
+    made = (Both if engine == "both" else engine_factory(engine))(header(window=window, bugs=sorted(BUGS), **given))
     schedule = Schedule(step_tokens=(48, 64, 200)[seed % 3], decode_tokens=1, max_running=(12, 8, 30)[seed % 3])
     return kind(policy, made, 8, schedule, arrivals(30, seed), Recorder(0, None, lambda: None))
 
@@ -161,6 +161,113 @@ class Judged(SGLangScheduler):
             needs_host_load_back=lambda: False,
             time_stats=SimpleNamespace(wait_queue_entry_time=0.0),
         )
+
+
+class Both:
+    """The reference and an installed SGLang, which are asked the same and answer alike."""
+
+    def __init__(self, header: structs.Header, name: str = "sglang") -> None:
+        self.header, self.alone = header, False
+        self.reference, self.installed = (engine_factory(each)(header) for each in ("numpy", name))
+
+    def perform(self, operation: structs.Operation) -> Any:
+        """Both, or the reference alone."""
+        answer = self.reference.perform(operation)
+        assert self.alone or answer == self.installed.perform(operation), operation
+        return answer
+
+    def num_available(self) -> int:
+        return self.reference.num_available()
+
+
+class Retracting(SGLangScheduler):
+    """SGLang's own `retract_decode` sends requests back from the installed cache, and the schedule's from the other."""
+
+    retractions = 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
+
+        self._tracker = NewTokenRatioTracker.from_config()
+        self._ratio = self._tracker.current = self._tracker.min  # as after many steps: less is held free
+
+    def _rest(self, step: int) -> None:
+        super()._rest(step)
+        self._tracker.reset()
+
+    def _decode(self, step: int) -> None:
+        self._tracker.decay_step()
+        super()._decode(step)
+        assert self._ratio == pytest.approx(self._tracker.current)
+
+    def _fits(self, running: list[LiveRequest]) -> bool:
+        fits = super()._fits(running)
+        assert self._engine.alone or fits == self._batch(running).check_decode_mem()
+        return fits
+
+    def _retract(self, step: int) -> None:
+        batch, before = self._batch(self._running), list(self._waiting)
+        gone, ratio, aborted = batch.retract_decode()
+        self._engine.alone = True
+        super()._retract(step)
+        self._engine.alone = False
+        self._tracker.current = ratio
+        assert list(self._waiting) == before + [req.live for req in gone]
+        assert [req.live for req in batch.reqs] == self._running
+        assert len(aborted) == (not self._running)
+        assert self._engine.reference.perform(structs.StateOp()) == self._engine.installed.perform(structs.StateOp())
+        self.retractions += len(gone)
+
+    def _batch(self, running: list[LiveRequest]) -> Any:
+        """Running requests as SGLang's scheduler has them, over the installed cache."""
+        from sglang.srt.environ import envs
+        from sglang.srt.managers.schedule_batch import ScheduleBatch
+        from sglang.srt.mem_cache.common import evict_from_tree_cache
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        installed = self._engine.installed
+
+        class Batch(ScheduleBatch):
+            def release_req(self, idx: int, remaing_req_count: int, offload_kv: bool = True) -> bool:
+                installed.perform(structs.AbortOp(id=self.reqs[idx].live.id))
+                evict_from_tree_cache(self.tree_cache, remaing_req_count * envs.SGLANG_RETRACT_DECODE_STEPS.get())
+                return True
+
+            def filter_batch(self, keep_indices: list[int]) -> None:
+                self.reqs = [self.reqs[index] for index in keep_indices]
+
+        batch = Batch.__new__(Batch)
+        batch.reqs = [self._req(live) for live in running]
+        batch.tree_cache, batch.token_to_kv_pool_allocator = installed._cache, installed._allocator
+        batch.spec_algorithm = SpeculativeAlgorithm.NONE
+        return batch
+
+    def _req(self, live: LiveRequest) -> Any:
+        return SimpleNamespace(
+            live=live,
+            rid=live.id,
+            beam_group=None,
+            priority=None,
+            to_finish=None,
+            origin_input_ids=range(live.arrival.prompt),
+            output_ids=range(live.tokens - live.arrival.prompt),
+            sampling_params=SimpleNamespace(max_new_tokens=live.arrival.output),
+            kv=SimpleNamespace(kv_committed_len=live.computed, kv_allocated_len=live.computed),
+        )
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_are_retracted_as_by_sglang(policy: str) -> None:
+    """Who is sent back, in which order, what is left of the cache, and how much is held free from then on."""
+    retractions = 0
+    for seed in range(3):
+        made = scheduler(policy, seed, kind=Retracting, engine="both")
+        made.run()
+        assert isinstance(made, Retracting)
+        retractions += made.retractions
+    assert retractions > 3
 
 
 @pytest.mark.sglang

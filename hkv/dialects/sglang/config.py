@@ -9,6 +9,7 @@ one token, and a page is `page_size` slots that are handed out together.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from hkv.contract.bugs import Bug, check_bugs, listed
 from hkv.errors import ConfigError
@@ -21,6 +22,13 @@ POLICIES = ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
 
 SLIDE_EVERY = 128
 """Tokens after which a window slides (`SGLANG_SWA_EVICTION_INTERVAL`)."""
+
+STATE_CHUNK, TRACK_EVERY = 64, 256
+"""Tokens between states that a kernel of recurrent layers can keep (`mamba_chunk_size`, for models that name none), and
+between those that are kept of decoded tokens (`--mamba-track-interval`)."""
+
+STATES_A_REQUEST, STATES_UNTRACKED = 5, 3
+"""States that a running request is counted with, tracked or not: what bounds how many run (`resolve_max_num_reqs`)."""
 
 SPLIT_TOUCHES_SUFFIX, DECODE_LOSES_PAGE = "split-touches-suffix", "decode-loses-page"
 STRANDS_FULL, WINDOW_UNTOLD = "window-pressure-strands-full-slots", "window-leaves-untold"
@@ -112,6 +120,35 @@ class SGLangConfig:
         """The tree's components."""
         present = (True, self.window is not None, self.states is not None)
         return tuple(name for name, there in zip(COMPONENTS, present, strict=True) if there)
+
+    @property
+    def state_grid(self) -> int:
+        """Tokens of a prompt, from where a pass begins, between states that it can keep (`mamba_checkpoint_grid`)."""
+        return math.lcm(max(STATE_CHUNK, self.page_size), self.page_size)
+
+    @property
+    def track_interval(self) -> int:
+        """Tokens of a sequence between states that are kept while it is decoded (`mamba_track_grid`)."""
+        return math.lcm(self.state_grid, TRACK_EVERY)
+
+    def kept_state(self, start: int, end: int, branch: int) -> int:
+        """Length of the state that a pass over a prompt's tokens start..end keeps; 0 for none.
+
+        `branch`: where the tree's prefix goes on without a state that the request could have resumed at; 0 for none.
+        """
+        grid = self.state_grid
+        if not self.tracked or end - start < grid:
+            return 0
+        kept = start + (end - start) // grid * grid
+        # Of states on a coarser grid than the kernel's, SGLang asks for the one behind: one token more.
+        asked = end if (end - start) // STATE_CHUNK * STATE_CHUNK == kept - start else kept + 1
+        return branch if start < branch < asked and (branch - start) % grid == 0 else kept
+
+    @property
+    def most_running(self) -> int | None:
+        """Requests that states suffice for, however they come; None where there are none."""
+        each = STATES_A_REQUEST if self.tracked else STATES_UNTRACKED
+        return None if self.states is None else self.states // each
 
     @property
     def bigrams(self) -> bool:

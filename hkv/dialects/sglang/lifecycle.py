@@ -31,7 +31,7 @@ class SGLangLifecycle:
     def __init__(self, header: structs.Header) -> None:
         self.requests: dict[str, Request] = {}
         config = structs.to_config(header)
-        self._pools, self._window = len(header.num_blocks), config.window or 0
+        self._pools, self._window, self._eagle = len(header.num_blocks), config.window or 0, int(config.bigrams)
 
     def follow(self, operation: structs.Operation) -> None:
         """Checks one operation, and ends a request; `answered` takes note of what its answer decides.
@@ -88,16 +88,22 @@ class SGLangLifecycle:
             case structs.ExtendOp() if not request.computed < operation.length <= request.tokens:
                 expected = f"from {request.computed + 1} to {request.tokens} tokens"
                 raise OperationError("length", operation.length, expected)
+            case structs.ExtendOp(length=length, track=track) if track and not request.computed < track <= length:
+                raise OperationError("track", track, f"0, or from {request.computed + 1} to {length} tokens")
             case structs.DecodeOp() | structs.SlideOp() if not whole:
                 raise OperationError("id", id, "a request whose tokens all have slots")
             case structs.ReleaseWindowOp() if request.computed - request.protected < self._window:
                 raise OperationError("id", id, f"a request {self._window} tokens beyond what the tree has of it")
             case structs.CheckpointOp() | structs.FinishOp() if not request.ran:
                 raise OperationError("id", id, "a request that has computed a token since it came")
-            case structs.FinishOp(length=length) if length and not request.protected <= length <= request.computed:
-                raise OperationError("length", length, f"from {request.protected} to {request.computed} tokens")
+            case structs.FinishOp(length=length) if length and not self._least(request) <= length <= request.computed:
+                raise OperationError("length", length, f"from {self._least(request)} to {request.computed} tokens")
             case _:
                 pass
+
+    def _least(self, request: Request) -> int:
+        """Fewest tokens with which it may end: with fewer, what the tree has of it would not be of its key."""
+        return request.protected + self._eagle
 
 
 class TreeLifecycle:

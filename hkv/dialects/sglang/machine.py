@@ -24,7 +24,7 @@ def init(config: SGLangConfig, buckets: RadixBuckets) -> tuple[SGLangParameters,
       buckets: the static sizes; see `buckets_for`.
 
     Raises:
-      ConfigError: it does not fit the buckets, or a part of it has no compiled form.
+      ConfigError: it does not fit the buckets.
     """
     return of_config(config), empty_radix(buckets, pages_of_pools(config))
 

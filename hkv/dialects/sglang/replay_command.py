@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from hkv.contract.log import PlainHeader
 from hkv.contract.options import Number, option
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.config import BUGS, STATES_A_REQUEST
 from hkv.dialects.sglang.scheduler import POLICIES, SGLangLoop, SGLangScheduler
+from hkv.dialects.sglang.traffic import FEATURES
 from hkv.errors import ConfigError
 from hkv.replay.agreement import compare, compare_outcomes
 from hkv.replay.command import StudiedCache
 from hkv.replay.plain import PlainCache, PlainReplayCommand
-from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress
+from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Schedule
+from hkv.spec import spec_to_log
 
 RATIO = 0.8
 """SGLang's `--swa-full-tokens-ratio`."""
@@ -43,15 +43,20 @@ class SGLangOptions:
 
 
 class SGLangCache(PlainCache):
-    """SGLang's cache, which the compiled schedule has unless a part of it has no compiled form."""
+    """SGLang's cache, which the compiled schedule has, but not under SGLang's own scheduler."""
 
     def require_compiled(self) -> None:
-        from hkv.dialects.sglang.rules.parameters import of_config
-
         if self._loop is not SGLangLoop:
             expected = "none for --engine jax: SGLang's scheduler has no compiled form; --engine numpy has it"
             raise ConfigError("schedule_policy", self._loop.args[0], expected)  # type: ignore[attr-defined]
-        of_config(structs.to_config(self.config))
+
+    def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
+        changed = super().changed(tokens, requests, schedule)
+        if structs.to_config(self.config).states is not None:
+            for cache in changed.values():
+                # Beside those that the tree keeps, a request that runs has states of its own.
+                cache.config.num_blocks[-1] += STATES_A_REQUEST * schedule.max_running
+        return changed
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
         from hkv.dialects.sglang.schedule import SGLangCompiledReplay, sizes_of
@@ -78,7 +83,8 @@ class SGLangCache(PlainCache):
 
 
 class SGLangReplay(PlainReplayCommand):
-    """Each pool by its pages, or all pages and the window's share of them; 0.5.23's defects are as they are."""
+    """Each pool by its pages, or all pages and the window's share of them; 0.5.23's defects are as they are, and states
+    are tracked (`extra_buffer`), as by default."""
 
     cache = SGLangCache
     declared = SGLangOptions
@@ -94,7 +100,17 @@ class SGLangReplay(PlainReplayCommand):
         return full, blocks[0] - full
 
     def header(self, options: dict[str, Any]) -> PlainHeader:
-        return msgspec.structs.replace(super().header(options), bugs=sorted(BUGS))
+        groups = [spec_to_log(spec) for spec in options["groups"]]
+        header = structs.Header(
+            dialect=options["dialect"],
+            feature=FEATURES[0],
+            num_blocks=list(self.num_blocks(options)),
+            groups=groups,
+            bugs=sorted(BUGS),
+            tracked=any(group["kind"] == structs.STATES for group in groups),
+        )
+        structs.to_config(header)
+        return header
 
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
         policy = options["schedule_policy"]

@@ -19,13 +19,14 @@ import numpy as np
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
-from hkv.dialects.sglang.config import SLIDE_EVERY, SGLangConfig
+from hkv.dialects.sglang.config import SLIDE_EVERY, STATE_CHUNK, SGLangConfig
 from hkv.dialects.sglang.engines.jax_reading import Reader
-from hkv.dialects.sglang.rules import transitions
+from hkv.dialects.sglang.rules import entering, states, transitions
 from hkv.dialects.sglang.rules.evict import Wanted, evict
 from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode
 from hkv.dialects.sglang.rules.parameters import Field, SGLangParameters, View
-from hkv.dialects.sglang.rules.transitions import FETCHED, Answer, Op
+from hkv.dialects.sglang.rules.transitions import FETCHED, Answer, Op, Own
+from hkv.dialects.sglang.scheduler import bounded
 from hkv.machine import native_loops
 from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
@@ -44,8 +45,8 @@ from hkv.replay.schedule_state import (
     flat,
     shaped,
 )
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, when
-from hkv.state.radix import FULL, WINDOW, Held, PoolCount, RadixBuckets, RadixState
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, remainder, when
+from hkv.state.radix import FULL, POOLS, WINDOW, Held, PoolCount, RadixBuckets, RadixState
 from hkv.state.radix_workspace import ARRAYS, RadixSizes, RadixWorkspace
 
 UNLIMITED = 1 << 29
@@ -104,6 +105,7 @@ class SGLangCompiledReplay(Dispatches):
         steps: int = STEPS,
     ) -> None:
         self.config, self._blocks = config, sum(machine.pages_of_pools(config))
+        schedule = bounded(config, schedule)
         sizes = sizes or sizes_of(config, schedule, trace)
         parameters, state = machine.init(config, sizes.buckets)
         inputs = Trace(*trace_arrays(schedule, trace, sizes.requests, sizes.keys))  # type: ignore[arg-type]
@@ -176,18 +178,19 @@ def _trip(view: View, trace: Trace, w: Work, m: Machine, more: tuple[Scalar, ...
     w, m = schedule_loop.compute(w, trace, m, chunks=True)
     w, seat = schedule_loop.at_hand(w, m)
     w = _note_keys(w, view, trace, m, seat)
-    w, hit = _take_in(w, view, m, seat)
+    w, hit, branch = _take_in(w, view, m, seat)
     new = jnp.minimum(seat.tokens - hit, m.budget)
-    w, granted = _lengthen(w, view, m, seat, jnp.where(m.at(Mode.TAKE), hit + new, seat.computed + m.new))
+    target = jnp.where(m.at(Mode.TAKE), hit + new, seat.computed + m.new)
+    w, granted = _lengthen(w, view, m, seat._replace(junction=branch), target)
     w = _enter(w, view, m, seat)
     w = _leave(w, view, m, seat, granted)
     return *_follow(w, view, m.when(m.at(Mode.TAKE) & granted, hit=hit, new=new), seat, granted), more
 
 
 def _record(w: Work, view: View, m: Machine) -> tuple[Work, Machine]:
-    """The step's occupancy: pages that are neither free nor the tree's alone."""
+    """The step's occupancy: pages, and states, that are neither free nor the tree's alone."""
     mine = m.at(Mode.RECORD)
-    places = (w.pool_count(pool, field) for pool in (FULL, WINDOW) for field in (PoolCount.FREE, PoolCount.UNHELD))
+    places = (w.pool_count(pool, field) for pool in POOLS for field in (PoolCount.FREE, PoolCount.UNHELD))
     w, counts = w.peek(mine, "counters", *places)
     w, m = schedule_loop.record(w, m, view.whole(Field.TOTAL) - sum(counts))
     # What was asked last in this step has nothing to do with what is entered in it.
@@ -207,45 +210,80 @@ def _note_keys(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> W
     return loop(lambda c: c[0] < end, one, w, (0,), writes=("chains",))[0]
 
 
-def _take_in(w: Work, view: View, m: Machine, seat: Seated) -> tuple[Work, Scalar]:
-    """TAKE: the request holds what is cached of it; tokens of that."""
+def _take_in(w: Work, view: View, m: Machine, seat: Seated) -> tuple[Work, Scalar, Scalar]:
+    """TAKE: the request holds what is cached of it; tokens of that, and up to where more is cached without a state."""
+    taking = m.at(Mode.TAKE)
 
     def once(v: Work, _: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         yes = jnp.bool_(True)
         v, found = transitions.take_in(v, view, yes, seat.slot, yes, (seat.tokens, jnp.int32(0)))
-        return v, (False, found.length * view.page)
+        return v, (False, found.length * view.page, found.full * view.page)
 
-    w, (_, hit) = loop(lambda c: c[0], once, w, (m.at(Mode.TAKE), 0), writes=w.CARRIED)
-    return w, hit
+    w, (_, hit, full) = loop(lambda c: c[0], once, w, (taking, 0, 0), writes=w.CARRIED)
+    grid = view.whole(Field.GRID)
+    branch = jnp.where(taking, divide(full, grid) * grid, seat.junction)
+    return w.write_if(taking, "seats", branch, w.seat(seat.slot, Seat.JUNCTION)), hit, branch
 
 
 def _lengthen(w: Work, view: View, m: Machine, seat: Seated, target: Scalar) -> tuple[Work, Scalar]:
-    """TAKE and ASK: a chunk gets pages at once, decoded tokens one by one, while the window slides; whether all did."""
-    w, (length, came) = w.peek_each(
-        m.at(Mode.TAKE) | m.at(Mode.ASK),
+    """TAKE and ASK: a chunk gets pages at once, decoded tokens one by one, while the window slides; whether all did.
+
+    Before that, TAKE and ENTER: states are there for a request that comes, and for the one that the tree takes.
+    """
+    taking, entering = m.at(Mode.TAKE), m.at(Mode.ENTER)
+    mine = taking | m.at(Mode.ASK)
+    w, (length, tracked, came) = w.peek_each(
+        mine | entering,
         ("requests", w.request(seat.slot, Held.LENGTH)),
+        ("requests", w.request(seat.slot, Held.TRACKED)),
         ("seats", w.seat(seat.slot, Seat.CAME)),
     )
     decodes = m.at(Mode.ASK) & (seat.computed >= came)
+    tracks = view.flag(Field.TRACKED)
 
-    def one(v: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
-        at = local[0]
-        v, own = v.peek_request(True, seat.slot, Held.SLID, Held.PROTECTED)
-        v, slid = transitions.slide(v, view, seat.slot, decodes, at, own, jnp.int32(SLIDE_EVERY))
-        v = v.write_if(decodes, "requests", slid, v.request(seat.slot, Held.SLID))
+    def one(v: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
+        at, _, lacks = local
+        pages = lacks == 0
+        v, words = v.peek_request(True, seat.slot, Held.SLID, Held.PROTECTED, Held.TRACKED, Held.TURN)
+        slid, protected, before, turn = words
+        slides = decodes & pages
+        own = Own(slid, protected, before)
+        v, slid = transitions.slide(v, view, seat.slot, slides, at, own, jnp.int32(SLIDE_EVERY))
+        v = v.write_if(slides, "requests", slid, v.request(seat.slot, Held.SLID))
         end = jnp.where(decodes, at + 1, target)
-        room = transitions.room_for(view, at, end, decodes)
-        v, _ = evict(v, view, jnp.bool_(True), Wanted(room, room, jnp.bool_(True)))
-        v, granted = transitions.lengthen(v, view, jnp.bool_(True), seat.slot, (at, end), decodes)
+        room = jnp.where(pages, transitions.room_for(view, at, end, decodes), 0)
+        v, _ = evict(v, view, jnp.bool_(True), Wanted(room, room, lacks, jnp.bool_(True)))
+        v = states.take_lacking(v, seat.slot, jnp.where(taking, lacks, 0))
+        v, granted = transitions.lengthen(v, view, pages, seat.slot, (at, end), decodes)
         v = v.write_if(granted, "requests", end, v.request(seat.slot, Held.LENGTH))
         v = v.write_if(granted, "requests", 1, v.request(seat.slot, Held.RAN))
-        return v, (jnp.where(granted, end, at), granted)
+        kept = jnp.where(decodes, _kept_of_decoded(view, end), _kept_of_prompt(view, at, end, seat.junction))
+        kept, before = jnp.where(tracks, kept, 0), jnp.where(decodes, before, 0)
+        v = transitions.keep_state(v, granted, (seat.slot, turn), kept, before)
+        return v, (jnp.where(granted, end, at), granted | ~pages, 0)
 
     # Tokens that needed nothing of the cache have not been noted in the request's own words.
-    begin = jnp.where(decodes, jnp.maximum(length, seat.computed), length)
-    mine = m.at(Mode.TAKE) | m.at(Mode.ASK)
-    w, (_, granted) = loop(lambda c: (c[0] < target) & c[1], one, w, (begin, mine), writes=w.CARRIED)
+    begin = jnp.where(mine, jnp.where(decodes, jnp.maximum(length, seat.computed), length), target)
+    lacks = jnp.where(taking, jnp.where(tracks, 3, 1), jnp.where(entering & (~tracks | (tracked > 0)), 1, 0))
+    lacks = jnp.where(view.stateful, lacks, 0)
+    local = (begin, mine, lacks)
+    w, (_, granted, _) = loop(lambda c: (c[2] > 0) | ((c[0] < target) & c[1]), one, w, local, writes=w.CARRIED)
     return w, granted
+
+
+def _kept_of_prompt(view: View, start: Scalar, end: Scalar, branch: Scalar) -> Scalar:
+    """`SGLangConfig.kept_state`, of tracked states."""
+    grid, passed = view.whole(Field.GRID), end - start
+    whole = divide(passed, grid) * grid
+    asked = jnp.where(divide(passed, STATE_CHUNK) * STATE_CHUNK == whole, end, start + whole + 1)
+    # The remainder is of a number that may be negative, but then it does not count.
+    inside = (start < branch) & (branch < asked) & (remainder(jnp.maximum(branch - start, 0), grid) == 0)
+    return jnp.where(whole > 0, jnp.where(inside, branch, start + whole), 0)
+
+
+def _kept_of_decoded(view: View, length: Scalar) -> Scalar:
+    """Length of the state that is kept with a decoded token, the last of so many; 0 for none."""
+    return jnp.where(remainder(length, view.whole(Field.EVERY)) == 0, length, 0)
 
 
 def _op(w: Work, code: SGLangCode, seat: Seated, length: Scalar | None = None) -> tuple[Work, Op]:
@@ -266,7 +304,7 @@ def _enter(w: Work, view: View, m: Machine, seat: Seated) -> Work:
     def once(v: Work) -> Work:
         v, op = _op(v, SGLangCode.CHECKPOINT, seat)
         code = jnp.where(ends, int(SGLangCode.FINISH), op.code)
-        return transitions.enter(
+        return entering.enter(
             v, view, op._replace(code=code, length=jnp.where(ends, seat.tokens, op.length)), _NOTHING
         )[0]
 
@@ -279,7 +317,7 @@ def _leave(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> Wo
 
     def once(v: Work) -> Work:
         v, op = _op(v, SGLangCode.ABORT, seat)
-        return transitions.leave(v, view, op._replace(length=jnp.where(ends, seat.tokens, op.length)), _NOTHING)[0]
+        return entering.leave(v, view, op._replace(length=jnp.where(ends, seat.tokens, op.length)), _NOTHING)[0]
 
     return when(ends | m.at(Mode.PREEMPT) | (m.at(Mode.TAKE) & ~granted), once, w, writes=w.CARRIED)
 
@@ -297,8 +335,8 @@ def _follow(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> t
 
 
 def _note_needs(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> Work:
-    """Tokens up to which a request needs nothing of the cache: none before it decodes; then up to its page's end, and
-    to where its window slides next."""
+    """Tokens up to which a request needs nothing of the cache: none before it decodes; then up to its page's end, to
+    where its window slides next, and to before where a state of it is kept next."""
     taking = m.at(Mode.TAKE) & granted
     mine = taking | (m.at(Mode.ASK) & granted)
     w, (length, slid, came) = w.peek_each(
@@ -310,5 +348,8 @@ def _note_needs(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) 
     came = jnp.where(taking, seat.tokens, came)
     until = jnp.where(view.windowed, view.whole(Field.WINDOW) + slid * view.page + SLIDE_EVERY, UNLIMITED)
     until = jnp.minimum(until, ceil_divide(length, view.page) * view.page)
+    every = view.whole(Field.EVERY)
+    before = (divide(length, every) + 1) * every - 1
+    until = jnp.minimum(until, jnp.where(view.flag(Field.TRACKED), before, UNLIMITED))
     w = w.write_if(mine, "seats", jnp.where(length >= came, until, 0), w.seat(seat.slot, Seat.NOOP_UNTIL))
     return w.write_if(taking, "seats", came, w.seat(seat.slot, Seat.CAME))

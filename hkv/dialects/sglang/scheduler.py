@@ -18,10 +18,10 @@ import math
 from typing import Any
 
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import SLIDE_EVERY
-from hkv.errors import OperationError
+from hkv.dialects.sglang.config import SLIDE_EVERY, STATE_CHUNK, STATES_A_REQUEST, SGLangConfig
+from hkv.errors import ConfigError, OperationError
 from hkv.replay.plain import TokenLoop
-from hkv.replay.schedule import FINISHED, LiveRequest, Refusal
+from hkv.replay.schedule import FINISHED, LiveRequest, Refusal, Schedule
 
 POLICIES = ("fcfs", "lpm")
 """`--schedule-policy`: first come, first served, SGLang's default, or the longest cached prefix first."""
@@ -39,34 +39,56 @@ GO, NO_TOKEN, OTHER = "go", "no token", "other"
 """`AddReqResult`."""
 
 
-class SGLangLoop(TokenLoop):
-    """The schedule's questions as operations; `_came` says with how many tokens each running request came."""
+def bounded(config: SGLangConfig, schedule: Schedule) -> Schedule:
+    """A schedule under which no more requests run than states suffice for.
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    Raises:
+      ConfigError: they suffice for none, or none is of a length that ends a page.
+    """
+    if config.most_running is None:
+        return schedule
+    if not config.most_running:
+        raise ConfigError("num_blocks", config.states, f"{STATES_A_REQUEST} states at least: those of a request")
+    if config.state_grid != max(STATE_CHUNK, config.page_size):
+        raise ConfigError("page_size", config.page_size, f"tokens that divide {STATE_CHUNK}, or are divided by it")
+    return dataclasses.replace(schedule, max_running=min(schedule.max_running, config.most_running))
+
+
+class SGLangLoop(TokenLoop):
+    """The schedule's questions as operations; `_came` says with how many tokens each running request came, `_branch`
+    where the tree's prefix went on without a state."""
+
+    def __init__(self, engine: Any, key_tokens: int, schedule: Schedule, *given: Any) -> None:
+        self._config = structs.to_config(engine.header)
+        super().__init__(engine, key_tokens, bounded(self._config, schedule), *given)
         self._came: dict[str, int] = {}
+        self._branch: dict[str, int] = {}
 
     def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
         found = self._engine.perform(structs.AdmitOp(id=live.id, tokens=self._named(live, 0)))
         self._came[live.id] = live.tokens
+        grid = self._config.state_grid
+        self._branch[live.id] = found.full // grid * grid
         new = min(live.tokens - found.hit, budget)
-        if not self._chunk(live, found.hit + new):
+        if not self._chunk(live, found.hit, found.hit + new):
             self._free(live, finished=False)
             return Refusal.PUT_OFF
         return found.hit, new
 
     def _grow(self, live: LiveRequest, new: int) -> bool:
         if live.computed < self._came[live.id]:
-            return self._chunk(live, live.computed + new)
+            return self._chunk(live, live.computed, live.computed + new)
         for token in self._named(live, self._held[live.id])[: live.computed + new - self._held[live.id]]:
             self._engine.perform(structs.SlideOp(id=live.id, every=SLIDE_EVERY))
-            if self._engine.perform(structs.DecodeOp(id=live.id, token=token)).slots is None:
+            track = self._config.tracked and (self._held[live.id] + 1) % self._config.track_interval == 0
+            if self._engine.perform(structs.DecodeOp(id=live.id, token=token, track=track)).slots is None:
                 return False
             self._held[live.id] += 1
         return True
 
-    def _chunk(self, live: LiveRequest, length: int) -> bool:
-        granted = self._engine.perform(structs.ExtendOp(id=live.id, length=length)).slots is not None
+    def _chunk(self, live: LiveRequest, start: int, length: int) -> bool:
+        track = self._config.kept_state(start, length, self._branch.get(live.id, 0))
+        granted = self._engine.perform(structs.ExtendOp(id=live.id, length=length, track=track)).slots is not None
         if granted:
             self._held[live.id] = length
         return granted
@@ -186,7 +208,7 @@ class SGLangScheduler(SGLangLoop):
 
     def __init__(self, policy: str, *given: Any) -> None:
         super().__init__(*given)
-        self._policy, self._config = policy, structs.to_config(self._engine.header)
+        self._policy = policy
         if self._config.states is not None:
             raise OperationError("schedule_policy", policy, "none: SGLang's scheduler is not ruled for states")
         self._ratio, self._full, self._calls = INIT_RATIO, False, 0
@@ -312,7 +334,7 @@ class SGLangScheduler(SGLangLoop):
             spare = len(batch) * page if page > 1 else 0
             self._room(sum(length - live.computed for live, length in batch) + spare)
         for live, length in batch:
-            if not self._chunk(live, length):
+            if not self._chunk(live, live.computed, length):
                 raise OperationError("id", live.id, f"room for {length} tokens, where SGLang's scheduler let it in")
 
     def _compute_prompts(self, step: int, batch: list[tuple[LiveRequest, int]]) -> None:

@@ -90,7 +90,8 @@ class _Eviction:
     def _walk(self, name: str, order: list[Node], held: Container[Node], enough: Callable[[str, int], bool]) -> None:
         """From what was used longest ago on; what is held is passed over."""
         for node in reversed(list(order)):
-            if node in held:
+            # A tombstone with a state may have left with the last of what came after it.
+            if node in held or node not in order:
                 continue
             if enough(name, self._freed[name]):
                 return

@@ -115,6 +115,8 @@ class Manager:
         start, size = len(request.row), self.config.page_size
         if not start < length <= len(request.tokens):
             raise OperationError("length", length, f"from {start + 1} to {len(request.tokens)} tokens")
+        if track and not start < track <= length:
+            raise OperationError("track", track, f"0, or from {start + 1} to {length} tokens")
         self._hold_states(request)
         # With pages the engine asks for one more than could be needed.
         evict_for(self.tree, length - start + (size if size > 1 else 0))
@@ -165,8 +167,10 @@ class Manager:
           length: tokens of it that count, where a pass ran beyond the one that ends it; 0 for all.
         """
         request = self._request(id)
-        if length and not request.protected <= length <= len(request.row):
-            raise OperationError("length", length, f"from {request.protected} to {len(request.row)} tokens")
+        # What the tree has of it ends with a unit, which under EAGLE takes one token more: SGLang fails an assertion.
+        least = request.protected + self.config.bigrams
+        if length and not least <= length <= len(request.row):
+            raise OperationError("length", length, f"from {least} to {len(request.row)} tokens")
         self._enter(id, finished=True, length=length)
         self._release(id, length)
 
@@ -276,7 +280,10 @@ class Manager:
         if self.config.states is None:
             return
         pair = 2 if self.config.tracked and not request.tracking else 0
-        evict_for(self.tree, states=pair + (request.own is None))
+        lacking = pair + (request.own is None)
+        evict_for(self.tree, states=lacking)
+        if self.pools.available[MAMBA] < lacking:
+            raise OperationError("states", self.config.states, f"{lacking} states that no request holds")
         if request.own is None:
             request.own = self._state()
         for _ in range(pair):

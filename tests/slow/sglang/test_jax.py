@@ -16,8 +16,8 @@ from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLang
 from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations
 from hkv.replay.verb import replay_trace
-from hkv.spec import FullAttention, SlidingWindow
-from hkv.state.radix import Count, RadixState, resized
+from hkv.spec import spec_from_text
+from hkv.state.radix import Count, Held, RadixNode, RadixState, resized
 from hkv.state.status import Status
 from tests.cache.build import large_copies
 from tests.sglang.test_dialect import CHATS
@@ -88,6 +88,14 @@ def test_lanes_do_what_single_states_do() -> None:
         (prompt(SGLangBatch(), 0, range(2)).add(SGLangCode.ADMIT, 0, [1], tokens=4), Status.NOT_WAITING),
         (prompt(SGLangBatch(), 0, range(2)).add(SGLangCode.EXTEND, 0, length=8), Status.BAD_LENGTH),
         (prompt(SGLangBatch(), 0, range(2)).add(SGLangCode.DECODE, 0, [3]), Status.BAD_COUNT),
+        (
+            prompt(SGLangBatch(), 0, range(2)).add(SGLangCode.CHECKPOINT, 0).add(SGLangCode.FINISH, 0, length=7),
+            Status.BAD_LENGTH,
+        ),
+        (
+            SGLangBatch().add(SGLangCode.ADMIT, 0, [1], tokens=4).add(SGLangCode.EXTEND, 0, length=4, track=5),
+            Status.BAD_LENGTH,
+        ),
         (SGLangBatch().add(SGLangCode.ADMIT, 0, [1], tokens=4).add(SGLangCode.DECODE, 0), Status.NOT_COMPUTED),
         (SGLangBatch().add(SGLangCode.ADMIT, 0, [1], tokens=4).add(SGLangCode.FINISH, 0), Status.NOT_COMPUTED),
     ],
@@ -104,6 +112,19 @@ def test_refusals_take_nothing(batch: SGLangBatch, status: Status) -> None:
     np.testing.assert_array_equal(before.counters[Count.DROPPED + 1 : -1], after.counters[Count.DROPPED + 1 : -1])
     with pytest.raises(OperationError, match=status.name):
         machine.check(results)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_states_that_others_hold_are_refused_by_name(resumes: bool) -> None:
+    """A request's first pass takes its own state and two that are tracked; one that resumes at a node copies first."""
+    parameters, state = machine.init(dataclasses.replace(CONFIG, states=2 if not resumes else 4, tracked=True), BUCKETS)
+    batch = SGLangBatch().add(SGLangCode.ADMIT, 0, range(3), tokens=12).add(SGLangCode.EXTEND, 0, length=12, track=12)
+    if resumes:
+        batch.add(SGLangCode.CHECKPOINT, 0).add(SGLangCode.ADMIT, 1, range(3), tokens=13)
+    after, results = jax.device_get(program()(parameters, state, operations(batch)))
+    assert results.table[len(batch) - 1, SGLangColumn.STATUS] == Status.NO_STATE
+    assert after.requests[1 if resumes else 0, Held.LIVE] == (not resumes)
+    assert after.nodes[:-1, RadixNode.LOCKS].max() == resumes
 
 
 def test_what_does_not_exist_is_counted() -> None:
@@ -123,16 +144,20 @@ def test_a_state_moves_into_larger_sizes() -> None:
         resized(state, dataclasses.replace(BUCKETS, pages=1024))
 
 
-SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
-
-
 @pytest.mark.parametrize(
-    ("window", "blocks", "step_tokens"), [(64, 240, 300), (64, [480, 120], 8192), (None, 150, 300)]
+    ("groups", "blocks", "step_tokens"),
+    [
+        ("full:16,swa:16:64", 240, 300),
+        ("full:16,swa:16:64", [480, 120], 8192),
+        ("full:16", 150, 300),
+        ("full:16,mamba:16", [150, 40], 300),
+        ("full:16,swa:16:64,mamba:16", [480, 200, 30], 8192),
+    ],
 )
-def test_a_trace_fares_as_with_the_reference(window: int | None, blocks: Any, step_tokens: int) -> None:
-    """Every request's fate, every step, and all that is left in the cache; the first and last preempt requests."""
-    groups = [FullAttention(**SHAPE), *([] if window is None else [SlidingWindow(**SHAPE, window=window)])]
+def test_a_trace_fares_as_with_the_reference(groups: str, blocks: Any, step_tokens: int) -> None:
+    """Every request's fate, every step, and all that is left in the cache; with small chunks requests are preempted."""
     given: dict[str, Any] = {"dialect": "sglang-0.5.23", "engine": "jax", "check": True, "limit": 30}
-    found = replay_trace(CHATS, groups, blocks, step_tokens=step_tokens, **given)
+    specs = [spec_from_text(each) for each in groups.split(",")]
+    found = replay_trace(CHATS, specs, blocks, step_tokens=step_tokens, **given)
     assert found.totals["hit_tokens"] > 0
     assert (found.totals["preemptions"] > 0) == (step_tokens == 300)

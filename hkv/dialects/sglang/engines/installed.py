@@ -151,8 +151,9 @@ class InstalledSGLangEngine:
 
     def _end(self, request: Any, length: int, *, entered: bool) -> None:
         size, protected = self._config.page_size, request.kv.cache_protected_len
-        if length and not protected <= length <= request.computed:
-            raise OperationError("length", length, f"from {protected} to {request.computed} tokens")
+        least = protected + self._config.bigrams
+        if length and not least <= length <= request.computed:
+            raise OperationError("length", length, f"from {least} to {request.computed} tokens")
         length = length or request.computed
         del self._requests[request.rid]
         request.done = True

@@ -137,7 +137,7 @@ class SGLangJaxEngine:
             case structs.FinishOp():
                 request = self._request(operation.id)
                 held, size = self._reader.held(self._state, request.slot), self.config.page_size
-                first, last = held[Held.PROTECTED] * size, held[Held.LENGTH]
+                first, last = held[Held.PROTECTED] * size + self.config.bigrams, held[Held.LENGTH]
                 if operation.length and not first <= operation.length <= last:
                     raise OperationError("length", operation.length, f"from {first} to {last} tokens")
                 self._end(SGLangCode.FINISH, operation.id, operation.length)
@@ -183,7 +183,11 @@ class SGLangJaxEngine:
         self._fit(len(tokens))
         request = Request(self._slot(), tokens, operation.namespace)
         keys = self._keys(tokens, operation.namespace)
-        row = self._do(SGLangCode.ADMIT, request, keys, tokens=len(tokens), priority=operation.priority)
+        try:
+            row = self._do(SGLangCode.ADMIT, request, keys, tokens=len(tokens), priority=operation.priority)
+        except OperationError:
+            self._free_slots.insert(0, request.slot)
+            raise
         self._requests[operation.id] = request
         return self._found(row, np.asarray(self._state.rows)[request.slot, : row[SGLangColumn.HIT]])
 
@@ -192,6 +196,8 @@ class SGLangJaxEngine:
         if not before < operation.length <= len(request.tokens):
             expected = f"from {before + 1} to {len(request.tokens)} tokens"
             raise OperationError("length", operation.length, expected)
+        if operation.track and not before < operation.track <= operation.length:
+            raise OperationError("track", operation.track, f"0, or from {before + 1} to {operation.length} tokens")
         allowed = (Status.OK, Status.NO_ROOM)
         row = self._do(SGLangCode.EXTEND, request, allowed=allowed, length=operation.length, track=operation.track)
         granted = row[SGLangColumn.STATUS] == Status.OK

@@ -1,6 +1,6 @@
-"""Eviction: leaves leave whole, as a policy orders them; window pages leave by recency, wherever they are.
+"""Eviction: leaves leave whole, as a policy orders them; window pages and states leave by recency, wherever they are.
 
-One loop walks over both: a stage for each component, a trip for each node that is looked at. Nodes that requests hold
+One loop walks over all: a stage for each component, a trip for each node that is looked at. Nodes that requests hold
 are passed over, so a walk costs what leaves and what is held, whatever else is cached.
 
 Twin: `reference.dialects.sglang.eviction`.
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.sglang.config import POLICIES
-from hkv.dialects.sglang.rules import pools, radix_tree
+from hkv.dialects.sglang.rules import pools, radix_tree, states
+from hkv.dialects.sglang.rules.links import STATE_RING, WINDOW_RING, unlink
 from hkv.dialects.sglang.rules.parameters import Field, View
-from hkv.dialects.sglang.rules.radix_tree import WINDOW_RING
 from hkv.state import tree
 from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import LEAF, Node
-from hkv.state.radix import FULL, WINDOW, PoolCount, RadixNode
+from hkv.state.radix import FULL, POOLS, STATES, WINDOW, PoolCount, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
 
 WRITES = radix_tree.WRITES
@@ -27,68 +27,82 @@ WRITES = radix_tree.WRITES
 
 
 class Wanted(NamedTuple):
-    """Tokens that an eviction is to free.
+    """Tokens, and states, that an eviction is to free.
 
     Attributes:
-      full, window: so many of each pool; or, if `room`, until there is room for so many.
+      full, window, states: so many of each pool; or, if `room`, until there is room for so many.
       room: whether it makes room. The engine counts what a pool lacks before it begins, and looks at the pool again
-        after every node. The window's walk stops, too, once it freed what was lacking.
+        after every node. The walks of window and states stop, too, once they freed what was lacking.
     """
 
     full: Scalar
     window: Scalar
+    states: Scalar
     room: Scalar
 
 
 class Freed(NamedTuple):
-    """Tokens that were freed of each pool."""
+    """Tokens, and states, that were freed of each pool."""
 
     full: Scalar
     window: Scalar
+    states: Scalar
 
 
 def evict(work: RadixWorkspace, view: View, present: Scalar, wanted: Wanted) -> tuple[RadixWorkspace, Freed]:
     """Frees what is wanted, or as much as there is, if `present` (`evict`, `evict_for_alloc`)."""
-    room = wanted.room
-    work, (full_free, window_free) = _room(work, view, jnp.asarray(present) & room)
-    lacking = (wanted.full - full_free, wanted.window - window_free)
+    room, due = wanted.room, wanted[:3]
+    work, free = _room(work, view, jnp.asarray(present) & room)
+    lacking = [want - there for want, there in zip(due, free, strict=True)]
 
-    def enough(stage: Scalar, freed: tuple[Scalar, Scalar], now: tuple[Scalar, Scalar]) -> Scalar:
-        full = (lacking[0] <= 0) | (now[0] >= wanted.full)
-        window = (lacking[1] <= 0) | (now[1] >= wanted.window) | (freed[1] >= lacking[1])
-        full, window = (
-            jnp.where(room, full, freed[0] >= wanted.full),
-            jnp.where(room, window, freed[1] >= wanted.window),
-        )
-        return jnp.where(stage == FULL, full, window)
+    def enough(stage: Scalar, freed: Freed, now: tuple[Scalar, ...]) -> Scalar:
+        found = jnp.bool_(False)
+        for pool in POOLS:
+            there = (lacking[pool] <= 0) | (now[pool] >= due[pool])
+            if pool != FULL:
+                there = there | (freed[pool] >= lacking[pool])
+            found = jnp.where(stage == pool, jnp.where(room, there, freed[pool] >= due[pool]), found)
+        return found
 
     def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
-        stage, cursor, stranded, *freed = local
+        stage, cursor, stranded, *counts = local
+        freed = Freed(*counts)
         w, now = _room(w, view, room)
         follows = stranded != 0
-        done = enough(stage, (freed[0], freed[1]), now) & ~follows
+        done = enough(stage, freed, now) & ~follows
         w, leaf = _first_leaf(w, view, (stage == FULL) & ~done & ~follows)
         none = jnp.where(stage == FULL, done | (leaf == 0), cursor == 0) & ~follows
         node = jnp.where(follows, stranded, jnp.where(stage == FULL, leaf, cursor))
-        fields = (Node.FLAGS, Node.PARENT, RadixNode.START, RadixNode.END, RadixNode.LIVE, RadixNode.WINDOW_LOCKS)
-        w, words = w.peek(~none, "nodes", *(w.node(node, field) for field in (*fields, RadixNode.NEWER)))
-        flags, parent, start, end, live, locks, newer = words
-        held = (stage == WINDOW) & (locks > 0) & ~follows
+        w, words = w.peek(~none, "nodes", *(w.node(node, field) for field in _ASKED))
+        flags, parent, start, end, live, *locks, newer, state_newer = words
+        held = (stage != FULL) & (jnp.where(stage == WINDOW, *locks) > 0) & ~follows
         # What is held is passed over before it is asked whether there is enough.
         over = none | (done & ~held)
         goes = ~over & ~held
         whole = goes & (follows | (stage == FULL) | ((flags & LEAF) != 0))
-        tokens = (end - start) * view.page
-        w = shed(w, view, goes, node, (end - start, live), whole)
+        window = goes & (whole | (stage == WINDOW)) & (live != 0)
+        w, had_state = shed(w, view, goes, node, end - start, (whole, window))
         w, stranded = _stranded(w, view, whole, parent - 1)
-        w, (oldest,) = w.peek(over & (stage == FULL), "nodes", w.node(0, RadixNode.NEWER))
-        full, window = freed[0] + jnp.where(whole, tokens, 0), freed[1] + jnp.where(goes & (live != 0), tokens, 0)
-        cursor = jnp.where(over, oldest, jnp.where(follows, cursor, newer))
-        return w, (stage + over, cursor, stranded, full, window)
+        # A walk begins at the old end of the order as it is when the stage before it is over.
+        w, oldest = w.peek(over, "nodes", *(w.node(0, ring[0]) for ring in (WINDOW_RING, STATE_RING)))
+        tokens = (end - start) * view.page
+        freed = (jnp.where(whole, tokens, 0), jnp.where(window, tokens, 0), had_state)
+        following = jnp.where(stage == WINDOW, newer, state_newer)
+        # A tombstone may have a state, and so be next in turn when it leaves with the last of what came after it.
+        cursor = jnp.where(follows & (node != cursor), cursor, following)
+        cursor = jnp.where(over, jnp.where(stage == FULL, *oldest), cursor)
+        return w, (stage + over, cursor, stranded, *(a + b for a, b in zip(counts, freed, strict=True)))
 
-    stages = jnp.where(present, jnp.where(view.windowed, 2, 1), 0)
-    work, local = loop(lambda c: c[0] < stages, one, work, (FULL, 0, 0, 0, 0), writes=WRITES)
+    stages = jnp.where(present, jnp.where(view.stateful, 3, jnp.where(view.windowed, 2, 1)), 0)
+    work, local = loop(lambda c: c[0] < stages, one, work, (FULL, 0, 0, 0, 0, 0), writes=WRITES)
     return work, Freed(*local[3:])
+
+
+_ASKED = (
+    *(Node.FLAGS, Node.PARENT, RadixNode.START, RadixNode.END, RadixNode.LIVE),
+    *(RadixNode.WINDOW_LOCKS, RadixNode.STATE_LOCKS, RadixNode.NEWER, RadixNode.STATE_NEWER),
+)
+"""Words that say what of a node may leave."""
 
 
 def _first_leaf(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, Scalar]:
@@ -127,27 +141,36 @@ def _stranded(work: RadixWorkspace, view: View, present: Scalar, parent: Scalar)
     return work, jnp.where(present & ((flags & LEAF) != 0) & (live == 0), parent, 0)
 
 
-def _room(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, Scalar]]:
-    """Tokens that each pool has room for."""
-    work, full = pools.free_pages(work, present, FULL)
-    work, window = pools.free_pages(work, present, WINDOW)
-    return work, (full * view.page, window * view.page)
+def _room(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
+    """Tokens that each pool has room for, and states."""
+    fields = PoolCount.FREE, PoolCount.WAITING
+    work, counts = work.peek(present, "counters", *(work.pool_count(pool, each) for pool in POOLS for each in fields))
+    free = [counts[2 * pool] + counts[2 * pool + 1] for pool in POOLS]
+    return work, (free[FULL] * view.page, free[WINDOW] * view.page, free[STATES])
 
 
 def shed(
-    work: RadixWorkspace, view: View, present: Scalar, node: Scalar, has: tuple[Scalar, Scalar], whole: Scalar
-) -> RadixWorkspace:
-    """Takes window pages from a node, if `present`, or, if `whole`, takes the leaf that it is out with all it has.
+    work: RadixWorkspace, view: View, present: Scalar, node: Scalar, pages: Scalar, parts: tuple[Scalar, Scalar]
+) -> tuple[RadixWorkspace, Scalar]:
+    """Takes a node's state from it, if `present`, and other parts of what it has; whether it had one.
 
-    `has`: its pages, and whether it has the window's.
+    Args:
+      work: the workspace.
+      view: the configuration.
+      present: whether the node loses anything. A state without its window is of no use.
+      node: the node.
+      pages: its pages.
+      parts: whether it is a leaf that is taken out, and whether its window pages are freed.
     """
-    pages, live = has
-    window = jnp.asarray(present) & (live != 0)
+    whole, window = parts
     # What leaves is held by nobody: nodes that are, in this pool, are passed over.
     for pool, goes in ((FULL, whole), (WINDOW, window)):
         work = pools.count(work, pool, jnp.where(goes, -pages, 0))
         work = pools.count(work, pool, jnp.where(goes, pages, 0), PoolCount.LEFT)
-    work = pools.free_node(work, view, node, jnp.where(present, pages, 0), whole, window)
-    work = radix_tree.unlink(work, WINDOW_RING, window, node)
+    # One walk over the node's keys for both pools: keys know the full pages, and these are mapped to the window's.
+    work = pools.free_node(work, view, node, jnp.where(jnp.asarray(whole) | window, pages, 0), whole, window)
+    work = unlink(work, WINDOW_RING, window, node)
     work = work.write_if(window, "nodes", 0, work.node(node, RadixNode.LIVE))
-    return radix_tree.remove(work, whole, node)
+    # Before the row is free: a ring must not lead to a node that is gone.
+    work, had_state = states.drop(work, view, jnp.asarray(present) & view.stateful, node)
+    return radix_tree.remove(work, whole, node), had_state

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.sglang.rules import transitions
+from hkv.dialects.sglang.rules import entering, transitions
 from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode, SGLangColumn, SGLangResults
 from hkv.dialects.sglang.rules.parameters import SGLangParameters, View
 from hkv.dialects.sglang.rules.transitions import SLOTLESS, Answer, Op
@@ -70,11 +70,11 @@ def phases_of(only: tuple[SGLangCode, ...]) -> list[tuple[tuple[SGLangCode, ...]
     phases: list[tuple[tuple[SGLangCode, ...], Phase]] = [
         ((code.MATCH, code.ADMIT), transitions.arrive),
         ((code.DECODE,), transitions.note_token),
-        ((code.EXTEND, code.DECODE, code.EVICT), _plain(transitions.make_room)),
+        ((code.ADMIT, code.EXTEND, code.DECODE, code.CHECKPOINT, code.EVICT), _plain(transitions.make_room)),
         ((code.EXTEND, code.DECODE), _plain(transitions.allocate)),
         ((code.SLIDE, code.RELEASE_WINDOW), _plain(transitions.pass_window)),
-        ((code.CHECKPOINT, code.FINISH), _plain(transitions.enter)),
-        ((code.FINISH, code.ABORT), _plain(transitions.leave)),
+        ((code.CHECKPOINT, code.FINISH), _plain(entering.enter)),
+        ((code.FINISH, code.ABORT), _plain(entering.leave)),
     ]
     return [(codes, phase) for codes, phase in phases if set(codes).intersection(only)]
 
@@ -111,7 +111,7 @@ def _one(
     status = jnp.where(known, int(Status.OK), int(Status.UNKNOWN_OPERATION))
     status = jnp.where(nowhere | absent, int(Status.NO_SUCH_SLOT), status)
     w = transitions.count_dropped(w, nowhere.astype(jnp.int32))
-    answer = transitions.check(op, Answer(status, *(jnp.int32(0),) * (COLUMNS - 1)))
+    answer = transitions.check(view, op, Answer(status, *(jnp.int32(0),) * (COLUMNS - 1)))
     w, answer = perform(w, view, op, payload, only, answer)
     for column, value in zip(SGLangColumn, answer, strict=True):
         w = w.write("results", value, w.result(place, int(column)))

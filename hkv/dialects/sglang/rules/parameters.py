@@ -9,13 +9,12 @@ import jax
 import numpy as np
 
 from hkv.dialects.sglang.config import DECODE_LOSES_PAGE, POLICIES, SPLIT_TOUCHES_SUFFIX, STRANDS_FULL, SGLangConfig
-from hkv.errors import UnsupportedConfigError
 from hkv.state import loops
 from hkv.state.loops import Scalar
 
 Field = enum.IntEnum(
     "Field",
-    ("PAGE", "WINDOW", "EAGLE", "TOUCHES", "LOSES", "TOTAL", "POLICY", "STRANDS", "SORT"),
+    "PAGE WINDOW EAGLE TOUCHES LOSES TOTAL POLICY STRANDS SORT STATES TRACKED MOST GRID EVERY",
     start=0,
 )
 """Columns of `SGLangParameters.cache`.
@@ -23,8 +22,10 @@ Field = enum.IntEnum(
 PAGE: tokens of a page. WINDOW: tokens that a window reads, 0 where there is none. EAGLE: 1 if keys are bigrams, so that
 n tokens make n - 1 units. TOUCHES: 1 if a split makes the lower part the most recently used
 (`hkv.dialects.sglang.config.SPLIT_TOUCHES_SUFFIX`). LOSES: 1 if a refused decode loses a page (`DECODE_LOSES_PAGE`).
-TOTAL: pages of all pools. POLICY: place in `POLICIES`. STRANDS: 1 if a tombstone that
-nothing comes after any more stays (`STRANDS_FULL`). SORT: 1 if freed pages wait to be sorted in.
+TOTAL: pages of all pools, and states. POLICY: place in `POLICIES`. STRANDS: 1 if a tombstone that nothing comes after
+any more stays (`STRANDS_FULL`). SORT: 1 if freed pages wait to be sorted in. STATES: states, 0 where no layer has one.
+TRACKED: 1 if requests keep states of lengths that they have passed. MOST: most states on a path, -1 for any number.
+GRID: `SGLangConfig.state_grid`. EVERY: `SGLangConfig.track_interval`.
 """
 
 FIELDS = 16
@@ -57,6 +58,7 @@ class View:
 
     def whole(self, field: Field) -> Scalar:
         """A field."""
+        # One row a lane: configurations are data, and lanes of different ones run in one program.
         base = 0 if self.lane is None else self.lane * FIELDS
         return loops.read(self.cache, base + int(field))
 
@@ -70,19 +72,18 @@ class View:
         """True if there is a window's pool."""
         return self.whole(Field.WINDOW) > 0
 
+    @property
+    def stateful(self) -> Scalar:
+        """True if there is a pool of states."""
+        return self.whole(Field.STATES) > 0
+
     def flag(self, field: Field) -> Scalar:
         """A field that says yes or no."""
         return self.whole(field) != 0
 
 
 def of_config(config: SGLangConfig) -> SGLangParameters:
-    """A configuration as a NumPy array.
-
-    Raises:
-      UnsupportedConfigError: a part of it that has no compiled form.
-    """
-    if config.states is not None:
-        raise UnsupportedConfigError("states", config.states, "no states: they have no compiled form")
+    """A configuration as a NumPy array."""
     values = {
         Field.PAGE: config.page_size,
         Field.WINDOW: config.window or 0,
@@ -93,7 +94,12 @@ def of_config(config: SGLangConfig) -> SGLangParameters:
         Field.POLICY: POLICIES.index(config.policy),
         Field.SORT: config.need_sort,
         Field.STRANDS: STRANDS_FULL in config.bugs,
-        Field.TOTAL: sum(config.num_slots) // config.page_size,
+        Field.TOTAL: sum(config.num_slots) // config.page_size + (config.states or 0),
+        Field.STATES: config.states or 0,
+        Field.TRACKED: config.tracked,
+        Field.MOST: config.most_states,
+        Field.GRID: config.state_grid,
+        Field.EVERY: config.track_interval,
     }
     cache = np.zeros(FIELDS, np.int32)
     for field, value in values.items():

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from hkv.dialects.sglang.rules.parameters import Field, View
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, loop, peek
-from hkv.state.radix import FULL, WINDOW, Key, PoolCount, RadixNode
+from hkv.state.radix import FULL, STATES, WINDOW, Key, PoolCount, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
 
 Work = RadixWorkspace
@@ -81,8 +81,9 @@ def give_back(work: Work, view: View, pool: int, count: Scalar) -> tuple[Work, S
     """Makes room in a list for a run of pages that come back; place of the first of them in its ring."""
     front, free, waiting = (work.pool_count(pool, field) for field in PoolCount if field <= PoolCount.WAITING)
     work, (begin, there, more) = work.peek(count > 0, "counters", front, free, waiting)
-    waits = view.flag(Field.SORT)
-    at_end = (view.page == 1) | waits
+    # States are pages of one token, and never sorted.
+    waits = jnp.bool_(False) if pool == STATES else view.flag(Field.SORT)
+    at_end = jnp.bool_(True) if pool == STATES else (view.page == 1) | waits
     place = work.around(work.around(jnp.where(at_end, begin + there, begin - count)) + jnp.where(at_end, more, 0))
     work = work.write_if((count > 0) & ~at_end, "counters", place, front)
     work = work.write_if((count > 0) & waits, "counters", more + count, waiting)
@@ -104,6 +105,7 @@ def free_own(work: Work, view: View, row: Scalar, ends: tuple[Scalar, Scalar, Sc
         start, end = jnp.where(later, live, first), jnp.where(later, last, live)
         return _free(w, view, row + start, end - start, jnp.bool_(True), later, of_node=False), (local[0] + 1,)
 
+    # Two runs, each a block of its own in the free list: those that have lost the window's page come back first.
     turns = jnp.where(first < last, 2, 0)
     return loop(lambda c: c[0] < turns, one, work, (0,), writes=WRITES)[0]
 

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.sglang.rules import pools
+from hkv.dialects.sglang.rules import pools, states
+from hkv.dialects.sglang.rules.links import WINDOW_RING, link, node_at, unlink
 from hkv.dialects.sglang.rules.parameters import Field, View
 from hkv.state import tree
-from hkv.state.loops import Scalar, ceil_divide, loop, peek, when
+from hkv.state.loops import Scalar, ceil_divide, loop, when
 from hkv.state.nodes import PRESENT, Node
 from hkv.state.radix import FULL, WINDOW, Count, Key, PoolCount, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
@@ -44,9 +45,12 @@ def match(work: Work, view: View, present: Scalar, slot: Scalar, pages: Scalar) 
     def down(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         at, best, length, covered, _ = local
         node = w.read("keys", w.key(w.read("chains", w.chain(slot, at)), Key.HEAD))
-        to, live = (w.read("nodes", w.node(node, field)) for field in (RadixNode.END, RadixNode.LIVE))
+        fields = (RadixNode.END, RadixNode.LIVE, RadixNode.STATE)
+        to, live, state = (w.read("nodes", w.node(node, field)) for field in fields)
         whole = to <= end
         covered, votes = _vote(view, covered, jnp.minimum(to, end) - at, live)
+        # A state is of a node's end, which the upper part of a split has not.
+        votes = votes & (~view.stateful | (whole & (state != 0)))
         # The node in which the prefix ends votes by its upper part, which a split makes of it further down.
         best, length = jnp.where(votes, node, best), jnp.where(votes, jnp.minimum(to, end), length)
         return w, (jnp.where(whole, to, at), best, length, covered, jnp.where(whole, 0, node))
@@ -59,6 +63,8 @@ def match(work: Work, view: View, present: Scalar, slot: Scalar, pages: Scalar) 
     work = _use_parts(work, view, partial != 0, (upper, partial))
     best = jnp.where((partial != 0) & (best == partial), upper, best)
     work = refresh(work, view, present, best)
+    # Where there are states, only a node with one could be the best.
+    work = states.use(work, view.stateful & (best != 0), best)
     work = _touch_path(work, jnp.asarray(present) & (pages > 0), slot, length)
     return work, Match(best, length, end)
 
@@ -101,16 +107,6 @@ def _touch_path(work: Work, present: Scalar, slot: Scalar, length: Scalar) -> Wo
     return loop(lambda c: c[0] <= length, one, work, (begin, 0), writes=(*tree.WRITES, "keys", "chains"))[0]
 
 
-def node_at(work: Work, slot: Scalar, at: Scalar) -> tuple[Work, tuple[Scalar, Scalar]]:
-    """The node that begins at a position of a slot's chain, and its end."""
-
-    def look(w: Work) -> tuple[Scalar, Scalar]:
-        node = w.read("keys", w.key(w.read("chains", w.chain(slot, at)), Key.HEAD))
-        return node, w.read("nodes", w.node(node, RadixNode.END))
-
-    return peek(at >= 0, look, work, ("keys", "chains", "nodes"), (0, 0))  # type: ignore[return-value]
-
-
 # Splits.
 
 _COPIED = (
@@ -143,9 +139,10 @@ def split(work: Work, present: Scalar, node: Scalar, at: Scalar, slot: Scalar) -
             w = w.write("nodes", value, w.node(upper, field))
         for field, value in ((RadixNode.FIRST, lower), (RadixNode.START, at), (RadixNode.MARK, 0)):
             w = w.write("nodes", value, w.node(node, field))
+        # Two keys lead to another node than before; all between them are found through those.
         w = w.write("keys", upper, w.key(copied[0], Key.HEAD)).write("keys", node, w.key(lower, Key.HEAD))
         live = copied[_COPIED.index(RadixNode.LIVE)] != 0
-        return _link(w, WINDOW_RING, live, upper, node), (False, upper)
+        return link(w, WINDOW_RING, live, upper, node), (False, upper)
 
     writes = ("nodes", "keys", "chains", "counters")
     work, (_, upper) = loop(lambda c: c[0], body, work, (present, 0), writes=writes)
@@ -194,30 +191,7 @@ def remove(work: Work, present: Scalar, leaf: Scalar) -> Work:
     return work.write_if(present, "counters", leaf + 1, work.count(Count.VACANT))
 
 
-# Nodes with window pages, or with states, in order of use: rings through the nodes, which the root begins.
-
-WINDOW_RING = (RadixNode.NEWER, RadixNode.OLDER)
-"""Words of the ring of nodes with window pages."""
-
-
-def _link(work: Work, ring: tuple[RadixNode, RadixNode], present: Scalar, node: Scalar, newer: Scalar) -> Work:
-    """Puts a node right behind another one, if `present`: as the one used next before it; behind the root, foremost."""
-    work, (older,) = work.peek(present, "nodes", work.node(newer, ring[1]))
-    for row, field, value in (
-        (node, ring[0], newer),
-        (node, ring[1], older),
-        (newer, ring[1], node),
-        (older, ring[0], node),
-    ):
-        work = work.write_if(present, "nodes", value, work.node(row, field))
-    return work
-
-
-def unlink(work: Work, ring: tuple[RadixNode, RadixNode], present: Scalar, node: Scalar) -> Work:
-    """Takes a node out of a ring, if `present`."""
-    work, (newer, older) = work.peek(present, "nodes", *(work.node(node, field) for field in ring))
-    work = work.write_if(present, "nodes", older, work.node(newer, ring[1]))
-    return work.write_if(present, "nodes", newer, work.node(older, ring[0]))
+# The order of window pages.
 
 
 def refresh(work: Work, view: View, present: Scalar, node: Scalar) -> Work:
@@ -229,7 +203,7 @@ def refresh(work: Work, view: View, present: Scalar, node: Scalar) -> Work:
         fields = (Node.PARENT, RadixNode.START, RadixNode.END, RadixNode.LIVE)
         w, (parent, start, end, live) = w.peek(at > 0, "nodes", *(w.node(at, field) for field in fields))
         w = unlink(w, WINDOW_RING, live != 0, at)
-        w = _link(w, WINDOW_RING, live != 0, at, front)
+        w = link(w, WINDOW_RING, live != 0, at, front)
         return w, (parent - 1, jnp.where(live != 0, at, front), passed + (end - start) * view.page)
 
     begin = jnp.where(jnp.asarray(present) & view.windowed, node, 0)
@@ -243,7 +217,7 @@ def _publish(work: Work, present: Scalar, node: Scalar) -> Work:
     work = pools.count(work, WINDOW, jnp.where(locks == 0, end - start, 0))
     work = pools.count(work, WINDOW, end - start, PoolCount.CAME)
     work = work.write_if(present, "nodes", 1, work.node(node, RadixNode.LIVE))
-    return _link(work, WINDOW_RING, present, node, jnp.int32(0))
+    return link(work, WINDOW_RING, present, node, jnp.int32(0))
 
 
 # Insertion.
@@ -259,6 +233,7 @@ class Entry(NamedTuple):
       slid: of so many the window's pages have been freed (`swa_evicted_seqlen`).
       counted: so many this request has entered before; nodes in there are not hit again (`inserted_len`).
       priority: of the request.
+      state: the state after the last page, 0 for none.
     """
 
     slot: Scalar
@@ -267,10 +242,12 @@ class Entry(NamedTuple):
     slid: Scalar
     counted: Scalar
     priority: Scalar
+    state: Scalar
 
 
-def insert(work: Work, view: View, present: Scalar, entry: Entry) -> tuple[Work, Scalar]:
-    """Enters a request's pages, if `present`; those that the tree has already are freed (`insert`). The last node."""
+def insert(work: Work, view: View, present: Scalar, entry: Entry) -> tuple[Work, tuple[Scalar, Scalar]]:
+    """Enters a request's pages, if `present`; those that the tree has already are freed (`insert`). The last node, and
+    whether it took the state."""
 
     def body(w: Work, _: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         w = tree.use(w, jnp.bool_(True), jnp.int32(0))
@@ -284,16 +261,18 @@ def insert(work: Work, view: View, present: Scalar, entry: Entry) -> tuple[Work,
 
         w, (at, node) = loop(lambda c: c[0] < end, down, w, (0, 0), writes=WRITES)
         w, leaf = _new_leaf(w, view, entry, at, node)
+        # After the leaf was split for its window: a state is of the end, which the lower part has.
+        w, took = states.enter(w, view, entry.state, entry.slot, leaf, at == entry.pages)
         w = refresh(w, view, jnp.bool_(True), leaf)
         w, (start, to, hits) = w.peek(
             at < entry.pages, "nodes", *(w.node(leaf, f) for f in (RadixNode.START, RadixNode.END, RadixNode.HITS))
         )
         # SGLang takes the leaf's end for the beginning of what was new and the units of its last part.
         counts = (at < entry.pages) & (at + to - start > entry.counted)
-        return w.write_if(counts, "nodes", hits + 1, w.node(leaf, RadixNode.HITS)), (False, leaf)
+        return w.write_if(counts, "nodes", hits + 1, w.node(leaf, RadixNode.HITS)), (False, leaf, took)
 
-    work, (_, last) = loop(lambda c: c[0], body, work, (present, 0), writes=WRITES)
-    return work, last
+    work, (_, last, took) = loop(lambda c: c[0], body, work, (present, 0, False), writes=WRITES)
+    return work, (last, took)
 
 
 def _overlap(work: Work, view: View, entry: Entry, start: Scalar, cached: Scalar) -> tuple[Work, Scalar]:

@@ -13,14 +13,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hkv.dialects.sglang.rules import evict, locks, pools, radix_tree
-from hkv.dialects.sglang.rules.evict import Wanted
+from hkv.dialects.sglang.rules import evict, locks, pools, radix_tree, states
 from hkv.dialects.sglang.rules.operations import SGLangArgument, SGLangCode
 from hkv.dialects.sglang.rules.parameters import Field, View
-from hkv.dialects.sglang.rules.radix_tree import Entry
 from hkv.machine.operations import Payload
-from hkv.state.loops import Scalar, ceil_divide, divide, loop, read
-from hkv.state.radix import FULL, WINDOW, Count, Held, Key
+from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, when
+from hkv.state.radix import FULL, STATES, WINDOW, Count, Held, Key
 from hkv.state.radix_workspace import RadixWorkspace
 from hkv.state.status import Status
 
@@ -47,6 +45,12 @@ class Op(NamedTuple):
     node: Scalar
     mark: Scalar
     released: Scalar
+    state: Scalar
+    first_track: Scalar
+    second_track: Scalar
+    turn: Scalar
+    tracked: Scalar
+    tracked_before: Scalar
 
     def argument(self, argument: SGLangArgument) -> Scalar:
         """One of its arguments."""
@@ -108,11 +112,16 @@ def pages_of(view: View, tokens: Scalar) -> Scalar:
     return divide(units(view, tokens), view.page)
 
 
-def check(op: Op, answer: Answer) -> Answer:
+def check(view: View, op: Op, answer: Answer) -> Answer:
     """Refuses what cannot come now, before anything changes."""
     extends, enters = op.on(SGLangCode.EXTEND), op.on(SGLangCode.CHECKPOINT, SGLangCode.FINISH)
-    length = op.argument(SGLangArgument.LENGTH)
-    answer = answer.refuse(extends & ((length <= op.length) | (length > op.tokens)), Status.BAD_LENGTH)
+    length, track = op.argument(SGLangArgument.LENGTH), op.argument(SGLangArgument.TRACK)
+    kept = (track == 0) | ((track > op.length) & (track <= length))
+    answer = answer.refuse(extends & ((length <= op.length) | (length > op.tokens) | ~kept), Status.BAD_LENGTH)
+    # What the tree has of a request ends with a unit, which under EAGLE takes one token more.
+    least = op.protected * view.page + view.whole(Field.EAGLE)
+    ends = op.on(SGLangCode.FINISH) & (length != 0) & ((length < least) | (length > op.length))
+    answer = answer.refuse(ends, Status.BAD_LENGTH)
     answer = answer.refuse(op.on(SGLangCode.DECODE) & (op.length != op.tokens), Status.NOT_COMPUTED)
     return answer.refuse(enters & (op.ran == 0), Status.NOT_COMPUTED)
 
@@ -140,7 +149,7 @@ def take_in(
     asked = pages_of(view, jnp.where(admits, tokens - 1, tokens))
     work, found = radix_tree.match(work, view, present, slot, asked)
     takes = admits & present
-    work = _take_rows(work, takes, slot, jnp.int32(0), found.length)
+    work = take_rows(work, takes, slot, jnp.int32(0), found.length)
     work, mark = locks.lock(work, view, takes, found.node)
     fields = {
         Held.LIVE: 1,
@@ -149,7 +158,8 @@ def take_in(
         Held.PRIORITY: priority,
         Held.LENGTH: found.length * view.page,
         Held.PROTECTED: found.length,
-        Held.BRANCH: jnp.where(view.windowed & (found.full > found.length), found.full, 0),
+        # Beside states a window has no say in where an insert ends: a state stands for its length alone.
+        Held.BRANCH: jnp.where(view.windowed & ~view.stateful & (found.full > found.length), found.full, 0),
         Held.NODE: found.node,
         Held.MARK: mark,
     }
@@ -188,7 +198,7 @@ def _note_keys(
     return work, answer.refuse(unknown, Status.KEYS_FULL)
 
 
-def _take_rows(work: Work, present: Scalar, slot: Scalar, start: Scalar, end: Scalar) -> Work:
+def take_rows(work: Work, present: Scalar, slot: Scalar, start: Scalar, end: Scalar) -> Work:
     """A request's row has the tree's pages between two positions."""
 
     def one(w: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
@@ -207,17 +217,54 @@ def note_token(work: Work, view: View, op: Op, answer: Answer, payload: Payload)
 
 
 def make_room(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
-    """EXTEND, DECODE and EVICT: what must leave leaves."""
-    evicts = op.on(SGLangCode.EVICT)
+    """ADMIT, EXTEND, DECODE, CHECKPOINT and EVICT: what must leave leaves, first for states, and then for tokens.
+
+    A request that resumes at a node copies its state into one of its own, and so does the tree with a running one's.
+    """
+    evicts, extends = op.on(SGLangCode.EVICT), op.on(SGLangCode.EXTEND)
+    lacks = jnp.where(extends, states.lacking(view, op.state, op.first_track), 0)
+    copies = op.on(SGLangCode.CHECKPOINT) & (~view.flag(Field.TRACKED) | (op.tracked != 0))
+    copies = view.stateful & (copies | (op.on(SGLangCode.ADMIT) & (answer.hit > 0)))
+    # The state to be copied is of a node that the request holds by now, so that evicting for the copy cannot take it.
+    lacks = jnp.where(copies, 1, lacks)
     length = jnp.where(op.on(SGLangCode.DECODE), op.length + 1, op.argument(SGLangArgument.LENGTH))
     room = room_for(view, op.length, length, op.on(SGLangCode.DECODE))
-    wanted = Wanted(
-        full=jnp.where(evicts, op.argument(SGLangArgument.FULL), room),
-        window=jnp.where(evicts, op.argument(SGLangArgument.WINDOW), room),
-        room=~evicts,
-    )
-    work, freed = evict.evict(work, view, answer.ok, wanted)
-    return work, answer._replace(full=jnp.where(evicts, freed.full, 0), window=jnp.where(evicts, freed.window, 0))
+
+    def one(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
+        first = local[0] == 0
+        full, window, some = (op.argument(each) for each in _WANTED)
+        full, window = (jnp.where(evicts, each, jnp.where(first, 0, room)) for each in (full, window))
+        wanted = evict.Wanted(full, window, jnp.where(first, lacks, jnp.where(evicts, some, 0)), first | ~evicts)
+        w, freed = evict.evict(w, view, jnp.bool_(True), wanted)
+        w, free = pools.free_pages(w, first, STATES)
+        enough = ~first | (free >= lacks)
+        return w, (local[0] + 1, enough, *freed)
+
+    begin = jnp.where(lacks > 0, 0, 1)
+    end = jnp.where(op.on(SGLangCode.EXTEND, SGLangCode.DECODE, SGLangCode.EVICT), 2, 1)
+    local = (begin, True, 0, 0, 0)
+    work, (_, enough, *freed) = loop(lambda c: (c[0] < end) & c[1], one, work, local, writes=evict.WRITES)
+    refused = op.on(SGLangCode.ADMIT) & ~enough
+    work = _take_back(work, view, refused, op.slot)
+    # A checkpoint's own is taken where it is entered, for it takes another's place.
+    held = jnp.where(enough & ~op.on(SGLangCode.CHECKPOINT), lacks, 0)
+    work = states.take_lacking(work, op.slot, held)
+    full, window, some = (jnp.where(evicts, each, was) for each, was in zip(freed, answer[2:], strict=True))
+    return work, answer._replace(full=full, window=window, states=some).refuse(~enough, Status.NO_STATE)
+
+
+_WANTED = SGLangArgument.FULL, SGLangArgument.WINDOW, SGLangArgument.STATES
+
+
+def _take_back(work: Work, view: View, present: Scalar, slot: Scalar) -> Work:
+    """A request that was just admitted is not, if `present`."""
+    yes = jnp.bool_(True)
+
+    def once(w: Work) -> Work:
+        w, (node, mark) = w.peek_request(yes, slot, Held.NODE, Held.MARK)
+        return locks.unlock(w, view, node, mark, yes, yes).write("requests", 0, w.request(slot, Held.LIVE))
+
+    return when(present, once, work, writes=(*locks.WRITES, "requests"))
 
 
 def room_for(view: View, start: Scalar, end: Scalar, decodes: Scalar) -> Scalar:
@@ -234,7 +281,20 @@ def allocate(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answ
     tokens, ran = jnp.where(decodes, length, op.tokens), jnp.where(decodes, op.ran, 1)
     for field, value in ((Held.LENGTH, length), (Held.TOKENS, tokens), (Held.RAN, ran)):
         work = work.write_if(granted, "requests", value, work.request(op.slot, field))
+    track = op.argument(SGLangArgument.TRACK)
+    # A chunk of a prompt is never beyond the end: only decoded tokens leave a state behind to fall back to.
+    kept = jnp.where(track > 0, jnp.where(decodes, length, track), 0)
+    work = keep_state(work, granted, (op.slot, op.turn), kept, jnp.where(decodes, op.tracked, 0))
     return work, answer.refuse(~granted, Status.NO_ROOM)
+
+
+def keep_state(work: Work, present: Scalar, by: tuple[Scalar, Scalar], length: Scalar, before: Scalar) -> Work:
+    """A pass keeps a state of a length, if `present` and unless that is 0, in the one of the two that was not written
+    last; the other one is of `before`. `by`: the request's slot, and its `Held.TURN`."""
+    (slot, turn), keeps = by, jnp.asarray(present) & (length > 0)
+    for field, value in ((Held.TRACKED, length), (Held.TRACKED_BEFORE, before), (Held.TURN, 1 - turn)):
+        work = work.write_if(keeps, "requests", value, work.request(slot, field))
+    return work
 
 
 def lengthen(
@@ -262,110 +322,41 @@ def lengthen(
     return pools.hand_out(work, work.row(slot, start), counts, granted, view.windowed), granted
 
 
-def slide(
-    work: Work, view: View, slot: Scalar, present: Scalar, length: Scalar, own: tuple[Scalar, Scalar], every: Scalar
-) -> tuple[Work, Scalar]:
-    """Frees window pages of a request's own that a query at `length` does not read, if `present`; pages slid then.
+class Own(NamedTuple):
+    """Pages of a request whose window's it has given back, those that are the tree's, and the length in tokens of the
+    state that it kept last, 0 for none."""
 
-    `own`: pages that it has slid, and those that are the tree's.
-    """
-    slid, protected = own
+    slid: Scalar
+    protected: Scalar
+    tracked: Scalar
+
+
+def slide(
+    work: Work, view: View, slot: Scalar, present: Scalar, length: Scalar, own: Own, every: Scalar
+) -> tuple[Work, Scalar]:
+    """Frees window pages of a request's own that a query at `length` does not read, if `present`; pages slid then."""
     window, page = view.whole(Field.WINDOW), view.page
-    due = jnp.asarray(present) & view.windowed & (length - window >= slid * page + every)
-    start = jnp.maximum(slid, protected)
-    kept = ceil_divide(jnp.maximum(window, page), page) * page
-    end = jnp.maximum(start, divide(jnp.maximum(length - kept, 0), page))
+    due = jnp.asarray(present) & view.windowed & (length - window >= own.slid * page + every)
+    start = jnp.maximum(own.slid, own.protected)
+    floor = length - ceil_divide(jnp.maximum(window, page), page) * page
+    # The next match ends at the state that was kept, and reads a window there.
+    floor = jnp.where(own.tracked > 0, jnp.minimum(floor, own.tracked - window), floor)
+    end = jnp.maximum(start, divide(jnp.maximum(floor, 0), page))
     count = jnp.where(due, end - start, 0)
     work = pools.free_window(work, view, work.row(slot, start), count)
-    return work, jnp.where(due, end, slid)
+    return work, jnp.where(due, end, own.slid)
 
 
 def pass_window(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
     """SLIDE and RELEASE_WINDOW."""
     slides, releases = op.on(SGLangCode.SLIDE), op.on(SGLangCode.RELEASE_WINDOW)
-    own, every = (op.slid, op.protected), op.argument(SGLangArgument.EVERY)
+    own, every = Own(op.slid, op.protected, op.tracked), op.argument(SGLangArgument.EVERY)
     work, slid = slide(work, view, op.slot, slides, op.length, own, every)
     # Only a lock with a mark has a part that can be given back alone.
     gives = releases & (op.mark != 0) & (op.released == 0)
     work = locks.unlock(work, view, op.node, op.mark, jnp.bool_(False), gives)
     work = work.write_if(slides, "requests", slid, work.request(op.slot, Held.SLID))
     return work.write_if(gives, "requests", 1, work.request(op.slot, Held.RELEASED)), answer
-
-
-def enter(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
-    """CHECKPOINT and FINISH: a request's pages are entered, the tree's take their place, and it holds the last node."""
-    runs, eagle, counted = op.on(SGLangCode.CHECKPOINT), view.whole(Field.EAGLE), _counted(op)
-    # The prefix that a window kept this request from using ends here, so that the next one can use it.
-    branches = (op.branch > op.protected) & (op.branch * view.page + eagle <= counted)
-    length = jnp.where(branches, op.branch * view.page + eagle, counted)
-    work, slid = slide(work, view, op.slot, runs, length - eagle - 1, (op.slid, op.protected), jnp.int32(1))
-    pages = pages_of(view, length)
-    work, node = _insert(work, view, op, pages, slid)
-    work = _take_rows(work, jnp.bool_(True), op.slot, op.protected, pages)
-    work = locks.unlock(work, view, op.node, op.mark, jnp.bool_(True), op.released == 0)
-    work, mark = locks.lock(work, view, jnp.bool_(True), node)
-    again = runs & branches
-    work, slid = slide(work, view, op.slot, again, op.length - eagle - 1, (slid, pages), jnp.int32(1))
-    fields = {
-        Held.PROTECTED: pages,
-        Held.ENTERED: jnp.maximum(op.entered, pages),
-        Held.SLID: slid,
-        Held.BRANCH: jnp.where(branches, 0, op.branch),
-        Held.NODE: node,
-        Held.MARK: mark,
-        Held.RELEASED: 0,
-    }
-    for field, value in fields.items():
-        work = work.write("requests", value, work.request(op.slot, field))
-    return work, answer
-
-
-def _counted(op: Op) -> Scalar:
-    """Tokens of a request that are entered: all that have slots, but for a pass beyond its end."""
-    asked = jnp.where(op.on(SGLangCode.FINISH), op.argument(SGLangArgument.LENGTH), 0)
-    return jnp.where(asked > 0, asked, op.length)
-
-
-def _insert(work: Work, view: View, op: Op, pages: Scalar, slid: Scalar) -> tuple[Work, Scalar]:
-    """Inserts a request's pages; where full attention is all there is, a prompt is parted from what was generated
-    after it, and kept longer: it is likelier to come again."""
-    prompt = pages_of(view, op.prompt)
-    parts = ~view.windowed & (prompt > 0) & (prompt < pages)
-
-    def one(w: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:
-        turn, last = local
-        again = turn > 0
-        entry = Entry(
-            slot=op.slot,
-            pages=jnp.where(again, prompt, pages),
-            owned=jnp.where(again, prompt, op.protected),
-            slid=jnp.where(again, 0, slid),
-            counted=jnp.where(again, prompt, op.entered),
-            priority=op.priority + again,
-        )
-        w, node = radix_tree.insert(w, view, jnp.bool_(True), entry)
-        return w, (turn + 1, jnp.where(again, last, node))
-
-    turns = jnp.where(parts, 2, 1)
-    work, (_, node) = loop(lambda c: c[0] < turns, one, work, (0, 0), writes=radix_tree.WRITES)
-    return work, node
-
-
-def leave(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
-    """FINISH, once it is entered, and ABORT: pages of its own are free, and it holds nothing."""
-    fields = (Held.PROTECTED, Held.SLID, Held.NODE, Held.MARK, Held.RELEASED)
-    work, (protected, slid, node, mark, released) = work.peek_request(True, op.slot, *fields)
-    whole, end = ceil_divide(_counted(op), view.page), ceil_divide(op.length, view.page)
-
-    def one(w: Work, local: tuple[Scalar, Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar, Scalar]]:
-        turn, first, last = local
-        ends = (first, jnp.clip(slid, first, last), last)
-        return pools.free_own(w, view, w.row(op.slot, 0), ends), (turn + 1, last, end)
-
-    # Pages of a pass beyond the end are given back after the others.
-    work, _ = loop(lambda c: c[0] < 2, one, work, (0, protected, whole), writes=pools.WRITES)
-    work = locks.unlock(work, view, node, mark, jnp.bool_(True), released == 0)
-    return work.write("requests", 0, work.request(op.slot, Held.LIVE)), answer
 
 
 def count_dropped(work: Work, count: Scalar) -> Work:
