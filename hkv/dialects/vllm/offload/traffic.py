@@ -25,9 +25,6 @@ recurrent states, groups of a draft's layers, drafts that are checked, tails ins
 RECURRENT = ("states", "tails")
 """Features of which the second group holds states."""
 
-STEP_MOVES = ("step", "request", "abort", "reset", "state")
-"""Moves of a scheduler."""
-
 MOST_REQUESTS = 5
 
 MEMORY = 8
@@ -198,11 +195,11 @@ class PoolTraffic:
 def drive_scheduler(header: structs.Header, choices: Choices, perform: Callable[[Any], Any], steps: int) -> None:
     """Performs random traffic of a scheduler: requests come, steps follow, now and then something is taken back."""
     traffic = StepTraffic(header, choices, perform)
-    resets = 25 if header.feature == "tails" else 7  # the GPU's own cache has most tails as long as it has anything
+    returns = 25 if header.feature == "tails" else 8  # the GPU's own cache has most tails as long as it has anything
     for _ in range(2 * steps):
         while choices.chance(35) and traffic.possible("request"):
             traffic.make("request")
-        for move, percent in (("abort", 4), ("reset", resets)):
+        for move, percent in (("abort", 4), ("reset", 6), ("return", returns)):
             if choices.chance(percent) and traffic.possible(move):
                 traffic.make(move)
         traffic.make("step")
@@ -247,6 +244,10 @@ class StepTraffic:
                 windows = any("window" in group for group in self._header.groups)
                 tier = choices.chance(60) and not (windows and self._lifecycle.requests)
                 self._ask(structs.ResetOp(preempt=preempt, tier=tier))
+            case "return":  # what ran before is wanted again, and the GPU has lost it
+                self._ask(structs.ResetOp(preempt=not self._lifecycle.loading))
+                while self.possible("request") and choices.chance(70):
+                    self._ask(self._repeated())
             case "state":
                 self._ask(structs.StateOp())
             case _:
@@ -256,6 +257,12 @@ class StepTraffic:
                     reports.reverse()
                 self._ask(structs.StepOp(reports=reports, at_once=choices.chance(30)))
 
+    def _repeated(self) -> structs.RequestOp:
+        """A request that is an earlier one once more."""
+        self._arrived += 1
+        text = self._choices.pick(self._texts)[: self._header.max_model_len - 2] or [0]
+        return structs.RequestOp(id=f"r{self._arrived}", tokens=text, output=self._choices.integer(1, 4))
+
     def _request(self) -> structs.RequestOp:
         """A request that often begins as an earlier one did, or goes on where its output ended."""
         choices = self._choices
@@ -263,9 +270,6 @@ class StepTraffic:
         known = choices.pick(self._texts)
         most = self._header.max_model_len - 2
         size = self._header.groups[0]["block_size"]
-        if self._tails and choices.chance(60):
-            text = known[:most] or [0]
-            return structs.RequestOp(id=f"r{self._arrived}", tokens=text, output=choices.integer(1, 4))
         text = known[: choices.pick((len(known), choices.integer(0, len(known)), len(known) // size * size))]
         text = (text + [choices.integer(0, 2) for _ in range(choices.integer(0, 5 * size))])[:most] or [0]
         output = choices.integer(1, 8)
