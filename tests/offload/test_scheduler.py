@@ -8,7 +8,7 @@ import pytest
 
 from hkv.contract import registry
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.config import BUGS, chunk_bytes
+from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, BUGS, OWN_HEAD, chunk_bytes
 from hkv.dialects.vllm.offload.numpy import engine
 from hkv.dialects.vllm.offload.traffic import SCHEDULER_FEATURES
 from hkv.errors import ConfigError, EngineFailure, HKVError, OperationError
@@ -72,9 +72,26 @@ def test_an_explanation_says_where_the_tier_alone_could_resume() -> None:
 
 
 def test_a_step_with_more_new_chunks_than_the_tier_stores_nothing_and_tries_again_every_step() -> None:
-    driven = engine(header(chunks=3))
-    driven.perform(structs.RequestOp(id="a", tokens=list(range(16)), output=4))
-    assert [step.refused for step in steps(driven, [], [], [])] == [1, 2, 3]
+    for bugs, refused, stored in (([ALL_OR_NOTHING], [1, 2, 3], []), ([], [1, 1, 1], [0, 1, 2])):
+        driven = engine(header(chunks=3, bugs=bugs))
+        driven.perform(structs.RequestOp(id="a", tokens=list(range(16)), output=4))
+        done = steps(driven, [], [], [])
+        assert [step.refused for step in done] == refused
+        assert [chunk for step in done for job in step.stores for chunk in job.chunks] == stored
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_prompt_longer_than_the_tier_keeps_its_head_without_the_defect_alone(policy: str) -> None:
+    found = []
+    for bugs in ([OWN_HEAD], []):
+        driven = engine(header(chunks=3, step_tokens=4, policy=policy, bugs=bugs))
+        driven.perform(structs.RequestOp(id="a", tokens=list(range(21)), output=1))
+        for _ in range(8):
+            steps(driven, sorted(driven.scheduler.connector.jobs))
+        driven.perform(structs.ResetOp())
+        driven.perform(structs.RequestOp(id="b", tokens=list(range(21)), output=1))
+        found.append(steps(driven, [])[0].matches[0].external)
+    assert found[0] < found[1] == 12
 
 
 def test_a_block_that_is_handed_out_while_a_store_reads_it_has_the_store_finished_first() -> None:

@@ -11,6 +11,7 @@ import functools
 
 from hkv.contract.bugs import Bug, check_bugs, listed
 from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.bugs import BUGS as VLLM_BUGS
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import ConfigError, UnsupportedConfigError
 
@@ -21,11 +22,16 @@ POLICIES = ("lru", "arc")
 """`eviction_policy`."""
 
 
-RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES = (
+RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING = (
     "reset-revives-window-blocks",
     "window-past-a-chunk-never-hits",
     "head-ages-while-tail-loads",
+    "tail-evicts-its-own-head",
+    "step-beyond-the-tier-stores-nothing",
 )
+
+OFFER_OUTLIVES = "offer-outlives-state"
+"""A defect of the cache in front, which hands the tier states."""
 
 BUGS = listed(
     Bug(
@@ -52,8 +58,25 @@ BUGS = listed(
         "evicted first, and then nothing can begin",
         part="manager",
     ),
+    Bug(
+        name=OWN_HEAD,
+        engine="vLLM 0.33 CPUOffloadingManager.prepare_store",
+        contract="what a request stores does not push out what it has stored or used itself",
+        behaviour="of a prompt longer than the tier the head leaves for the tail, whose last chunks are being written: "
+        "what is left begins nothing",
+        part="manager",
+    ),
+    Bug(
+        name=ALL_OR_NOTHING,
+        engine="vLLM 0.33 OffloadingConnectorScheduler._build_store_jobs",
+        contract="a step stores what there is room for, from the prompt's beginning on, and offers it once",
+        behaviour="a step with more new chunks than can be made free stores none of them, and all are offered again in "
+        "every step from then on, with a warning each",
+        part="manager",
+    ),
+    VLLM_BUGS[OFFER_OUTLIVES],
 )
-"""Defects of vLLM 0.33.0's offloading."""
+"""Defects of vLLM 0.33.0's offloading, and of what hands it states."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

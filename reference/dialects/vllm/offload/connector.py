@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hkv.dialects.vllm.offload.config import HEAD_AGES, RESET_REVIVES, OffloadConfig
+from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, HEAD_AGES, OWN_HEAD, RESET_REVIVES, OffloadConfig
 from hkv.errors import EngineFailure, OperationError
 from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
 from reference.dialects.vllm.offload.policies import Key
-from reference.dialects.vllm.offload.pool import ChunkPool, Context
+from reference.dialects.vllm.offload.pool import ChunkPool, Context, Stored
 from reference.dialects.vllm.offload.reach import Reach, reachable
 from reference.dialects.vllm.request import Request
 
@@ -367,7 +367,7 @@ class Connector:
         self, state: Offloaded, keys: list[Key], column: int, blocks: Mapping[int, int]
     ) -> list[Transfer]:
         """The store of a block of each of some groups, fenced from the beginning; none if nothing is new or fits."""
-        stored = self.pool.store(keys, state.context)
+        stored = self._take(state, keys)
         self.refused += stored is None
         if stored is None or not stored.keys:
             return []
@@ -420,7 +420,7 @@ class Connector:
             start, wanted = reachable(self.config, request, group, state.blocks[group], reach)
             ranges.append((start, count))
             offered += [state.keys[group][place] for place in wanted]
-        stored = self.pool.store(offered, state.context) if offered else None
+        stored = self._take(state, offered) if offered else None
         if stored is None and offered:
             self.refused += 1
             return None
@@ -429,6 +429,21 @@ class Connector:
         if stored is None or not stored.keys:
             return None
         return self._store_job(state, stored.keys, stored.chunks, ranges)
+
+    def _take(self, state: Offloaded, offered: list[Key]) -> Stored | None:
+        """Chunks for what a step offers; None where there is no room, and it is to be offered again."""
+        bugs, context = self.config.bugs, state.context
+        # A replay's own pool knows no room, and shows vLLM's ways with it, whatever the defects.
+        if bugs.issuperset((OWN_HEAD, ALL_OR_NOTHING)) or not hasattr(self.pool, "room"):
+            return self.pool.store(offered, context)
+        spared = () if OWN_HEAD in bugs else self.pool.begin(context).seen
+        if ALL_OR_NOTHING not in bugs:
+            absent = [key for key in offered if self.pool.lookup(key) is None]
+            absent.sort(key=lambda key: context.positions[key])
+            beyond = set(absent[self.pool.room(offered, spared) :])
+            offered = [key for key in offered if key not in beyond]
+            self.refused += bool(beyond)
+        return self.pool.store(offered, context, spared)
 
     def _store_job(
         self, state: Offloaded, keys: list[Key], chunks: list[int], ranges: Sequence[tuple[int, int]]

@@ -96,6 +96,10 @@ class Policy(Protocol):
         """Takes out that many idle chunks, none of them protected; None, and nothing changes, if there are fewer."""
         ...
 
+    def idle(self, protected: Collection[Key]) -> int:
+        """Chunks that `evict` can take out."""
+        ...
+
 
 class Lru:
     """Chunks by rank: the number of the request that used them last, and of one request the last position first.
@@ -146,6 +150,9 @@ class Lru:
         for key in leaving:
             self.remove(key)
         return found
+
+    def idle(self, protected: Collection[Key]) -> int:
+        return sum(1 for _ in _idle(self.chunks, protected))
 
     def _number(self, uses: Uses) -> int:
         if not uses.number:
@@ -208,6 +215,9 @@ class Arc:
             elif key in uses.inserted:
                 _to_end(self.once, key)
                 _to_end(self.often, key)
+
+    def idle(self, protected: Collection[Key]) -> int:
+        return sum(1 for chunks in (self.once, self.often) for _ in _idle(chunks, protected))
 
     def evict(self, count: int, protected: Collection[Key]) -> list[tuple[Key, Chunk]] | None:
         left = len(self.once)

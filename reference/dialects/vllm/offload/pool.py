@@ -7,7 +7,7 @@ of a request's step, or none of them. vLLM 0.33 `CPUOffloadingManager`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from hkv.errors import OperationError
@@ -100,10 +100,11 @@ class ChunkPool:
 
     # Stores.
 
-    def store(self, keys: Sequence[Key], request: Context) -> Stored | None:
+    def store(self, keys: Sequence[Key], request: Context, spared: Collection[Key] = ()) -> Stored | None:
         """Takes chunks for those of a request's keys that are absent and worth it; None where there is no room.
 
-        Whatever comes of it, offers are counted, and what is resident and ready counts as used.
+        Whatever comes of it, offers are counted, and what is resident and ready counts as used. What is `spared` does
+        not leave for it.
 
         Raises:
           OperationError: the request has ended.
@@ -120,7 +121,7 @@ class ChunkPool:
         self._note([key for key in keys if key in absent or key in ready], uses, ready)
         if not absent:
             return Stored([], [], [])
-        evicted = self._make_room(len(absent), keys)
+        evicted = self._make_room(len(absent), [*keys, *spared])
         if evicted is None:
             return None
         chunks = [self._take() for _ in absent]
@@ -128,6 +129,10 @@ class ChunkPool:
             self.policy.insert(key, Chunk(chunk), uses)
         uses.inserted.update(absent)
         return Stored(absent, chunks, evicted)
+
+    def room(self, keys: Sequence[Key], spared: Collection[Key] = ()) -> int:
+        """Chunks that are free, or can be made free without those of these keys."""
+        return len(self.free) + self.capacity - self.handed_out + self.policy.idle({*keys, *spared})
 
     def complete_store(self, keys: Iterable[Key], ok: bool = True) -> None:
         """Chunks can be read from now on; or, where the transfer failed, leave again."""
