@@ -50,6 +50,11 @@ class _SweepOptions(Reported):
     )
     csv_path: str | None = option(None, "--csv", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
     plot_path: str | None = plot_field("Draw hit rates against sizes; .png or .svg.")
+    cost_ratio: float | None = option(
+        type=Number(0, 1e6, min_open=True),
+        help="With --plot over the sizes of two tiers: lines of equal cost, if so much of the second costs as much as "
+        "one of the first on each GPU.",
+    )
     html: str | None = html_field("hit rates against sizes, with the bounds that were found")
 
 
@@ -79,6 +84,9 @@ def command(given: _SweepOptions) -> None:
     if (sweep.MEMORY in words.axes) == (sweep.BLOCKS in words.axes):
         raise click.UsageError("either --memory, with --model, or --num-blocks, with --groups, is wanted")
     points, path = points_of(words), words.files[0]
+    over_both = plot_path and plot.over_both([{"options": point.labels} for point in points])
+    if given.cost_ratio is not None and not over_both:
+        raise click.UsageError("--cost-ratio is for --plot over several sizes of each of two tiers, and nothing else")
     known = points[0].options
     trace = InternedTrace(read_trace(path, known["tokens_per_id"], known["limit"]))
     warnings = warned(points, trace)
@@ -92,7 +100,8 @@ def command(given: _SweepOptions) -> None:
     if csv_path:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:
-        write_output(plot_path, plot.drawn_sweep(rows, plot_path, f"{pathlib.Path(path).name}", infinite))
+        plotted = plot.drawn_sweep(rows, plot_path, pathlib.Path(path).name, infinite, given.cost_ratio)
+        write_output(plot_path, plotted)
     if given.html:
         sentences = [list(_sentences(each)) for each in found]
         write_data(given.html, pages.sweep_data(found, sentences, f"hkv sweep: {pathlib.Path(path).name}"))

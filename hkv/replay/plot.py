@@ -11,6 +11,7 @@ import numpy as np
 
 from hkv.columns import Columns
 from hkv.contract.options import check_plot_path
+from hkv.limits import parse_bytes, whole_number
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
 from hkv.replay.compare import CompareResult
 from hkv.replay.observed import EVICTED, NOT_RETAINED, Kind, Occupancy
@@ -219,14 +220,20 @@ def _draw_shares(panel: Any, result: CompareResult) -> None:
 OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool that evicts nothing"
 
 
-def drawn_sweep(rows: Sequence[Row], path: str, title: str, infinite: Mapping[str, Row] | None = None) -> bytes:
+def drawn_sweep(
+    rows: Sequence[Row],
+    path: str,
+    title: str,
+    infinite: Mapping[str, Row] | None = None,
+    cost_ratio: float | None = None,
+) -> bytes:
     """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
 
-    Where nothing varies but the sizes of two tiers, several of each, both are axes.
+    Where nothing varies but the sizes of two tiers, several of each, both are axes, with lines of equal cost where
+    `cost_ratio` of the second tier cost as much as one of the first.
     """
-    names = set(rows[0]["options"])
-    if TIER in names and len(names) == 2 and 1 < len(lines(rows)) < len(rows):
-        return _drawn_tiers(rows, path, title)
+    if over_both(rows):
+        return _drawn_tiers(rows, path, title, cost_ratio)
     figure = _figure((9, 5.5), path)
     from matplotlib.ticker import NullLocator
 
@@ -263,7 +270,13 @@ def drawn_sweep(rows: Sequence[Row], path: str, title: str, infinite: Mapping[st
     return _saved(figure, path, title)
 
 
-def _drawn_tiers(rows: Sequence[Row], path: str, title: str) -> bytes:
+def over_both(rows: Sequence[Row]) -> bool:
+    """True if nothing varies but the sizes of two tiers, several of each."""
+    names = set(rows[0]["options"])
+    return TIER in names and len(names) == 2 and 1 < len(lines(rows)) < len(rows)
+
+
+def _drawn_tiers(rows: Sequence[Row], path: str, title: str, cost_ratio: float | None) -> bytes:
     """Hit rates over the first tier's size and the second's, as a table of colours with the rates in it."""
     figure = _figure((9, 5.5), path)
     panel: Any = figure.subplots()
@@ -278,12 +291,32 @@ def _drawn_tiers(rows: Sequence[Row], path: str, title: str) -> bytes:
     for (y, x), rate in np.ndenumerate(rates):
         if not np.isnan(rate):
             panel.text(x, y, f"{rate:.1f}", ha="center", va="center", color="white" if rate < middle else "black")
+    if cost_ratio is not None:
+        _draw_costs(panel, [size_of({first: each}) for each in across], [_tier_size(each) for each in up], cost_ratio)
     panel.set_xticks(range(len(across)), across)
     panel.set_yticks(range(len(up)), up)
     panel.set_xlabel("memory for the cache on each GPU" if first == MEMORY else "blocks in the pool")
     panel.set_ylabel("second tier in host memory" if first == MEMORY else "chunks in the second tier")
     figure.colorbar(drawn, label="hit rate (% of prompt tokens)")
     return _saved(figure, path, title)
+
+
+COST = "#e4572e"
+
+
+def _draw_costs(panel: Any, across: Sequence[float], up: Sequence[float], ratio: float) -> None:
+    """Lines of equal cost, each through a size of the first tier with the least of the second."""
+    costs = np.array(across)[None, :] + np.array(up)[:, None] / ratio
+    panel.contour(costs, levels=sorted(set(costs[0])), colors=COST, linestyles="--", linewidths=1.6)
+    label = f"{ratio:g} of the second tier cost as much as one of the first"
+    panel.plot([], [], color=COST, linestyle="--", label=f"equal cost, where {label}")
+    panel.legend(handles=panel.get_lines(), frameon=False, loc="upper left", bbox_to_anchor=(0, 1.09))
+
+
+def _tier_size(text: str) -> float:
+    """The second tier's size: a number of chunks, or bytes."""
+    chunks = whole_number(text)
+    return float(parse_bytes(text) if chunks is None else chunks)
 
 
 def _apart(sizes: Sequence[float], most: int = 10) -> list[float]:

@@ -240,7 +240,12 @@ ROWS = [
         "sweep {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40..80:2",
         "--target 5;--bounds;--results {out}/results.jsonl;--csv {out}/points.csv;--plot {out}/out.svg;"
         "--html {out}/page.html;--json -",
-        "--jobs 0;--ray local",
+        "--jobs 0;--ray local;--cost-ratio 9",
+    ),
+    *_rows(
+        "sweep {in}/trace.jsonl --engine numpy --jobs 1 --groups full:16,swa:16:64 --num-blocks 40..80:2 "
+        "--offload 40,90 --plot {out}/out.svg",
+        "--cost-ratio 9",
     ),
     *_rows(
         IMPORT.format(source="mooncake.jsonl", format="mooncake"),

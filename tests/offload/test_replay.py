@@ -179,3 +179,6 @@ def test_a_sweep_of_both_sizes_is_drawn_over_both(tmp_path: pathlib.Path) -> Non
     ]
     assert b"chunks in the second tier" in drawn_sweep(rows, str(tmp_path / "a.svg"), "title")
     assert b"chunks in the second tier" not in drawn_sweep(rows[:2], str(tmp_path / "a.svg"), "title")
+    assert drawn_sweep(rows, str(tmp_path / "a.png"), "title", cost_ratio=2) != drawn_sweep(
+        rows, str(tmp_path / "a.png"), "title"
+    )
