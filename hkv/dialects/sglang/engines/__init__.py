@@ -52,6 +52,6 @@ def require_sglang(release: str | None = None) -> None:
     try:
         version = importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError("engine", "sglang", f"SGLang {RELEASE} to be installed (docs/sglang.md says how)") from None
+        raise ConfigError("engine", "sglang", f"SGLang {RELEASE} to be installed (docs/radix.md says how)") from None
     if version != (release or RELEASE):
         raise ConfigError("sglang", version, f"release {release or RELEASE}, or the engine sglang@{version}")
