@@ -18,6 +18,9 @@ from hkv.errors import ConfigError, UnsupportedConfigError
 PAGE = 4096
 """Bytes to which a chunk is rounded up (`mmap.PAGESIZE`)."""
 
+NATIVE, SIMPLE = CONNECTORS = ("native", "simple")
+"""`OffloadingConnector`, and `SimpleCPUOffloadConnector` (`VLLM_USE_SIMPLE_KV_OFFLOAD`)."""
+
 POLICIES = ("lru", "arc")
 """`eviction_policy`."""
 
@@ -85,7 +88,9 @@ class OffloadConfig:
 
     Attributes:
       cache: the first tier.
-      num_chunks: chunks of the second.
+      num_chunks: chunks of the second; of the simple one blocks, as the GPU's, the first of which stands for none.
+      connector: one of `CONNECTORS`. The simple one has no chunks of several blocks, policy, threshold, limit to
+        prompts or loads within steps.
       blocks_per_chunk: blocks of a group that one chunk holds.
       policy: `lru` or `arc`.
       threshold: offers of a chunk from which on it is stored (`store_threshold`); below 2 at once.
@@ -102,6 +107,7 @@ class OffloadConfig:
 
     cache: VllmConfig
     num_chunks: int
+    connector: str = NATIVE
     blocks_per_chunk: int = 1
     policy: str = "lru"
     threshold: int = 0
@@ -128,6 +134,21 @@ class OffloadConfig:
             raise ConfigError("eagle", list(self.eagle), "groups of the cache")
         check_bugs(self.bugs, BUGS)
         self._check_groups()
+        if self.connector not in CONNECTORS:
+            raise ConfigError("connector", self.connector, f"one of {', '.join(CONNECTORS)}")
+        if self.connector == SIMPLE:
+            self._check_simple()
+
+    def _check_simple(self) -> None:
+        plain = {"blocks_per_chunk": 1, "policy": "lru", "threshold": 0, "prompt_only": False, "sync_tokens": 0}
+        for name, value in plain.items():
+            if getattr(self, name) != value:
+                raise ConfigError(name, getattr(self, name), f"{value} of the connector {SIMPLE}")
+        if not any(spec.reads_all for spec in self.cache.topology.specs):
+            raise ConfigError("groups", len(self.chunk_tokens), f"one of full attention: the connector {SIMPLE}")
+        if self.cache.partial_hits:
+            expected = f"no hits inside blocks of the connector {SIMPLE}, which are not ruled"
+            raise UnsupportedConfigError("hash_block_size", self.cache.hash_block_size, expected)
 
     def _check_groups(self) -> None:
         cache = self.cache

@@ -14,7 +14,7 @@ from typing import Any
 
 from hkv.dialects.vllm.engines.installed import require_vllm
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.config import BUGS
+from hkv.dialects.vllm.offload.config import BUGS, SIMPLE
 from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle
 from hkv.dialects.vllm.offload.workers import Workers
 from hkv.errors import ConfigError, OperationError
@@ -40,7 +40,13 @@ def engine(header: structs.Header, release: str | None = None) -> InstalledPool 
     structs.to_config(header)
     if header.dialect == structs.OFFLOAD and set(header.bugs) != set(BUGS):
         raise ConfigError("bugs", header.bugs, f"those of vLLM {RELEASE}: {', '.join(BUGS)}")
-    return (InstalledPool if header.dialect == structs.CHUNKS else InstalledScheduler)(header)
+    if header.dialect == structs.CHUNKS:
+        return InstalledPool(header)
+    if header.connector == SIMPLE:
+        from hkv.dialects.vllm.offload.installed_simple import InstalledSimple
+
+        return InstalledSimple(header)
+    return InstalledScheduler(header)
 
 
 class _Installed(abc.ABC):
@@ -151,12 +157,12 @@ class InstalledScheduler(_Installed):
 
         self._objects = vllm_scheduler
         self._scheduler, self._hasher = vllm_scheduler.scheduler(structs.to_config(header))
-        self._tier = self._scheduler.connector.connector_scheduler
         self._lifecycle = SchedulerLifecycle(header)
         self._workers = Workers(header.workers)
         self._matches: list[structs.Match] = []
         self._refused = 0
-        self._observe()
+        self._events: list[Any] = []
+        self._find_tier()
 
     def _answer(self, operation: structs.Operation) -> Any:
         match operation:
@@ -179,10 +185,7 @@ class InstalledScheduler(_Installed):
         self._matches = []
         scheduler.finished_req_ids = self._objects.Sorted(scheduler.finished_req_ids)
         output = scheduler.schedule()
-        orders = output.kv_connector_metadata
-        flushed: list[int] = sorted(orders.jobs_to_flush or ())
-        loads = [self._transfer(job, each) for job, each in orders.load_jobs.items()]
-        stores = [self._transfer(job, each) for job, each in orders.store_jobs.items()]
+        loads, stores, flushed = self._orders(output.kv_connector_metadata)
         reported = self._workers.report(
             [(each.job, each.id, each.within) for each in loads],
             [each.job for each in stores],
@@ -190,7 +193,7 @@ class InstalledScheduler(_Installed):
             operation.reports,
             operation.at_once,
         )
-        finished = self._objects.output(scheduler, output, reported)
+        finished = self._objects.output(scheduler, output, reported.received, self._completed(reported.jobs))
         events = [pool_event(event, self._objects.name_of) for event in self._events]
         self._events = []
         return structs.Stepped(
@@ -204,6 +207,16 @@ class InstalledScheduler(_Installed):
             events,
             self._refused,
         )
+
+    def _orders(self, orders: Any) -> tuple[list[structs.Transfer], list[structs.Transfer], list[int]]:
+        """Loads and stores of a step, and the jobs that are finished before it."""
+        loads = [self._transfer(job, each) for job, each in orders.load_jobs.items()]
+        stores = [self._transfer(job, each) for job, each in orders.store_jobs.items()]
+        return loads, stores, sorted(orders.jobs_to_flush or ())
+
+    def _completed(self, jobs: dict[int, int]) -> Any:
+        """What workers say of jobs."""
+        return self._objects.completed(jobs)
 
     def _transfer(self, number: int, job: Any) -> structs.Transfer:
         blocks, chunks = (
@@ -219,16 +232,12 @@ class InstalledScheduler(_Installed):
             bool(job.sync),
         )
 
-    def _observe(self) -> None:
-        """Has lookups, refused stores and the pool's events noted as they are made."""
-        connector, manager = self._scheduler.connector, self._tier.manager
-        self._events: list[Any] = []
-        match, store, take = connector.get_num_new_matched_tokens, manager.prepare_store, manager.take_events
-
-        def matching(request: Any, local: int) -> Any:
-            external, later = match(request, local)
-            self._matches.append(structs.Match(request.request_id, local, external, later))
-            return external, later
+    def _find_tier(self) -> None:
+        """Finds the tier, and has lookups, refused stores and its pool's events noted as they are made."""
+        self._tier = self._scheduler.connector.connector_scheduler
+        self._note_lookups()
+        manager = self._tier.manager
+        store, take = manager.prepare_store, manager.take_events
 
         def storing(keys: Any, context: Any) -> Any:
             stored = store(keys, context)
@@ -240,39 +249,51 @@ class InstalledScheduler(_Installed):
             self._events += events
             return events
 
-        connector.get_num_new_matched_tokens = matching
         manager.prepare_store, manager.take_events = storing, taking
 
-    def _state(self) -> structs.State:
-        scheduler, tier = self._scheduler, self._tier
-        pool = scheduler.kv_cache_manager.block_pool
+    def _note_lookups(self) -> None:
+        connector = self._scheduler.connector
+        match = connector.get_num_new_matched_tokens
+
+        def matching(request: Any, local: int) -> Any:
+            external, later = match(request, local)
+            self._matches.append(structs.Match(request.request_id, local, external, later))
+            return external, later
+
+        connector.get_num_new_matched_tokens = matching
+
+    def _held(self, request: Any, blocks: Any, cursors: list[int], jobs: Any) -> structs.Held:
+        rows = self._objects.ids(self._scheduler.kv_cache_manager.coordinator.get_blocks(request.request_id))
+        return structs.Held(request.num_computed_tokens, rows, blocks, cursors, sorted(jobs))
+
+    def _tier_state(self) -> tuple[structs.PoolState, dict[str, structs.Held], dict[str, list[int]]]:
+        """State of the tier's pool, its requests, and blocks of the GPU that wait for jobs."""
+        tier = self._tier
         requests = {
-            id: structs.Held(
-                state.req.num_computed_tokens,
-                self._objects.ids(scheduler.kv_cache_manager.coordinator.get_blocks(id)),
+            id: self._held(
+                state.req,
                 [
                     group.block_ids[group.next_stored_chunk_idx * tier.config.blocks_per_chunk :]
                     for group in state.group_states
                 ],
                 [group.next_stored_chunk_idx for group in state.group_states],
-                sorted(state.transfer_jobs),
+                state.transfer_jobs,
             )
             for id, state in tier._req_status.items()
         }
+        fences = {str(block): sorted(jobs) for block, jobs in sorted(tier._block_id_to_pending_jobs.items())}
+        return pool_state(tier.manager, self._objects.name_of), requests, fences
+
+    def _state(self) -> structs.State:
+        scheduler = self._scheduler
         running, waiting, holding = (
             [request.request_id for request in queue]
             for queue in (scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting)
         )
-        fences = {str(block): sorted(jobs) for block, jobs in sorted(tier._block_id_to_pending_jobs.items())}
-        found = structs.SchedulerState(
-            running,
-            waiting,
-            holding,
-            [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
-            requests,
-            fences,
-        )
-        return structs.State(pool_state(tier.manager, self._objects.name_of), found)
+        queue = scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+        pool, requests, fences = self._tier_state()
+        free = [block.block_id for block in queue]
+        return structs.State(pool, structs.SchedulerState(running, waiting, holding, free, requests, fences))
 
 
 def name_of(key: bytes) -> structs.Key:

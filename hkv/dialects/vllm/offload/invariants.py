@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hkv.contract.invariant import PlainMoment, Register
 from hkv.dialects.vllm.offload import log as structs
+from hkv.dialects.vllm.offload.config import SIMPLE
 
 INVARIANTS = Register(structs.OFFLOAD)
 
@@ -14,6 +15,8 @@ INVARIANTS = Register(structs.OFFLOAD)
 @INVARIANTS.invariant("chunks are somewhere")
 def chunks_are_somewhere(moment: PlainMoment) -> Iterator[str]:
     """Each chunk that was handed out has one key, or is free, and in one place only."""
+    if _is_simple(moment):
+        return
     pool: structs.PoolState = moment.after.pool
     places = Counter([*pool.free, *(chunk.id for chunk in pool.chunks)])
     if twice := sorted(id for id, times in places.items() if times > 1):
@@ -27,6 +30,8 @@ def chunks_are_somewhere(moment: PlainMoment) -> Iterator[str]:
 @INVARIANTS.invariant("keys are in one place")
 def keys_are_in_one_place(moment: PlainMoment) -> Iterator[str]:
     """A key has one chunk; what ARC remembers as gone is not there, and no more than the tier has chunks."""
+    if _is_simple(moment):
+        return
     pool: structs.PoolState = moment.after.pool
     keys = Counter([chunk.key for chunk in pool.chunks] + [key for gone in pool.gone for key in gone])
     if twice := sorted(key for key, times in keys.items() if times > 1):
@@ -39,13 +44,22 @@ def keys_are_in_one_place(moment: PlainMoment) -> Iterator[str]:
 def no_chunk_leaves_under_a_transfer(moment: PlainMoment) -> Iterator[str]:
     """A chunk that is read or written keeps its key and its chunk until its job is done, or the tier is emptied."""
     operation = moment.operation
-    if isinstance(operation, structs.ClearOp | structs.DoneOp) or getattr(operation, "tier", False):
+    if (
+        _is_simple(moment)
+        or isinstance(operation, structs.ClearOp | structs.DoneOp)
+        or getattr(operation, "tier", False)
+    ):
         return
     after = {chunk.key: chunk.id for chunk in moment.after.pool.chunks}
     for chunk in moment.before.pool.chunks:
         evicted = _evicted(moment)
         if chunk.readers and after.get(chunk.key) != chunk.id and (evicted is None or chunk.key in evicted):
             yield f"chunk {chunk.id} of {chunk.key} left while it had {chunk.readers} readers"
+
+
+def _is_simple(moment: PlainMoment) -> bool:
+    """True if the tier is a pool of blocks, which keep their keys while they are free, and may have the same one."""
+    return moment.header.connector == SIMPLE
 
 
 def _evicted(moment: PlainMoment) -> set[structs.Key] | None:

@@ -34,6 +34,7 @@ class Header(PooledHeader, kw_only=True):
 
     Attributes:
       num_blocks: chunks of the tier; before them, under a scheduler, blocks of the GPU's pool.
+      connector: `native`, or `simple`, whose chunks are blocks, the first one for none.
       policy: `eviction_policy`.
       threshold: `store_threshold`, offers of a chunk from which on it is stored; below 2 at once.
       tracked: `max_tracker_size`, chunks whose offers are counted at most.
@@ -44,6 +45,7 @@ class Header(PooledHeader, kw_only=True):
       retention_interval: as `hkv.dialects.vllm.config.VllmConfig`.
     """
 
+    connector: str = "native"
     policy: str = "lru"
     threshold: int = 0
     tracked: int = 64_000
@@ -350,7 +352,7 @@ def _flagged(header: Header) -> list[int]:
 
 
 _SAME = (
-    *("policy", "threshold", "tracked", "blocks_per_chunk", "prompt_only"),
+    *("connector", "policy", "threshold", "tracked", "blocks_per_chunk", "prompt_only"),
     *("workers", "sync_tokens", "step_tokens", "most_running", "drafts"),
 )
 """Fields that a header and a configuration have alike."""

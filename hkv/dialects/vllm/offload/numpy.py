@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, Any
 
 from hkv.contract.explanation import Lack, Resumption
 from hkv.dialects.vllm.engines.numpy import key_text
 from hkv.dialects.vllm.offload import log as structs
+from hkv.dialects.vllm.offload.config import SIMPLE
 from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle, keys_of
 from hkv.dialects.vllm.offload.workers import Workers
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
+    from reference.dialects.vllm.offload.connector import Connector, Offloaded
     from reference.dialects.vllm.offload.policies import Key
     from reference.dialects.vllm.offload.pool import ChunkPool, Context
     from reference.dialects.vllm.offload.scheduler import OffloadScheduler
+    from reference.dialects.vllm.offload.simple import Saved
 
 
-def engine(header: structs.Header) -> NumpyPool | NumpyScheduler:
+def engine(header: structs.Header) -> NumpyPool | NumpyScheduler | NumpySimple:
     """The reference of what a header describes: a pool by itself, or a scheduler.
 
     Raises:
       ConfigError: a tier that vLLM does not have.
     """
     check_reference()
-    return (NumpyPool if header.dialect == structs.CHUNKS else NumpyScheduler)(header)
+    if header.dialect == structs.CHUNKS:
+        return NumpyPool(header)
+    return (NumpySimple if header.connector == SIMPLE else NumpyScheduler)(header)
 
 
 class NumpyPool:
@@ -91,8 +97,8 @@ class NumpyPool:
         return context
 
 
-class NumpyScheduler:
-    """The reference of a scheduler with the tier.
+class _NumpyScheduler(abc.ABC):
+    """The reference of a scheduler with a tier.
 
     Attributes:
       scheduler: the reference's own object, for those who want to look inside.
@@ -133,13 +139,86 @@ class NumpyScheduler:
                 return self._state()
         return None
 
+    def _step(self, operation: structs.StepOp) -> structs.Stepped:
+        scheduled = self.scheduler.schedule()
+        orders = scheduled.orders
+        reported = self._workers.report(
+            [(each.job, each.id, each.within) for each in orders.loads],
+            [each.job for each in orders.stores],
+            orders.flushed,
+            operation.reports,
+            operation.at_once,
+        )
+        finished = self.scheduler.output(scheduled, *reported)
+        return structs.Stepped(
+            [structs.Match(*match) for match in scheduled.matches],
+            scheduled.tokens,
+            scheduled.preempted,
+            [structs.Transfer(**vars(each)) for each in orders.loads],
+            [structs.Transfer(**vars(each)) for each in orders.stores],
+            sorted(orders.flushed),
+            finished,
+            *self._told(),
+        )
+
+    @abc.abstractmethod
+    def _told(self) -> tuple[list[structs.PoolEvent], int]:
+        """Events of the tier's pool, and stores so far that found no room."""
+
+    @abc.abstractmethod
+    def _tier(self) -> tuple[structs.PoolState, dict[str, structs.Held], dict[str, list[int]]]:
+        """State of the tier's pool, its requests, and blocks of the GPU that wait for jobs."""
+
+    def _state(self) -> structs.State:
+        scheduler = self.scheduler
+        running, waiting, holding = (
+            [entry.id for entry in queue] for queue in (scheduler.running, scheduler.waiting, scheduler.holding)
+        )
+        pool, requests, fences = self._tier()
+        free = list(scheduler.manager.pool.free)
+        return structs.State(pool, structs.SchedulerState(running, waiting, holding, free, requests, fences))
+
+    def _held(self, state: Offloaded | Saved, blocks: list[list[int]]) -> structs.Held:
+        manager, id = self.scheduler.manager, state.request.id
+        rows = manager.rows(id) if id in manager.requests else [[] for _ in state.blocks]
+        return structs.Held(state.request.num_computed, rows, blocks, list(state.cursors), sorted(state.jobs))
+
+
+class NumpyScheduler(_NumpyScheduler):
+    """The reference of `OffloadingConnector`."""
+
+    @property
+    def _connector(self) -> Connector:
+        from reference.dialects.vllm.offload.connector import Connector
+
+        assert isinstance(self.scheduler.connector, Connector)
+        return self.scheduler.connector
+
+    def _told(self) -> tuple[list[structs.PoolEvent], int]:
+        events = self._connector.pool.take_events()
+        named = [structs.PoolEvent([_named(key) for key in event.keys], *event[1:]) for event in events]
+        return named, self._connector.refused
+
+    def _tier(self) -> tuple[structs.PoolState, dict[str, structs.Held], dict[str, list[int]]]:
+        connector = self._connector
+        per_chunk = connector.config.blocks_per_chunk
+        requests = {
+            id: self._held(
+                state,
+                [row[cursor * per_chunk :] for row, cursor in zip(state.blocks, state.cursors, strict=True)],
+            )
+            for id, state in connector.requests.items()
+        }
+        fences = {str(block): sorted(jobs) for block, jobs in sorted(connector.fences.items())}
+        return _pool_state(connector.pool, _named), requests, fences
+
     def resumptions(self, id: str) -> list[Resumption]:
         """Lengths at which each group could resume a request from the tier alone, were nothing of it on the GPU.
 
         Raises:
           LookupError: the tier knows no such request.
         """
-        connector = self.scheduler.connector
+        connector = self._connector
         state, config, found = connector.requests[id], connector.config, list[Resumption]()
         connector.name_chunks(state)
         for group, size in enumerate(config.chunk_tokens):
@@ -156,55 +235,27 @@ class NumpyScheduler:
             found.append(Resumption(group, kind, block, best * size, beyond, tuple(lacks)))
         return found
 
-    def _step(self, operation: structs.StepOp) -> structs.Stepped:
-        scheduled = self.scheduler.schedule()
-        orders = scheduled.orders
-        reported = self._workers.report(
-            [(each.job, each.id, each.within) for each in orders.loads],
-            [each.job for each in orders.stores],
-            orders.flushed,
-            operation.reports,
-            operation.at_once,
-        )
-        finished = self.scheduler.output(scheduled, *reported)
-        connector = self.scheduler.connector
-        return structs.Stepped(
-            [structs.Match(*match) for match in scheduled.matches],
-            scheduled.tokens,
-            scheduled.preempted,
-            [structs.Transfer(**vars(each)) for each in orders.loads],
-            [structs.Transfer(**vars(each)) for each in orders.stores],
-            sorted(orders.flushed),
-            finished,
-            [
-                structs.PoolEvent([_named(key) for key in event.keys], *event[1:])
-                for event in connector.pool.take_events()
-            ],
-            connector.refused,
-        )
 
-    def _state(self) -> structs.State:
-        scheduler = self.scheduler
-        connector, manager = scheduler.connector, scheduler.manager
-        requests = {
-            id: structs.Held(
-                state.request.num_computed,
-                manager.rows(id) if id in manager.requests else [[] for _ in state.keys],
-                [
-                    blocks[cursor * connector.config.blocks_per_chunk :]
-                    for blocks, cursor in zip(state.blocks, state.cursors, strict=True)
-                ],
-                list(state.cursors),
-                sorted(state.jobs),
-            )
-            for id, state in connector.requests.items()
-        }
-        fences = {str(block): sorted(jobs) for block, jobs in sorted(connector.fences.items())}
-        running, waiting, holding = (
-            [entry.id for entry in queue] for queue in (scheduler.running, scheduler.waiting, scheduler.holding)
-        )
-        found = structs.SchedulerState(running, waiting, holding, list(manager.pool.free), requests, fences)
-        return structs.State(_pool_state(connector.pool, _named), found)
+class NumpySimple(_NumpyScheduler):
+    """The reference of `SimpleCPUOffloadConnector`."""
+
+    def _told(self) -> tuple[list[structs.PoolEvent], int]:
+        return [], 0
+
+    def _tier(self) -> tuple[structs.PoolState, dict[str, structs.Held], dict[str, list[int]]]:
+        from reference.dialects.vllm.offload.simple import SimpleConnector
+
+        connector = self.scheduler.connector
+        assert isinstance(connector, SimpleConnector)
+        pool = connector.pool
+        chunks = [
+            structs.ChunkState((key_text(chain), group), block, pool.refs[block], None)
+            for block in range(pool.num_blocks)
+            for group, chain in pool.keys_of(block)
+        ]
+        requests = {id: self._held(state, state.blocks) for id, state in connector.requests.items()}
+        fences = {str(block): list[int]() for block in sorted(connector.reading)}
+        return structs.PoolState(chunks, 0, list(pool.free), 0, [], 0.0, []), requests, fences
 
 
 def _named(key: Key) -> structs.Key:

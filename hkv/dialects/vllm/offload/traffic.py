@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.config import BUGS, POLICIES
+from hkv.dialects.vllm.offload.config import BUGS, POLICIES, SIMPLE
 from hkv.dialects.vllm.offload.lifecycle import PoolLifecycle, SchedulerLifecycle
 from hkv.spec import KINDS
 
@@ -18,9 +20,10 @@ POOL_FEATURES = ("lru", "arc", "threshold")
 MOST_RUNNING = 4
 
 
-SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts", "eagle", "tails")
+SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts", "eagle", "tails", "simple")
 """Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory,
-recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks beside recurrent states."""
+recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks beside recurrent
+states, the simpler connector."""
 
 RECURRENT = ("states", "tails")
 """Features of which the second group holds states."""
@@ -40,13 +43,17 @@ def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
     """A scheduler with small blocks, and little of them."""
     tails = feature == "tails"
     size, per_chunk = choices.pick((4, 8) if tails else (2, 4, 4)), choices.pick((1, 1, 1, 2) if tails else (1, 1, 2))
-    drafts = choices.integer(1, 3) if feature == "eagle" or (tails and choices.chance(40)) else 0
+    drafted = {"eagle": 100, "tails": 40, "simple": 25}.get(feature, 0)
+    drafts = choices.integer(1, 3) if choices.chance(drafted) else 0
+    simple = feature == "simple"
+    plain = {"connector": SIMPLE, "policy": "lru", "threshold": 0, "prompt_only": False, "sync_tokens": 0}
+    per_chunk = 1 if simple else per_chunk
     count = 1 if feature == "full" else choices.integer(1 + (feature in ("drafts", *RECURRENT)), 3)
     groups = [_group(choices, feature, size, place, drafts) for place in range(count)]
     chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
     crowded, attends = feature == "crowded", any(group["kind"] != "mamba" for group in groups)
     sparse = any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in groups)
-    return structs.Header(
+    header = structs.Header(
         dialect=name,
         feature=feature,
         num_blocks=[
@@ -70,6 +77,11 @@ def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
         retention_interval=choices.pick((0, None, None, chunk, 2 * chunk)) if sparse else 0,
         bugs=sorted(BUGS),
     )
+    if not simple:
+        return header
+    # A small GPU before a large tier: nothing empties the GPU while a store goes on.
+    sizes = [choices.integer(20, 36), choices.integer(20, 90)]
+    return msgspec.structs.replace(header, num_blocks=sizes, **plain)
 
 
 def _group(choices: Choices, feature: str, size: int, place: int, drafts: int) -> dict[str, Any]:
@@ -77,7 +89,9 @@ def _group(choices: Choices, feature: str, size: int, place: int, drafts: int) -
     if feature == "groups":
         size = choices.pick((2, 4, 8))
     states = 100 if place == 1 else 20
-    if choices.chance(states if feature in RECURRENT else 15 * (feature == "eagle")):
+    if feature == "simple" and place == 0:
+        return {"kind": choices.pick(("full_attention", "mla")), "block_size": size}
+    if choices.chance(states if feature in RECURRENT else 15 * (feature in ("eagle", "simple"))):
         return {"kind": "mamba", "block_size": size, "num_speculative_blocks": drafts}
     if feature == "full" or choices.chance(75 if place == 0 else 90 if feature == "tails" else 25):
         return {"kind": choices.pick(("full_attention", "full_attention", "mla")), "block_size": size}
@@ -239,13 +253,13 @@ class StepTraffic:
             case "abort":
                 self._ask(structs.AbortOp(id=choices.pick(sorted(self._lifecycle.requests))))
             case "reset":
-                preempt = not self._lifecycle.loading and choices.chance(50)
+                preempt = self._empties() and choices.chance(50)
                 # What a window's running request is after that, vLLM seldom survives (`reset-revives-window-blocks`).
                 windows = any("window" in group for group in self._header.groups)
                 tier = choices.chance(60) and not (windows and self._lifecycle.requests)
                 self._ask(structs.ResetOp(preempt=preempt, tier=tier))
             case "return":  # what ran before is wanted again, and the GPU has lost it
-                self._ask(structs.ResetOp(preempt=not self._lifecycle.loading))
+                self._ask(structs.ResetOp(preempt=self._empties()))
                 while self.possible("request") and choices.chance(70):
                     self._ask(self._repeated())
             case "state":
@@ -256,6 +270,11 @@ class StepTraffic:
                 if choices.chance(50):
                     reports.reverse()
                 self._ask(structs.StepOp(reports=reports, at_once=choices.chance(30)))
+
+    def _empties(self) -> bool:
+        """True if a reset that preempts empties the GPU: nothing is loaded, and no store of the simpler tier holds
+        blocks, which may also wait for their step."""
+        return not self._lifecycle.loading and self._header.connector != SIMPLE
 
     def _repeated(self) -> structs.RequestOp:
         """A request that is an earlier one once more."""

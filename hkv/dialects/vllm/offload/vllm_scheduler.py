@@ -15,8 +15,7 @@ from typing import Any
 
 from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.config import PAGE, OffloadConfig
-from hkv.dialects.vllm.offload.workers import Report
+from hkv.dialects.vllm.offload.config import NATIVE, PAGE, SIMPLE, OffloadConfig
 from hkv.errors import ConfigError
 
 MODEL = {
@@ -35,6 +34,9 @@ MODEL = {
     "pad_token_id": 1,
 }
 """A model that is described, never made."""
+
+CONNECTORS = {NATIVE: "OffloadingConnector", SIMPLE: "SimpleCPUOffloadConnector"}
+"""vLLM's connectors, by the names in headers."""
 
 VOCABULARY = 5
 """A request's next token is its length modulo this, as in the reference: no model runs."""
@@ -86,7 +88,7 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     from vllm.v1.core.kv_cache_utils import resolve_cache_hit_alignment_tokens
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
     from vllm.v1.structured_output import StructuredOutputManager
 
     cache = config.cache
@@ -99,7 +101,8 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     token_bytes = sum(group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size for group in groups)
     if config.sync_tokens and not token_bytes:
         raise ConfigError("sync_tokens", config.sync_tokens, "0: states alone have no bytes a token")
-    extra = {
+    extra = {"cpu_bytes_to_use": PAGE * config.num_chunks * config.workers}
+    native = {
         "cpu_bytes_to_use": chunk_bytes * config.num_chunks,
         "blocks_per_chunk": config.blocks_per_chunk,
         "eviction_policy": config.policy,
@@ -124,7 +127,9 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
         cache_config=vllm.CacheConfig(block_size=max(cache.block_sizes), enable_prefix_caching=True),
         parallel_config=vllm.ParallelConfig(),
         kv_transfer_config=vllm.KVTransferConfig(
-            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+            kv_connector=CONNECTORS[config.connector],
+            kv_role="kv_both",
+            kv_connector_extra_config=extra if config.connector == SIMPLE else native,
         ),
         kv_events_config=vllm.KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )
@@ -139,6 +144,8 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
         made.cache_config.prefix_match_unit = cache.hash_block_size
     register_all_kvcache_specs(made)
     found = KVCacheConfig(cache.num_blocks, [], groups, prefix_cache_retention_interval=cache.retention_interval)
+    if config.connector == SIMPLE:
+        found.kv_cache_tensors = [KVCacheTensor(PAGE * cache.num_blocks, ["layer0"], PAGE, PAGE)]
     found.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(
         found, made, cache.scheduler_block_size, cache.hash_block_size
     )
@@ -155,7 +162,10 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     scheduled.use_v2_model_runner = False
     hash, hasher = vllm_objects.hasher(cache)
     vllm_objects.use_none_hash(hash)
-    assert scheduled.connector.connector_scheduler.manager._num_chunks == config.num_chunks
+    if config.connector == SIMPLE:
+        assert scheduled.connector.scheduler_manager.num_cpu_blocks == config.num_chunks
+    else:
+        assert scheduled.connector.connector_scheduler.manager._num_chunks == config.num_chunks
     return scheduled, hasher
 
 
@@ -183,9 +193,29 @@ def abort(scheduler: Any, id: str) -> None:
     scheduler.finish_requests(id, RequestStatus.FINISHED_ABORTED)
 
 
-def output(scheduler: Any, scheduled: Any, reported: Report) -> list[str]:
-    """Takes a step's output, and returns the requests that finish with it."""
+def completed(jobs: dict[int, int]) -> Any:
+    """What workers of `OffloadingConnector` say of jobs: of each, how many have finished it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+
+    return OffloadingWorkerMetadata(completed_jobs=jobs)
+
+
+def stored(events: dict[int, int]) -> Any:
+    """What workers of `SimpleCPUOffloadConnector` say of stores."""
+    from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
+
+    return SimpleCPUOffloadWorkerMetadata(completed_store_events=events)
+
+
+def output(scheduler: Any, scheduled: Any, received: list[str], said: Any) -> list[str]:
+    """Takes a step's output, and returns the requests that finish with it.
+
+    Args:
+      scheduler: the scheduler.
+      scheduled: the step.
+      received: requests whose loads have ended.
+      said: what workers say of jobs.
+    """
     from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 
     names = list(scheduled.num_scheduled_tokens)
@@ -195,8 +225,8 @@ def output(scheduler: Any, scheduled: Any, reported: Report) -> list[str]:
         for id, request in zip(names, requests, strict=True)
     ]
     transferred = KVConnectorOutput(
-        finished_recving=set(reported.received) or None,
-        kv_connector_worker_meta=OffloadingWorkerMetadata(completed_jobs=reported.jobs),
+        finished_recving=Sorted(received) or None,
+        kv_connector_worker_meta=said,
     )
     answer = ModelRunnerOutput(
         req_ids=names,

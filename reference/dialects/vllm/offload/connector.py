@@ -263,8 +263,8 @@ class Connector:
         self._number += 1
         return self._number - 1
 
-    def finish(self, id: str, aborted: bool = False) -> None:
-        """A request has finished, its blocks are about to be given back: the jobs that read them are fenced."""
+    def finish(self, id: str, aborted: bool = False, rows: Rows = ()) -> None:
+        """A request has finished, its blocks, `rows`, are about to be given back: jobs that read them are fenced."""
         state = self.requests[id]
         state.finished, state.aborted = True, aborted
         self.name_chunks(state)
@@ -476,6 +476,11 @@ class Connector:
 
     # Reports.
 
+    def take_reports(self, reports: Mapping[int, int], received: Sequence[str]) -> None:
+        """Workers have finished their parts of jobs, and with these the loads of requests, which counts for nothing."""
+        for number, workers in reports.items():
+            self.report(number, workers)
+
     def report(self, number: int, workers: int = 1) -> None:
         """Workers have finished their parts of a job. Jobs from before the tier was emptied are over."""
         job = self.jobs.get(number)
@@ -506,7 +511,7 @@ class Connector:
         if state.told and not state.jobs and self.requests.get(state.request.id) is state:
             del self.requests[state.request.id]
 
-    def reset(self) -> None:
+    def reset(self) -> bool:
         """Empties the tier; jobs that go on are flushed with the next step, and their reports mean nothing."""
         self._flushed |= self.jobs.keys()
         for id, state in list(self.requests.items()):
@@ -522,3 +527,4 @@ class Connector:
         self.jobs.clear()
         self.fences.clear()
         self.loading.clear()
+        return True

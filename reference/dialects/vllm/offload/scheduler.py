@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from hkv.dialects.vllm.offload.config import OffloadConfig
+from hkv.dialects.vllm.offload.config import SIMPLE, OffloadConfig
 from hkv.errors import OperationError
 from reference.dialects.vllm import live
 from reference.dialects.vllm.connector import truncate
@@ -22,6 +22,7 @@ from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
 from reference.dialects.vllm.kinds.kind import Demand
 from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.offload.connector import Connector, Orders, Step
+from reference.dialects.vllm.offload.simple import SimpleConnector
 from reference.dialects.vllm.request import TokenRequest
 
 VOCABULARY = 5
@@ -115,7 +116,8 @@ class OffloadScheduler:
     def __init__(self, config: OffloadConfig) -> None:
         self.config = config
         self.manager = Manager(config.cache)
-        self.connector = Connector(config)
+        simple = config.connector == SIMPLE
+        self.connector = SimpleConnector(config, self.manager.pool) if simple else Connector(config)
         self.requests: dict[str, Live] = {}
         self.running: list[Live] = []
         self.waiting: deque[Live] = deque()
@@ -155,10 +157,18 @@ class OffloadScheduler:
         if self.config.cache.offloads and entry.request.running:
             live.finalize(self.manager, entry.id, 0)
         live.retire(self.manager, entry.id, entry.computed)
-        self.connector.finish(entry.id, aborted)
+        self.connector.finish(entry.id, aborted, self._computed_rows(entry))
         self._ended.append(entry.id)
         if not keep:
             self._give_back(entry)
+
+    def _computed_rows(self, entry: Live) -> list[list[int]]:
+        """Blocks of a request up to its computed tokens; all of recurrent states."""
+        cache, rows = self.config.cache, self.manager.rows(entry.id)
+        return [
+            row if cache.topology.specs[group].snapshot else row[: -(-entry.computed // cache.block_size(group))]
+            for group, row in enumerate(rows)
+        ]
 
     def _give_back(self, entry: Live) -> None:
         if entry.request.running:
@@ -178,9 +188,7 @@ class OffloadScheduler:
         while preempt and self.running:
             self._preempt(self.running.pop())
         done = self.manager.reset()
-        if tier:
-            self.connector.reset()
-        return done
+        return self.connector.reset() and done if tier else done
 
     def _preempt(self, entry: Live) -> None:
         self.manager.free(entry.id)
@@ -217,8 +225,7 @@ class OffloadScheduler:
           received: requests whose loads have ended on all workers, but for those within a step.
         """
         finished = self._sample(scheduled.tokens)
-        for job, workers in reports.items():
-            self.connector.report(job, workers)
+        self.connector.take_reports(reports, received)
         for id in received:
             entry = self.requests[id]
             if entry.finished:
