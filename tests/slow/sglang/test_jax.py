@@ -151,7 +151,7 @@ def test_a_state_moves_into_larger_sizes() -> None:
         ("full:16,swa:16:64", [480, 120], 8192),
         ("full:16", 150, 300),
         ("full:16,mamba:16", [150, 40], 300),
-        ("full:16,swa:16:64,mamba:16", [480, 200, 30], 8192),
+        ("full:16,swa:16:64,mamba:16", [640, 240, 30], 8192),
     ],
 )
 def test_a_trace_fares_as_with_the_reference(groups: str, blocks: Any, step_tokens: int) -> None:
