@@ -11,9 +11,12 @@ FOLDERS = ("tests/cache", "tests/step", "tests/serving", "tests/slow/step", "tes
 
 FIRST = (
     *FOLDERS,
-    *("tests/examples/test_c_engine.py", "tests/examples/test_changed_rule.py"),
+    "tests/examples/test_c_engine.py",
     *("tests/examples/test_checking_your_engine.py", "tests/examples/test_toy_dialect.py"),
     *("tests/cli/test_hostile_inputs.py", "tests/attach/test_processes.py", "tests/chunks/test_transfer.py"),
+    *("tests/slow/sharding/test_on_eight_devices.py", "tests/slow/test_mutants.py"),
+    *("tests/slow/sharding/test_processes.py", "tests/slow/examples/test_latter_half.py"),
+    *("tests/slow/examples/test_changed_rule.py", "tests/slow/optimized/replay/test_processes.py"),
 )
 """Few tests that take long: begun last, as pytest-xdist begins the smallest files, they would leave a worker idle."""
 

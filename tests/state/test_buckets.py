@@ -34,6 +34,12 @@ def test_arrays_that_are_too_large_are_refused(buckets, name):
         dataclasses.replace(buckets, **{name: 1 << 29})
 
 
+@pytest.mark.parametrize(("name", "value"), [("pools", 2), ("groups", 33), ("sequences", 5)])
+def test_pools_groups_and_sequences_fit_each_other(name, value):
+    with pytest.raises(ConfigError):
+        dataclasses.replace(POOLED, **{name: value})
+
+
 def test_a_state_grows_in_some_sizes_and_keeps_the_others():
     pools, tree = pooled.empty_pooled(POOLED, (8,)), radix.empty_radix(RADIX, (7,))
     with pytest.raises(ConfigError, match="chain = 3: expected at least 4"):

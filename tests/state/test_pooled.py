@@ -219,15 +219,6 @@ def test_a_million_blocks_have_four_levels() -> None:
     assert [levels(32), levels(1024), levels(1025), levels(32768), levels(1 << 20)] == [1, 2, 3, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("blocks", 0), ("row", 1 << 30), ("keys", 1 << 28), ("pools", 3), ("groups", 33)]
-)
-def test_impossible_sizes_are_refused(field: str, value: int) -> None:
-    sizes = {"blocks": 8, "groups": 2, "pools": 1, "requests": 1, "sequences": 1, "row": 1, "chain": 1, "keys": 1}
-    with pytest.raises(ConfigError):
-        PooledBuckets(**{**sizes, field: value})
-
-
 @pytest.mark.parametrize("num_blocks", [(1101,), (0,), (5, 5, 5)])
 def test_pools_that_do_not_fit_are_refused(num_blocks: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="num_blocks"):

@@ -1,11 +1,11 @@
 """Requests that arrive between steps find what the rules say they find, inside `jit`.
 
-So do those whose keys cover tokens after their blocks, and those that find blocks which came from outside.
+So do those that find blocks which came from outside; keys that cover tokens after their blocks have programs of their
+own (`tests/slow/step/test_keys_ahead.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -114,32 +114,12 @@ def unfinished(
             yield waiting
 
 
-@settings(max_examples=60)
-@given(config=configs(least_blocks=12).filter(plain), data=st.data())
-def test_arrivals_are_lookups_and_adoptions_in_order(config, data):
-    pair = Pair(config)
-    longest = min(P, 48 - T, min(config.block_sizes) * 20 - T)
+def drive(pair: Pair, data, longest: int, outputs: tuple[int, ...] = (0,)) -> None:
+    """Prompts arrive, of which up to one of `outputs` tokens were generated, and are computed, others in between."""
     texts = two_texts(data, longest)
     for _ in range(data.draw(st.integers(3, 8))):
         new, _ = turnover(pair, data, texts, st.integers(1, longest))
-        arrive(pair, new, output=data.draw(st.sampled_from((0, 0, 3, P))))
-        assert_same(pair.rows, pair.state)
-        for _ in range(data.draw(st.integers(1, 4))):
-            tokens = drawn_tokens(data, pair)
-            for row, prompt in new.items():
-                request = pair.rows.request(row)
-                rest = prompt[request.num_computed :][:T]
-                tokens[row] = rest or tokens[row]
-            status = pair.step(tokens)
-            new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
-
-
-def drive(pair: Pair, data, longest: int) -> None:
-    """Prompts arrive and are computed, others in between."""
-    texts = two_texts(data, longest)
-    for _ in range(data.draw(st.integers(3, 8))):
-        new, _ = turnover(pair, data, texts, st.integers(1, longest))
-        arrive(pair, new)
+        arrive(pair, new, output=data.draw(st.sampled_from(outputs)))
         assert_same(pair.rows, pair.state)
         for _ in range(data.draw(st.integers(1, 4))):
             tokens = drawn_tokens(data, pair)
@@ -148,6 +128,12 @@ def drive(pair: Pair, data, longest: int) -> None:
                 tokens[row] = prompt[request.num_computed if request else 0 :][:T] or tokens[row]
             status = pair.step(tokens)
             new = {row: prompt for row, prompt in new.items() if status[row] in (OK, NO_ROOM)}
+
+
+@settings(max_examples=60)
+@given(config=configs(least_blocks=12).filter(plain), data=st.data())
+def test_arrivals_are_lookups_and_adoptions_in_order(config, data):
+    drive(Pair(config), data, min(P, 48 - T, min(config.block_sizes) * 20 - T), (0, 0, 3, P))
 
 
 @settings(max_examples=30)
@@ -267,22 +253,6 @@ def test_a_group_that_does_not_exist_is_refused(group):
     assert int(status) == Status.OUT_OF_RANGE
     assert blocks.tolist() == [-1] * K
     assert not np.asarray(state.refs).any()
-
-
-AHEAD = 5
-"""More than most hash blocks, and no multiple of the four tokens that are mixed at once."""
-
-
-@st.composite
-def looking_ahead(draw):
-    config = draw(configs(least_blocks=12))
-    return dataclasses.replace(config, hash_lookahead=AHEAD)
-
-
-@settings(max_examples=50)
-@given(config=looking_ahead().filter(plain), data=st.data())
-def test_with_keys_ahead_they_are_lookups_and_adoptions_in_order(config, data):
-    drive(Pair(config), data, min(40 - T, min(config.block_sizes) * 20 - T))
 
 
 def test_what_would_be_lost_is_refused():
