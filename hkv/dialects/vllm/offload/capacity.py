@@ -76,7 +76,7 @@ def planned_tier(plan: CachePlan, gib: float) -> PlannedTier:
 
 
 def warnings(config: OffloadConfig, longest: int) -> list[str]:
-    """What is about to go wrong in a tier whose longest prompt has so many tokens, a sentence each."""
+    """Warnings of a tier whose longest prompt has so many tokens, a sentence each."""
     found = [text for group in range(len(config.chunk_tokens)) if (text := _seldom_hit(config, group))]
     chunks, step = f"{config.num_chunks:,} chunks", min(config.step_tokens, longest)
     if (new := sum(_most_new(config, group, step) for group in range(len(config.chunk_tokens)))) > config.num_chunks:

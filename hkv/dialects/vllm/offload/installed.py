@@ -215,7 +215,7 @@ class InstalledScheduler(_Installed):
         return loads, stores, sorted(orders.jobs_to_flush or ())
 
     def _completed(self, jobs: dict[int, int]) -> Any:
-        """What workers say of jobs."""
+        """Reports of workers on jobs."""
         return self._objects.completed(jobs)
 
     def _transfer(self, number: int, job: Any) -> structs.Transfer:

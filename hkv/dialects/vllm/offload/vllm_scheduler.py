@@ -194,14 +194,14 @@ def abort(scheduler: Any, id: str) -> None:
 
 
 def completed(jobs: dict[int, int]) -> Any:
-    """What workers of `OffloadingConnector` say of jobs: of each, how many have finished it."""
+    """Reports of `OffloadingConnector`'s workers on jobs: of each, how many have finished it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 
     return OffloadingWorkerMetadata(completed_jobs=jobs)
 
 
 def stored(events: dict[int, int]) -> Any:
-    """What workers of `SimpleCPUOffloadConnector` say of stores."""
+    """Reports of `SimpleCPUOffloadConnector`'s workers on stores."""
     from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
     return SimpleCPUOffloadWorkerMetadata(completed_store_events=events)
