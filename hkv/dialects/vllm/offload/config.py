@@ -25,12 +25,13 @@ POLICIES = ("lru", "arc")
 """`eviction_policy`."""
 
 
-RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING = (
+RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST_LIMIT = (
     "reset-revives-window-blocks",
     "window-past-a-chunk-never-hits",
     "head-ages-while-tail-loads",
     "tail-evicts-its-own-head",
     "step-beyond-the-tier-stores-nothing",
+    "tail-past-the-limit",
 )
 
 OFFER_OUTLIVES = "offer-outlives-state"
@@ -75,6 +76,14 @@ BUGS = listed(
         contract="a step stores what there is room for, from the prompt's beginning on, and offers it once",
         behaviour="a step with more new chunks than can be made free stores none of them, and all are offered again in "
         "every step from then on, with a warning each",
+        part="manager",
+    ),
+    Bug(
+        name=TAIL_PAST_LIMIT,
+        engine="vLLM 0.33 OffloadingConnectorScheduler._build_partial_tail_store_jobs",
+        contract="of a request no more is stored than its max_offload_tokens",
+        behaviour="where a prompt's tail inside a block lies beyond the limit, an assertion ends the engine; with a "
+        "limit of 0 the tail is stored",
         part="manager",
     ),
     VLLM_BUGS[OFFER_OUTLIVES],

@@ -10,7 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, HEAD_AGES, OWN_HEAD, RESET_REVIVES, OffloadConfig
+from hkv.dialects.vllm.offload.config import (
+    ALL_OR_NOTHING,
+    HEAD_AGES,
+    OWN_HEAD,
+    RESET_REVIVES,
+    TAIL_PAST_LIMIT,
+    OffloadConfig,
+)
 from hkv.errors import EngineFailure, OperationError
 from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
 from reference.dialects.vllm.offload.policies import Key
@@ -351,6 +358,8 @@ class Connector:
             if not handed or state is None or (proof and not state.loaded):
                 continue
             (end,) = {length for _, _, length in entries if length % size}
+            if self._beyond_limit(state, end):
+                continue
             computed = min(state.request.num_computed + step.tokens.get(id, 0), state.request.num_prompt)
             rows = [row for group, row in enumerate(state.blocks) if group not in self.config.aligned]
             if (proof and end + proof > computed) or any(end // size >= len(row) for row in rows):
@@ -362,6 +371,15 @@ class Connector:
             }
             found += self._store_blocks(state, keys, end // size, blocks)
         return found
+
+    def _beyond_limit(self, state: Offloaded, end: int) -> bool:
+        """True if a tail is more than may be stored of its request."""
+        beyond = state.store_limit is not None and end > state.store_limit
+        if beyond and TAIL_PAST_LIMIT in self.config.bugs:
+            if state.store_limit:
+                raise EngineFailure("store_limit", state.store_limit, f"at least the {end} tokens up to the tail")
+            return False
+        return beyond
 
     def _store_blocks(
         self, state: Offloaded, keys: list[Key], column: int, blocks: Mapping[int, int]
