@@ -30,7 +30,7 @@ from reference.hits import longest_hit_by_definition
 from reference.keys import fingerprint
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, configs
-from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn_tokens, padded
+from tests.step.test_step import NO_ROOM, OK, Pair, R, T, drawn, drawn_tokens, padded
 
 P = 40
 
@@ -81,7 +81,7 @@ Texts = list[list[int]]
 
 def two_texts(data, length: int) -> Texts:
     """Two texts, of which prompts are beginnings."""
-    return [[data.draw(st.integers(0, 1)) for _ in range(length)] for _ in range(2)]
+    return [drawn(data, length, st.integers(0, 1)) for _ in range(2)]
 
 
 def turnover(
@@ -141,7 +141,7 @@ def test_arrivals_are_lookups_and_adoptions_in_order(config, data):
 def test_hits_are_those_of_the_definition_whatever_the_iteration_finds(config, data):
     pair = Pair(config)
     longest = min(30, 48 - T, min(config.block_sizes) * 20 - T)
-    base = [data.draw(st.integers(0, 1)) for _ in range(longest)]
+    base = drawn(data, longest, st.integers(0, 1))
     for row in range(2):
         prompt = base[: data.draw(st.integers(1, longest))]
         pair.start(row)
@@ -223,7 +223,7 @@ def both(pair: Pair, entries) -> list[int] | None:
 def test_what_is_inserted_is_found_evicted_and_given_back_like_any_block(config, data):
     pair = Pair(config)
     longest = min(40, 48 - T, min(config.block_sizes) * 20 - T)
-    base = [data.draw(st.integers(0, 1)) for _ in range(longest)]
+    base = drawn(data, longest, st.integers(0, 1))
     size, specs = config.hash_block_size, config.topology.specs
     whole = np.array(base[: longest // size * size], np.int64).reshape(-1, size)
     keys = [tuple(int(word) for word in key) for key in fingerprint.keys(whole, ROOT)]

@@ -150,8 +150,13 @@ def drawn_tokens(data, pair, allow=True):
             count = min(count, pair.rows.config.max_model_len - request.num_computed)
             if data.draw(st.integers(0, 4)):
                 count = min(count, pair.rows.allowed(row))
-        tokens.append([data.draw(st.integers(0, 1)) for _ in range(count)])
+        tokens.append(drawn(data, count, st.integers(0, 1)))
     return tokens
+
+
+def drawn(data, count: int, each: st.SearchStrategy[int]) -> list[int]:
+    """So many values in one draw: a draw of its own takes Hypothesis as long as a token of a step takes to compare."""
+    return data.draw(st.lists(each, min_size=count, max_size=count))
 
 
 @settings(max_examples=60)
@@ -166,9 +171,9 @@ def test_steps_are_the_sequential_operations_in_order(config, data):
             elif data.draw(st.integers(0, 9)) == 0:
                 pair.finish(row)
         tokens = drawn_tokens(data, pair)
-        lookahead = [data.draw(st.sampled_from((0, 0, L))) for _ in range(R)]
+        lookahead = drawn(data, R, st.sampled_from((0, 0, L)))
         computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
-        in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 4))), computed[row]) for row in range(R)]
+        in_flight = list(map(min, drawn(data, R, st.sampled_from((0, 0, 1, 4))), computed))
         pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
 
 
@@ -182,7 +187,7 @@ def test_vllms_order_gives_the_same_up_to_renaming(config, data):
         interleaved.start(row)
     zeros = [0] * R
     for _ in range(data.draw(st.integers(1, 8))):
-        tokens = [[data.draw(st.integers(0, 1)) for _ in range(data.draw(st.integers(0, T)))] for _ in range(R)]
+        tokens = [drawn(data, data.draw(st.integers(0, T)), st.integers(0, 1)) for _ in range(R)]
         nulls = [held_nulls(batched, row) for row in range(R)]
         first = batched.step(tokens, zeros, zeros)
         second = interleaved.step(tokens, zeros, zeros, interleaved=True)

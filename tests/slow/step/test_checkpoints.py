@@ -15,7 +15,7 @@ from hkv.spec import FullAttention, Mamba, OpaqueState, SlidingWindow
 from tests.reference.build import config as build
 from tests.step.sample import assert_same, expressible
 from tests.step.test_arrivals import arrive, unfinished
-from tests.step.test_step import OK, Pair, R, T, drawn_tokens
+from tests.step.test_step import OK, Pair, R, T, drawn, drawn_tokens
 
 
 def states(size: int, alignment: int | None = 1, scratch: int = 0) -> Mamba:
@@ -96,8 +96,8 @@ def drive(config, data) -> None:
             if rest and data.draw(st.integers(0, 4)):
                 tokens[row] = rest[: pair.rows.allowed(row)]
         computed = [request.num_computed if (request := pair.rows.request(row)) else 0 for row in range(R)]
-        lookahead = [data.draw(st.sampled_from((0, 0, 3))) for _ in range(R)]
-        in_flight = [min(data.draw(st.sampled_from((0, 0, 1, 6))), computed[row]) for row in range(R)]
+        lookahead = drawn(data, R, st.sampled_from((0, 0, 3)))
+        in_flight = list(map(min, drawn(data, R, st.sampled_from((0, 0, 1, 6))), computed))
         pair.step(tokens, lookahead, in_flight, data.draw(st.permutations(range(R))))
 
 

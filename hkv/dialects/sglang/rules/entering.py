@@ -1,4 +1,4 @@
-"""Entry of what a request has computed into the tree, and of what it gives back at its end.
+"""Entry into the tree of what a request has computed, and what it gives back at its end.
 
 After each chunk of its prompt, and at its end, a request's pages are entered, and the tree's take their place in its
 row: pages that the tree had already are free at once. With states it is entered up to the length of one that it kept.
