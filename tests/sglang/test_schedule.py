@@ -264,7 +264,7 @@ class Retracting(SGLangScheduler):
 @pytest.mark.sglang
 @pytest.mark.parametrize("policy", POLICIES)
 def test_requests_are_retracted_as_by_sglang(policy: str) -> None:
-    """Requests that are sent back, in which order, what is left of the cache, and how much is held free from then on."""
+    """Requests sent back, in which order, what is left of the cache, and how much is held free from then on."""
     retractions = 0
     for seed in range(3):
         made = scheduler(policy, seed, kind=Retracting, engine="both")
