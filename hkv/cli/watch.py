@@ -10,17 +10,17 @@ from typing import Any
 import click
 
 from hkv.cli.html import broken_case, html_field, write_page
-from hkv.cli.live import MOST, Live, serve_field
 from hkv.cli.options import Traffic, check_timeout, command_of, dialect_option, seeds_option, timeout_option
 from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_broken
 from hkv.contract.answer import EngineFactory
-from hkv.contract.options import argument, group
+from hkv.contract.options import argument, group, option
 from hkv.oracle.broken_invariant import Found, Watching
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import Engines, history
 from hkv.oracle.record import features_of
+from hkv.page.live import MOST, Live
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,11 @@ class _WatchOptions(Reported):
     seeds: int = seeds_option(20)
     traffic: Traffic = group(Traffic)
     html: str | None = html_field("every block up to each broken invariant")
-    serve: str | None = serve_field()
+    serve: str | None = option(
+        *(None, "--serve"),
+        metavar="HOST:PORT",
+        help="Serve a page of what is going on, on an address of this machine; port 0 for any. Ends when interrupted.",
+    )
     timeout: float = timeout_option()
 
 

@@ -1,10 +1,8 @@
 """History of every block under some operations, on one engine or on several side by side: what a page shows.
 
-Engines perform the operations in lock-step and are asked for their `state` after each; a dialect's snapshot of a state
-(`Dialect.snapshot`) says of every block who holds it and what it is cached as. Kept are changes alone: columns of
-(operation, block, status, holders, key), from which the page rebuilds any moment. A log's own states are a side too,
-looked at where the log has them. Where operations times blocks are too many for a look after each, one is made after
-every n-th operation, and the page says so; answers are never left out.
+Engines perform the operations in lock-step and are asked for their `state` after each (`hkv.oracle.side` keeps what
+changed). A log's own states are a side too, looked at where the log has them. Where operations times blocks are too
+many for a look after each, one is made after every n-th operation, and the page says so; answers are never left out.
 """
 
 from __future__ import annotations
@@ -18,37 +16,24 @@ import msgspec
 import numpy as np
 
 from hkv.contract import registry
-from hkv.contract.answer import EngineFactory, Failure, failure_of
+from hkv.contract.answer import EngineFactory, failure_of
 from hkv.contract.dialect import Dialect
 from hkv.contract.log import Log, answer_type
-from hkv.contract.snapshot import Snapshot
 from hkv.errors import HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken
-from hkv.oracle.engine import attempt, compare, make_engine
+from hkv.oracle.engine import compare, make_engine
 from hkv.oracle.log_file import log_bytes, parse_log
+from hkv.oracle.side import Side
 from hkv.oracle.verbs import explain
 
 LOOKED_AT = 40_000_000
 """Most blocks that all looks at one engine amount to; of more operations and blocks, only some are followed by one."""
 
-QUEUED = 3_000_000
-"""Most entries of free queues that are kept, over all looks; beyond, the order of the queue is not."""
-
 EXPLAINED = 8_000
 """Operations that the reference performs for explanations, each of which begins at the first line."""
 
-LONGEST = 2_000
-"""Characters of an answer that are kept where operations are many."""
-
-MANY = 5_000
-"""Operations from which long answers are cut."""
-
 _LONG = re.compile(r"\[((?:\d+, ){20})(?:\d+, )+(\d+)\]")
 """A list of more than 22 numbers; the first twenty and the last are shown, the answers themselves are whole."""
-
-FREE, HELD, CACHED = 1, 2, 4
-"""Bits of a block's status: in a free list, held by somebody, under a key. None of them: lost to everybody."""
-
 
 Engines: TypeAlias = Sequence[tuple[str, EngineFactory]]
 """Engines by name; of two, the first is in doubt and the second counts."""
@@ -131,9 +116,9 @@ def history(
       UnsupportedConfigError: the dialect does not say what its states mean.
     """
     dialect = registry.dialect_of(header.dialect)
-    look = _look(dialect)
-    sides = [_Side(dialect, header, each, factory) for each, factory in engines]
-    told = _Side(dialect, header, recorded, None) if recorded else None
+    look = look_of(dialect)
+    sides = [Side(dialect, header, each, make_engine(factory, header)) for each, factory in engines]
+    told = Side(dialect, header, recorded, None) if recorded else None
     every = _every(len(operations), header)
     near = {mark.line - 2 + offset for mark in marks for offset in (-1, 0, 1)}
     differing = list[int]()
@@ -146,7 +131,7 @@ def history(
         side.look(0, look)
     for index, operation in enumerate(operations):
         if told is not None:
-            told.takes(index, operation)
+            told.is_told(index, operation, getattr(operation, "want", None))
         own = names.operation(operation, both) if len(sides) > 1 else operation
         going = not any(side.ended for side in sides)
         given = [side.perform(index, own if side is sides[0] else operation) for side in sides]
@@ -161,34 +146,72 @@ def history(
         progress()
     all_sides = [*([told] if told is not None else []), *sides]
     log = parse_log(text or log_bytes(header, operations, _wants(operations, sides)), name) if explained else None
+    return case_data(
+        name,
+        header,
+        [operation_text(operation) for operation in operations],
+        [subject(operation) for operation in operations],
+        all_sides,
+        differing=differing,
+        marks=marks,
+        headline=headline,
+        path=path,
+        every=every,
+        explanations={} if log is None else _explanations(log, marks),
+        commands=[{"what": what, "command": command} for what, command in (commands or {}).items()],
+        text=text.decode() if len(text) < 100_000 else "",
+    )
+
+
+def case_data(
+    name: str,
+    header: Any,
+    operations: Sequence[str],
+    subjects: Sequence[str],
+    sides: Sequence[Side],
+    *,
+    differing: Sequence[int] = (),
+    marks: Iterable[Mark] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """Data of one case of a page.
+
+    Args:
+      name: title of the case.
+      header: the configuration.
+      operations: texts of the operations.
+      subjects: requests that they are about.
+      sides: engines, or what was told.
+      differing: operations whose answers differ.
+      marks: operations to which the page leads.
+      **more: values in place of those for none.
+    """
+    dialect = registry.dialect_of(header.dialect)
+    given = {"headline": "", "path": "", "first": 0, "every": 1, "explanations": {}, "commands": [], "text": ""}
     return {
+        **given,
+        **more,
         "name": name,
-        "headline": headline,
-        "path": path,
         "dialect": dialect.title,
         "summary": dialect.summary(header),
         "header": msgspec.to_builtins(header),
         "groups": [{"kind": kind, "size": size} for kind, size in dialect.groups(header)],
-        "pools": next((side.pools for side in all_sides if side.pools), []),
-        "every": every,
-        "operations": "\n".join(_text(operation) for operation in operations),
-        "subjects": [str(getattr(operation, "id", "") or "") for operation in operations],
-        "sides": [side.record(len(operations)) for side in all_sides],
+        "pools": next((side.pools for side in sides if side.pools), []),
+        "operations": "\n".join(operations),
+        "subjects": list(subjects),
+        "sides": [side.record(len(operations)) for side in sides],
         "differing": np.array(differing, np.int32),
         "marks": [dataclasses.asdict(mark) for mark in sorted(marks, key=lambda mark: mark.line)],
-        "explanations": {} if log is None else _explanations(log, marks),
-        "commands": [{"what": what, "command": command} for what, command in (commands or {}).items()],
-        "text": text.decode() if len(text) < 100_000 else "",
     }
 
 
-def _differ(dialect: Dialect, want: Any, got: Any, sides: Sequence[_Side], header: Any) -> bool:
+def _differ(dialect: Dialect, want: Any, got: Any, sides: Sequence[Side], header: Any) -> bool:
     """True if two answers differ in what all engines have."""
     lacks = frozenset[str]().union(*(side.lacks for side in sides))
     return compare(dialect, want, got, header.oplog, lacks) is not None
 
 
-def _look(dialect: Dialect) -> Any:
+def look_of(dialect: Dialect) -> Any:
     """The operation that is answered with the whole state."""
     state = dialect.log.operations.get("state")
     if state is None:
@@ -201,160 +224,23 @@ def _every(operations: int, header: Any) -> int:
     return max(1, -(-operations * blocks // LOOKED_AT))
 
 
-def _text(operation: Any) -> str:
+def operation_text(operation: Any) -> str:
     """An operation without its answer, on one line of JSON."""
     fields = msgspec.to_builtins(operation)
     fields.pop("want", None)
     return msgspec.json.encode(fields).decode()
 
 
-def _wants(operations: Sequence[Any], sides: Sequence[_Side]) -> list[Any]:
+def subject(operation: Any) -> str:
+    """The request that an operation is about; "" for none."""
+    return str(getattr(operation, "id", "") or "")
+
+
+def _wants(operations: Sequence[Any], sides: Sequence[Side]) -> list[Any]:
     """Answers that a log of the operations needs: the recorded ones, or those of the side that counts."""
     if all(getattr(each, "want", None) is not None for each in operations if answer_type(type(each)) is not None):
         return [getattr(each, "want", None) for each in operations]
     return sides[-1].given
-
-
-class _Side:
-    """One engine, or a log's own answers: what it answered, and how its blocks changed.
-
-    Columns of a change: number of the operation after which it was seen (0: before the first), number of the block
-    (over all pools, one after the other), status, group, tokens covered, key, references, set of holders.
-    """
-
-    def __init__(self, dialect: Dialect, header: Any, name: str, factory: EngineFactory | None) -> None:
-        self._dialect, self._header, self.name = dialect, header, name
-        self._engine = None if factory is None else make_engine(factory, header)
-        self.lacks = frozenset[str]() if factory is None else dialect.lacking(self._engine)
-        self.given: list[Any] = []
-        self._answers: list[str] = []
-        self.pools: list[dict[str, Any]] = []
-        self.problem = "" if factory is not None else "looked at where the log has a state"
-        self.ended = self._blind = False
-        self._cells: dict[int, tuple[int, ...]] = {}
-        self._rows: list[tuple[int, ...]] = []
-        self._keys: dict[str, int] = {}
-        self._names: dict[str, int] = {}
-        self._sets: dict[tuple[tuple[str, int, int], ...], int] = {(): 0}
-        self._queue: list[Sequence[Sequence[int]]] = []
-        self._queue_at: list[int] = []
-        self._queued = 0
-        self._looks: list[int] = []
-
-    def attempt(self, operation: Any) -> Any:
-        """Answer of the engine, or the failure in its place."""
-        return attempt(self._dialect, self._engine, operation)
-
-    def perform(self, index: int, operation: Any) -> Any:
-        """Answer to the next operation; once the engine has failed it is asked no more."""
-        if self.ended:
-            answer: Any = self.given[-1]
-            self._answers.append("")
-        else:
-            answer = self.attempt(operation)
-            self._take(index, answer)
-        self.given.append(answer)
-        return answer
-
-    def takes(self, index: int, operation: Any) -> None:
-        """Takes a recorded answer, and looks at it where it is a state."""
-        answer = getattr(operation, "want", None)
-        self._take(index, answer)
-        if answer is not None and type(operation).__struct_config__.tag == "state":
-            self._see(index + 1, answer)
-
-    def _take(self, index: int, answer: Any) -> None:
-        if isinstance(answer, Failure):
-            self.ended, self.problem = True, f"line {index + 2}: fails, {answer.message}"
-            self._answers.append(f"fails: {' '.join(answer.message.split())}")
-            return
-        encoded = "" if answer is None else msgspec.json.encode(self._dialect.log.encode_answer(answer)).decode()
-        self._answers.append(encoded if index < MANY or len(encoded) <= LONGEST else f"{encoded[:LONGEST]}...")
-
-    def look(self, at: int, operation: Any) -> None:
-        """Looks at the engine after so many operations."""
-        if self.ended or self._blind or "state" in self.lacks:
-            if not self.ended and not self._blind:
-                self._blind, self.problem = True, "the engine has no states: its blocks cannot be drawn"
-            return
-        answer = self.attempt(operation)
-        if isinstance(answer, Failure):
-            self._blind, self.problem = True, f"no blocks from here on: asked for its state, {answer.message}"
-            return
-        self._see(at, answer)
-
-    def _see(self, at: int, state: Any) -> None:
-        try:
-            seen = self._dialect.snapshot(self._header, state)
-        except UnsupportedConfigError as error:
-            self._blind, self.problem = True, f"its blocks cannot be drawn: {error.expected}"
-            return
-        if not self.pools:
-            self.pools = [{"name": pool.name, "first": pool.ids.start, "size": len(pool.ids)} for pool in seen.pools]
-        cells = self._cells_of(seen)
-        before, plain = self._cells, (FREE, -1, -1, -1, 0, 0)
-        self._rows += [(at, block, *cell) for block, cell in cells.items() if before.get(block, plain) != cell]
-        self._rows += [(at, block, *plain) for block in before if block not in cells]
-        self._cells = cells
-        self._looks.append(at)
-        order = [list(pool.free) for pool in seen.pools]
-        if self._queued <= QUEUED and (not self._queue or order != self._queue[-1]):
-            self._queue.append(order)
-            self._queue_at.append(at)
-            self._queued += sum(map(len, order))
-
-    def _cells_of(self, seen: Snapshot) -> dict[int, tuple[int, ...]]:
-        """Every block that is not simply free, by its number over all pools."""
-        found: dict[int, tuple[int, ...]] = {}
-        start = 0
-        for number, pool in enumerate(seen.pools):
-            free, first = set(pool.free), pool.ids.start
-            special = {block for which, block in (*seen.holders, *seen.entries, *seen.references) if which == number}
-            for block in (special | (set(pool.ids) - free)) & set(pool.ids):
-                at = number, block
-                holders = tuple(sorted(seen.holders.get(at, ())))
-                group, tokens, key = seen.entries.get(at, (-1, -1, ""))
-                references = seen.references.get(at, len(holders))
-                status = FREE * (block in free) | HELD * bool(holders or references) | CACHED * (at in seen.entries)
-                group = group if group >= 0 or not holders else holders[0][1]
-                named = self._keys.setdefault(key, len(self._keys)) if status & CACHED else -1
-                held = self._sets.setdefault(holders, len(self._sets))
-                found[start + block - first] = (status, group, tokens, named, references, held)
-            start += len(pool.ids)
-        return found
-
-    def record(self, operations: int) -> dict[str, Any]:
-        """The side as plain values and columns."""
-        self._answers += [""] * (operations - len(self._answers))
-        rows = np.array(self._rows, np.int32).reshape(-1, 8)
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-        fields = ("at", "block", "status", "group", "tokens", "key", "references", "holders")
-        names = self._names
-        sets = [
-            [(names.setdefault(id, len(names)), group, column) for id, group, column in each] for each in self._sets
-        ]
-        flat = np.array([each for one in sets for each in one], np.int32).reshape(-1, 3)
-        queue = [np.array([block for pool in order for block in pool], np.int32) for order in self._queue]
-        lengths = [len(pool) for order in self._queue for pool in order]
-        return {
-            "name": self.name,
-            "problem": self.problem,
-            "answers": "\n".join(self._answers),
-            "changes": {field: rows[:, column].copy() for column, field in enumerate(fields)},
-            "holders": {
-                "start": np.cumsum([0, *map(len, sets)], dtype=np.int32),
-                **{field: flat[:, column].copy() for column, field in enumerate(("request", "group", "column"))},
-            },
-            "requests": list(names),
-            "keys": list(self._keys),
-            "looks": np.array(self._looks, np.int32),
-            "queue": {
-                "whole": self._queued <= QUEUED,
-                "at": np.array(self._queue_at, np.int32),
-                "lengths": np.array(lengths, np.int32),
-                "blocks": np.concatenate(queue) if queue else np.zeros(0, np.int32),
-            },
-        }
 
 
 # Accounts of requests, in `hkv explain`'s words.

@@ -163,6 +163,10 @@ class Case {
     this.numbers ??= new Map([...new Set(this.subjects)].map((each, at) => [each, at]));
     return this.numbers.get(id) ?? 0;
   }
+  /** Line of the log that stands for so many operations; the first ones of a live page are gone. */
+  lineAt(at) { return this.first + at + 1; }
+  /** Number of operations that a line stands for. */
+  atLine(line) { return Math.max(0, line - 1 - this.first); }
   operation(index) { return JSON.parse(this.lines.line(index) || "{}"); }
   poolOf(block) { return upper(this.starts, block) - 1; }
   /** Name of a block: its id, behind its pool's number where there are several. */
@@ -206,7 +210,8 @@ class Case {
   /** True if two sides' cells of a block differ after `at` operations. */
   unlike(block, at) {
     const drawn = this.sides.filter((side) => side.drawn);
-    if (drawn.length < 2 || !drawn.every((side) => at <= side.until && (side.name !== "log" || side.looked(at)))) return false;
+    const told = drawn.some((side) => side.told); // what is told now and then is compared with a look at that moment
+    if (drawn.length < 2 || !drawn.every((side) => at <= side.until && (!told || side.looked(at)))) return false;
     const [one, other] = drawn.slice(-2);
     const a = one.cell(block, at), b = other.cell(block, at);
     return a.status !== b.status || a.tokens !== b.tokens || one.keyOf(a) !== other.keyOf(b)
@@ -230,7 +235,7 @@ class Case {
   }
   /** Numbers of operations (from 1) after which a reader may want to stop: marks and differences. */
   stops() {
-    const found = new Set(this.marks.map((mark) => mark.line - 1));
+    const found = new Set(this.marks.map((mark) => this.atLine(mark.line)));
     for (let at = 1; at <= this.count; at++) if (this.differs[at]) found.add(at);
     return [...found].filter((at) => at >= 0).sort((a, b) => a - b);
   }

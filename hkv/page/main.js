@@ -54,11 +54,12 @@ class Page {
       this.view.choose({ at: this.cases[this.current].count }, true);
       return;
     }
-    const ended = choice.at === before.count;
+    const ended = choice.at === before.count, now = this.cases[same];
     this.current = same;
     list.value = String(same);
-    this.view.show(this.cases[same], true);
-    this.view.choose({ ...choice, at: ended ? this.cases[same].count : choice.at }, ended);
+    this.view.frame.x = Math.max(0, this.view.frame.x + before.first - now.first);
+    this.view.show(now, true);
+    this.view.choose({ ...choice, at: ended ? now.count : now.atLine(before.lineAt(choice.at)) }, ended);
   }
   open(number) {
     this.current = number;
@@ -66,7 +67,7 @@ class Page {
     this.view.found = null;
     this.view.show(this.cases[number]);
     this.mode(this.view.mode);
-    const shown = this.cases[number], [mark] = shown.marks, at = mark ? Math.min(shown.count, mark.line - 1) : 0;
+    const shown = this.cases[number], [mark] = shown.marks, at = mark ? Math.min(shown.count, shown.atLine(mark.line)) : 0;
     this.view.choose({ at, block: at ? shown.culprit(at) : -1, side: 0 });
     if (at) this.view.near();
     this.legend();
@@ -79,7 +80,7 @@ class Page {
     const mode = MODES.findIndex(([name]) => name === asked.get("rows"));
     if (mode >= 0) this.mode(mode);
     const choice = {};
-    if (asked.has("op")) choice.at = (Number(asked.get("op")) || 1) - 1;
+    if (asked.has("op")) choice.at = this.cases[number].atLine(Number(asked.get("op")) || 1);
     if (asked.has("block")) choice.block = this.cases[number].block(asked.get("block"));
     if (asked.has("side")) choice.side = Math.max(0, Math.min(this.cases[number].sides.length - 1, Number(asked.get("side")) || 0));
     if (Object.keys(choice).length) this.view.choose(choice, true);
@@ -89,7 +90,7 @@ class Page {
     this.panel.show(shown, choice);
     const address = new URLSearchParams();
     if (this.cases.length > 1) address.set("case", String(this.current));
-    address.set("op", String(choice.at + 1));
+    address.set("op", String(shown.lineAt(choice.at)));
     if (choice.block >= 0) address.set("block", shown.nameOf(choice.block));
     if (choice.side) address.set("side", String(choice.side));
     if (this.view.mode) address.set("rows", MODES[this.view.mode][0]);
@@ -97,7 +98,7 @@ class Page {
     try { history.replaceState(null, "", this.written); } catch { location.replace(this.written); }
     const side = shown.sides[choice.side];
     const cell = choice.block >= 0 && side.drawn ? `, block ${shown.nameOf(choice.block)}: ${shown.status(side, side.cell(choice.block, choice.at))}` : "";
-    byId("spoken").textContent = `line ${choice.at + 1} ${choice.at ? shown.words(choice.at - 1) : "start"}${cell}`;
+    byId("spoken").textContent = `line ${shown.lineAt(choice.at)} ${choice.at ? shown.words(choice.at - 1) : "start"}${cell}`;
   }
   mode(mode) {
     this.view.setMode(mode);
@@ -204,14 +205,14 @@ function searched(shown, text) {
     const block = shown.block(named ? named[1] : line[1]);
     if (block >= 0) found.push({ words: `block ${shown.nameOf(block)}`, choice: { block } });
   }
-  if (line && Number(line[1]) >= 1 && Number(line[1]) <= shown.count + 1) {
-    const at = Number(line[1]) - 1;
+  if (line && Number(line[1]) >= shown.lineAt(0) && Number(line[1]) <= shown.lineAt(shown.count)) {
+    const at = shown.atLine(Number(line[1]));
     found.push({ words: `line ${line[1]}: ${at ? shown.words(at - 1) : "configuration"}`, choice: { at } });
   }
   const ids = [...new Set(shown.subjects.filter((id) => id && id.toLowerCase().includes(text.toLowerCase())))].sort((a, b) => a.length - b.length);
   for (const id of ids.slice(0, 8)) {
     const at = shown.subjects.indexOf(id) + 1, count = shown.subjects.filter((each) => each === id).length;
-    found.push({ words: `request ${id}: ${count} operations, from line ${at + 1}`, choice: { at }, spans: spansOf((each) => (cell) => each.held(cell.holders).some(([one]) => one === id)) });
+    found.push({ words: `request ${id}: ${count} operations, from line ${shown.lineAt(at)}`, choice: { at }, spans: spansOf((each) => (cell) => each.held(cell.holders).some(([one]) => one === id)) });
   }
   if (/^[0-9a-f]{3,}$/i.test(text)) {
     side.keys.forEach((key, number) => {
@@ -219,7 +220,7 @@ function searched(shown, text) {
       const row = side.changes.key.indexOf(number);
       if (row < 0) return;
       const block = side.changes.block[row], at = side.changes.at[row];
-      found.push({ words: `key ${key}: block ${shown.nameOf(block)}, line ${at + 1}`, choice: { at, block },
+      found.push({ words: `key ${key}: block ${shown.nameOf(block)}, line ${shown.lineAt(at)}`, choice: { at, block },
         spans: spansOf((each) => { const same = each.keys.indexOf(key); return (cell) => cell.key === same && same >= 0; }) });
     });
   }

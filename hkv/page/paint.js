@@ -317,7 +317,7 @@ function paintTops(context, palette, shown, side, frame) {
     context.fillStyle = palette.faint;
     if (!words) {
       context.textAlign = "center";
-      context.fillText(String(at + 1), x, top - 8);
+      context.fillText(String(shown.lineAt(at)), x, top - 8);
       context.textAlign = "left";
       continue;
     }
@@ -325,11 +325,11 @@ function paintTops(context, palette, shown, side, frame) {
     context.translate(x, top - 4);
     context.rotate(-Math.PI / 2);
     context.fillStyle = shown.differs[at] ? palette.wrong : palette.ink;
-    context.fillText(short(at ? `${at + 1} ${shown.words(at - 1)}` : "1 start", Math.floor(top / 5.8)), 0, 0);
+    context.fillText(short(at ? `${shown.lineAt(at)} ${shown.words(at - 1)}` : `${shown.lineAt(0)} start`, Math.floor(top / 5.8)), 0, 0);
     context.restore();
   }
   for (const mark of shown.marks) {
-    const x = GUTTER + (mark.line - 1 - frame.x + 0.5) * sx;
+    const x = GUTTER + (shown.atLine(mark.line) - frame.x + 0.5) * sx;
     if (x < GUTTER || x > width) continue;
     context.strokeStyle = palette.wrong;
     context.lineWidth = 2;

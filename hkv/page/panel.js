@@ -26,7 +26,7 @@ class Panel {
       this.ofCase(), this.ofOperation(choice), ...(choice.block >= 0 ? [this.ofBlock(choice)] : []), this.ofMoment(choice), this.repeat());
     this.box.scrollTop = scrolled;
   }
-  line(at, text = `line ${at + 1}`) {
+  line(at, text = `line ${this.shown.lineAt(at)}`) {
     return el("button", { class: "link", onclick: () => this.go({ at }) }, text);
   }
   blockLink(block, at) {
@@ -35,7 +35,7 @@ class Panel {
   ofCase() {
     const { shown } = this;
     const marks = shown.marks.map((mark) => el("div", { class: `mark ${mark.kind}` },
-      this.line(mark.line - 1), " ", el("b", {}, mark.title), ...mark.text.map((text) => el("p", {}, text))));
+      this.line(shown.atLine(mark.line)), " ", el("b", {}, mark.title), ...mark.text.map((text) => el("p", {}, text))));
     const every = shown.every > 1
       ? el("p", { class: "note" }, `Blocks were looked at after every ${shown.every} operations: what happened in between shows at the next look.`) : "";
     return el("section", {}, el("h2", {}, shown.name),
@@ -44,15 +44,15 @@ class Panel {
   }
   ofOperation({ at }) {
     const { shown } = this;
-    if (!at) return el("section", {}, el("h2", {}, "Line 1: the configuration"), fields(shown.header));
+    if (!at) return el("section", {}, el("h2", {}, shown.first ? `After line ${shown.lineAt(0)}; the configuration` : "Line 1: the configuration"), fields(shown.header));
     const index = at - 1, differs = shown.differs[at];
     const answers = shown.sides.map((side) => [side.name, side.answers.line(index)]).filter(([, text]) => text);
     const rows = answers.map(([name, text]) => el("tr", {}, el("th", {}, name), el("td", {}, el("code", {}, differs ? marked(text, answers) : text))));
     const changed = this.changed(at);
-    return el("section", {}, el("h2", {}, `Line ${at + 1}: ${shown.words(index)}`),
+    return el("section", {}, el("h2", {}, `Line ${shown.lineAt(at)}: ${shown.words(index)}`),
       el("p", {}, el("code", {}, shown.words(index, true))),
       rows.length ? el("table", { class: differs ? "answers differs" : "answers" }, el("caption", {}, differs ? "the answers differ" : "answer"), rows) : "",
-      changed, this.account(shown.explanations[at + 1], at + 1));
+      changed, this.account(shown.explanations[shown.lineAt(at)], shown.lineAt(at)));
   }
   changed(at) {
     const { shown } = this, sides = shown.sides.filter((side) => side.drawn);
@@ -86,7 +86,7 @@ class Panel {
   ofBlock({ at, block, side: chosen }) {
     const { shown } = this, pool = shown.pools[shown.poolOf(block)];
     const parts = shown.sides.filter((side) => side.drawn).map((side) => this.blockOn(side, block, at));
-    return el("section", {}, el("h2", {}, `Block ${shown.nameOf(block)} after line ${at + 1}`),
+    return el("section", {}, el("h2", {}, `Block ${shown.nameOf(block)} after line ${shown.lineAt(at)}`),
       shown.pools.length > 1 ? el("p", { class: "note" }, `pool ${pool.name}`) : "", parts);
   }
   blockOn(side, block, at) {
@@ -130,13 +130,13 @@ class Panel {
       }
       return el("tr", {}, el("th", {}, side.name), ...[held, cached, free, lost].map((count) => el("td", {}, String(count))));
     });
-    return rows.length ? el("section", {}, el("h2", {}, `All blocks after line ${at + 1}`),
+    return rows.length ? el("section", {}, el("h2", {}, `All blocks after line ${shown.lineAt(at)}`),
       el("table", { class: "counts" }, el("tr", {}, ...["", "held", "cached", "free", "lost"].map((name) => el("th", {}, name))), rows)) : "";
   }
   /** `hkv explain`'s account of a request. */
   account(told, line) {
     const { path } = this.shown;
-    if (!told) return path && this.shown.subjects[line - 2] ? el("div", {}, el("p", { class: "note" }, "the reference's account of this line"), copied(`hkv explain ${path} --line ${line}`)) : "";
+    if (!told) return path && this.shown.subjects[this.shown.atLine(line) - 1] ? el("div", {}, el("p", { class: "note" }, "the reference's account of this line"), copied(`hkv explain ${path} --line ${line}`)) : "";
     if (told.refused) return el("p", { class: "note" }, `no account: ${told.refused}`);
     const rows = told.groups.map((group) => el("tr", {}, el("td", {}, `${group.group}`), el("td", {}, `${group.kind}:${group.block_size}`), el("td", {}, `${group.largest}`),
       el("td", {}, group.next === null ? "no longer hit is possible" : group.lacks.length ? group.lacks.map((lack) => el("p", {}, `tokens ${lack.first} to ${lack.last}: ${lack.why}`,
@@ -150,7 +150,7 @@ class Panel {
       told.found !== null && told.found !== told.hit ? el("p", { class: "wrong" }, `the lookup found ${told.found}: ${told.causes.join("; ")}`) : "",
       rows.length ? el("table", {}, el("tr", {}, ...["group", "kind", "alone", next ? `lacks for ${next} tokens` : "lacks"].map((name) => el("th", {}, name))), rows) : "",
       told.events.length ? el("details", {}, el("summary", {}, `what the request did, ${told.events.length} lines`), el("ol", { class: "life" },
-        told.events.map(([line, text]) => el("li", {}, this.line(line - 1), ` ${text}`)))) : "");
+        told.events.map(([line, text]) => el("li", {}, this.line(this.shown.atLine(line)), ` ${text}`)))) : "");
   }
   repeat() {
     const { shown } = this;

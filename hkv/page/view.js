@@ -1,6 +1,6 @@
 // The stage: one canvas a side, which pan and zoom together, and the choice of an operation and a block.
 //
-// `at` is a number of operations: after `at` of them a cell is what it is, and its line in the log is `at + 1`. What is
+// `at` is a number of operations: after `at` of them a cell is what it is, and its line in the log is `lineAt(at)`. What is
 // drawn is drawn anew only when the frame changes; the choice and the pointer are painted on a canvas of their own.
 
 const MODES = [["blocks", BlockRows], ["requests", RequestRows], ["queue", QueueRows]];
@@ -163,7 +163,7 @@ class View {
     this.bubble.hidden = !there;
     if (!there) return;
     const { at, block } = this.hover, { side } = figure;
-    const line = at ? `line ${at + 1}: ${this.shown.words(at - 1)}` : "before the first operation";
+    const line = at ? `line ${this.shown.lineAt(at)}: ${this.shown.words(at - 1)}` : "before the first operation";
     const cell = block >= 0 && side.drawn ? `block ${this.shown.nameOf(block)}: ${this.shown.status(side, side.cell(block, at))}` : "";
     this.bubble.replaceChildren(el("b", {}, line), cell && el("br"), cell);
     const box = this.stage.getBoundingClientRect();

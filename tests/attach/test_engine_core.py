@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 
@@ -18,6 +20,7 @@ from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from tests.attach.test_processes import told
+from tests.page.reading import cells_of, data_in
 
 pytestmark = pytest.mark.vllm
 
@@ -51,7 +54,7 @@ if __name__ == "__main__":
 """
 
 
-def begin(folder: pathlib.Path, start: str) -> subprocess.Popen[bytes]:
+def begin(folder: pathlib.Path, start: str, **settings: str) -> subprocess.Popen[bytes]:
     """An `LLM()` with HKV's plugin, as installed, in rounds of eight requests."""
     from benchmarks.attach_schedulers import MODEL
 
@@ -65,7 +68,7 @@ def begin(folder: pathlib.Path, start: str) -> subprocess.Popen[bytes]:
     )
     environment = os.environ | {
         "PYTHONPATH": f"{plugin.parent}{os.pathsep}{ROOT}",
-        "HKV_ATTACH": str(folder / "logs"),
+        "HKV_ATTACH": json.dumps({"folder": str(folder / "logs"), **settings}),
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -74,6 +77,33 @@ def begin(folder: pathlib.Path, start: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(folder / "program.py"), str(folder), start]
     with (folder / "said").open("wb") as said:
         return subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+
+
+def test_the_page_of_an_engine_core_follows_it(tmp_path: pathlib.Path) -> None:
+    process = begin(tmp_path, "fork", mode="shadow", serve="127.0.0.1:0", states="step")
+    try:
+        told(tmp_path, 200)
+        (url,) = re.findall(
+            r"^.*live page: (http://127\.0\.0\.1:\d+/\S+/)$", (tmp_path / "said").read_text(), re.MULTILINE
+        )
+        seen = []
+        for _ in range(3):
+            with urllib.request.urlopen(f"{url}data?since=0", timeout=60) as answer:
+                (case,) = data_in(answer.read())["cases"]
+            seen.append(case["first"] + len(case["operations"].splitlines()))
+            time.sleep(2)
+        assert process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert seen[0] < seen[1] < seen[2]
+    assert "none differs" in case["headline"]
+    live, beside = case["sides"]
+    assert (live["told"], beside["told"]) == (True, False)
+    both = sorted(set(live["looks"].tolist()) & set(beside["looks"].tolist()))
+    assert both
+    for at in both:
+        assert cells_of(live, at) == cells_of(beside, at), at
 
 
 def wait_for(core: int) -> None:

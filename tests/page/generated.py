@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hkv.oracle.history import CACHED, FREE, HELD
+from hkv.oracle.side import CACHED, FREE, HELD
 
 
 def generated(operations: int, blocks: int, held: int = 24) -> dict[str, Any]:

@@ -32,8 +32,13 @@ class Markup(html.parser.HTMLParser):
 
 
 def data_of(page: bytes) -> Any:
-    """Data of a page, its columns and texts put in their places."""
-    content = zlib.decompress(base64.b64decode(Markup(page.decode()).texts["data"]))
+    """Data of a page."""
+    return data_in(base64.b64decode(Markup(page.decode()).texts["data"]))
+
+
+def data_in(content: bytes) -> Any:
+    """Packed data, columns and texts put in their places."""
+    content = zlib.decompress(content)
     length = int.from_bytes(content[:4], "little")
     base = 4 + length
 

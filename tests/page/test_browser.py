@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import pathlib
 import time
@@ -11,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from hkv.cli.live import Live
 from hkv.contract import registry
+from hkv.oracle.attach import shown
+from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.comparison import Comparison
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import history
 from hkv.oracle.log_file import read_log
-from hkv.oracle.record import Only
+from hkv.oracle.record import Only, record
 from hkv.page import page as page_of
+from hkv.page.live import Live
 from hkv.replay.pages import replay_data
 from tests.page.browser import launched, opened, place, settled, until
 from tests.page.generated import generated
@@ -228,6 +231,40 @@ def test_a_live_page_follows_what_is_performed(browser: Any) -> None:
         count = 80
         until(page, "hkv.cases[0].count === 80")
         assert "Line 1: the configuration" in panel(page)
+
+
+def test_the_live_page_of_an_observed_cache_follows_it(
+    browser: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shown, "REST", 0.0)
+    monkeypatch.setattr(shown, "MOST", 60)
+    found = record(engine_factory("numpy"), "core", 3, 3, 12)
+    said = iter(zip(found.operations, found.answers, strict=True))
+    session = Session(AttachSettings(folder=str(tmp_path), mode="shadow", serve="127.0.0.1:0"))
+    sink = session.sink(registry.dialect_of("vllm-0.33"))
+    sink.begin(found.header)
+    for operation, answer in itertools.islice(said, 20):
+        sink.operation(operation, answer)
+    with opened(browser, capsys.readouterr().err.split()[-1]) as page:
+        until(page, "hkv.cases.length")
+        assert "After line 21; the configuration" in panel(page)
+        for operation, answer in itertools.islice(said, 50):
+            sink.operation(operation, answer)
+        until(page, "hkv.cases[0].count === 50")
+        assert "Line 71" in panel(page)
+        page.keyboard.press("ArrowLeft")
+        for operation, answer in itertools.islice(said, 30):
+            sink.operation(operation, answer)
+        until(page, "hkv.cases[0].first === 51")
+        assert "Line 70" in panel(page)
+        assert page.evaluate("location.hash").startswith("#op=70")
+        assert "none differs" in panel(page)
+        operation, answer = next((each, told) for each, told in said if getattr(told, "blocks", None))
+        sink.operation(operation, type(answer)([[31], *answer.blocks[1:]]))
+        until(page, "hkv.cases[0].marks.length")
+        page.keyboard.press("n")
+        assert "the answers differ" in panel(page)
+    session.close()
 
 
 def test_hostile_names_are_shown_and_nothing_else(browser: Any, tmp_path: pathlib.Path) -> None:

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hkv.cli import live
 from hkv.errors import ConfigError
+from hkv.page import live
 
 made = list[int]()
 

@@ -12,7 +12,8 @@ import pytest
 from hkv.contract import registry
 from hkv.contract.snapshot import Snapshot
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.history import CACHED, FREE, HELD, history
+from hkv.oracle.history import history
+from hkv.oracle.side import CACHED, FREE, HELD
 from hkv.oracle.verbs import record
 from hkv.page import page
 from tests.page.reading import Markup, cells_of, data_of

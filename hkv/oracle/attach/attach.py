@@ -24,8 +24,10 @@ from hkv.contract import registry
 from hkv.contract.attach import Observed, Sink
 from hkv.contract.dialect import Dialect
 from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.oracle.attach.shown import Page
 from hkv.oracle.attach.sink import LogFile, LogWriter, RecordSink, ShadowSink
 from hkv.oracle.log_file import write_atomically
+from hkv.page.live import loopback
 
 
 def attach(target: Any, settings: AttachSettings | str, dialect: str = registry.DEFAULT) -> tuple[Session, Observed]:
@@ -178,6 +180,7 @@ class Session:
         self._lasting: list[Observed] = []
         self._recorded: list[RecordSink] = []
         self._subject = ""
+        self._page = Page(settings.serve, settings.engine)
         self._closed = False
         atexit.register(self.close)
         self._end_with_process()
@@ -196,6 +199,10 @@ class Session:
         for sink in self._recorded:
             sink.let_go()
         self._recorded = []
+        for shadow in self.shadows:
+            shadow.let_go()
+        self.shadows = []
+        self._page.let_go()
         for observed in self._observed:
             observed.close()
             self.refuse(type(observed).__name__, "made before this process was forked: its parent observes it")
@@ -236,6 +243,7 @@ class Session:
         raises = self.settings.on_difference == "raise"
         shadow = ShadowSink(path.with_suffix("") if suffix else path, self.settings.engine, raises)
         self.shadows.append(shadow)
+        self._page.add(shadow.shown)
         return shadow
 
     def path(self, name: str) -> pathlib.Path:
@@ -287,6 +295,7 @@ class Session:
         self.close_all()
         for observed in self._lasting:
             observed.close()
+        self._page.close()
         self._writer.close()
         if self._writer.problem is not None:
             raise self._writer.problem
@@ -332,6 +341,8 @@ class AttachSettings:
         manager's rows in each `step` as well, for which the engine waits for its device.
       compression: `gz`, `zst`, or none.
       part_bytes: bytes of a log, before compression, after which its next part begins; None for one part.
+      serve: `HOST:PORT` of this machine, where a page shows what caches of mode `shadow`, and the engines beside them,
+        are going through; none for "". Standard error says its whole address, which has a token.
     """
 
     folder: str
@@ -343,6 +354,7 @@ class AttachSettings:
     tensors: str = "start"
     compression: str = ""
     part_bytes: int | None = None
+    serve: str = ""
 
     def __post_init__(self) -> None:
         choices = {"mode": MODES, "compression": COMPRESSIONS, "states": STATES, "on_difference": REACTIONS}
@@ -358,6 +370,10 @@ class AttachSettings:
             raise ConfigError("share", self.share, "a probability above 0, 1 at most")
         if self.part_bytes is not None and (type(self.part_bytes) is not int or self.part_bytes < 1):
             raise ConfigError("part_bytes", self.part_bytes, "a positive number of bytes")
+        if self.serve and self.mode != "shadow":
+            raise ConfigError("serve", self.serve, "mode shadow, in which an engine is there to be looked at")
+        if self.serve:
+            loopback(self.serve)
 
     def variable(self) -> str:
         """Text of the settings for `VARIABLE`; the folder is made absolute."""

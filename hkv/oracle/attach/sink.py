@@ -18,6 +18,7 @@ import msgspec
 from hkv.contract import registry
 from hkv.contract.answer import taken
 from hkv.contract.dialect import Dialect
+from hkv.oracle.attach.shown import Shown
 from hkv.oracle.check import Difference, difference_of
 from hkv.oracle.engine import attempt
 from hkv.oracle.engines import engine_factory
@@ -92,12 +93,13 @@ class ShadowSink:
     """Performs a live cache's operations on another engine, and compares every answer.
 
     The first `difference` is reported, or raised in the cache's own call, and the log up to it is written to the path;
-    nothing is performed after it.
+    nothing is performed after it. `shown` is what a page shows of both.
     """
 
     def __init__(self, path: pathlib.Path, engine: str = "numpy", raises: bool = False) -> None:
         self._path, self._raises = path, raises
         self._factory = engine_factory(engine)
+        self.shown = Shown(path.stem, engine, self._factory)
         self._dialect: Dialect | None = None
         self._header: Any = None
         self._engine: Any = None
@@ -119,27 +121,39 @@ class ShadowSink:
     def begin(self, header: Any) -> None:
         self._header, self._dialect = header, registry.dialect_of(header.dialect)
         self._engine = self._factory(header)
+        self.shown.begin(header, self._engine)
 
     def operation(self, operation: Any, answer: Any) -> None:
         if self.difference is not None or self._dialect is None:
             return
-        want = attempt(self._dialect, self._engine, operation)
-        self._performed.append(operation)
-        self._answers.append(taken(want))
-        # In the order in which `check` holds a log to an engine: what the live cache does not tell is not compared.
-        if mismatch := self._dialect.compare(answer, want, self._header.oplog):
-            self._differ(mismatch.field, mismatch.got, mismatch.want)
+        with self.shown.lock:
+            want = attempt(self._dialect, self._engine, operation)
+            self._performed.append(operation)
+            self._answers.append(taken(want))
+            self.shown.operation(operation, answer, want)
+            # In the order in which `check` holds a log to an engine: what the live cache does not tell is not compared.
+            mismatch = self._dialect.compare(answer, want, self._header.oplog)
+            if mismatch is not None:
+                told = (mismatch.field, mismatch.got, mismatch.want)
+                self.difference = difference_of(str(self._path), [*enumerate(self._performed, 2)], *told)
+                self.shown.differs(self._performed, answer, self.difference)
+        if self.difference is not None:
+            self._tell(self.difference)
 
     def close(self) -> None:
         self._performed, self._answers, self._engine = [], [], None
+        self.shown.close()
 
-    def _differ(self, field: str, want: Any, got: Any) -> None:
-        self.difference = difference_of(str(self._path), [*enumerate(self._performed, 2)], field, want, got)
+    def let_go(self) -> None:
+        """Leaves the page to the parent, in a forked process: a thread of the parent may have held its lock."""
+        self.shown = Shown(self._path.stem, "", self._factory)
+
+    def _tell(self, difference: Difference) -> None:
         if not hasattr(self._answers[-1], "message"):
             write_log(self._path, self._header, self._performed, self._answers)
         if self._raises:
-            raise ShadowError(self.difference)
-        print(f"hkv: the live cache differs\n{self.difference.describe()}", file=sys.stderr, flush=True)
+            raise ShadowError(difference)
+        print(f"hkv: the live cache differs\n{difference.describe()}", file=sys.stderr, flush=True)
 
 
 # Log files that a thread of their own encodes and writes, so that the observed engine waits for neither.

@@ -1,9 +1,8 @@
-"""`--serve`: the page of a command that still runs, for browsers on this machine alone.
+"""A page of what still goes on, for browsers on this machine alone.
 
-Nobody is told anything unasked: the engine goes on as it does without a server, and an update is made when a browser
-asks for one, at most once a second. What the engine was asked so far is performed again for it, on an engine of the
-same sort beside it. The address holds a token, so that other users of the machine, and pages of other sites, cannot
-guess it; a request under another host's name is refused.
+Nobody is told anything unasked: an update is made when a browser asks for one, at most once a second. The address holds
+a token, so that other users of the machine, and pages of other sites, cannot guess it; a request under another host's
+name is refused.
 """
 
 from __future__ import annotations
@@ -18,23 +17,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import click
-
-from hkv.contract.options import option
 from hkv.errors import ConfigError
 from hkv.page import packed, page
 
 MOST = 5_000
-"""Operations of one seed that a live page shows, so that memory and the time for an update are bounded."""
+"""Operations that a live page shows, so that memory and the time for an update are bounded."""
 
 SECONDS = 1.0
 """Seconds between two updates, at least."""
-
-
-def serve_field() -> Any:
-    """A field for `--serve`."""
-    said = "Serve a page of what is going on, on an address of this machine; port 0 for any. Ends when interrupted."
-    return option(None, "--serve", metavar="HOST:PORT", help=said)
 
 
 class Live:
@@ -53,7 +43,7 @@ class Live:
     """
 
     def __init__(self, address: str, title: str, data: Callable[[], dict[str, Any]]) -> None:
-        host, port = _loopback(address)
+        host, port = loopback(address)
         self._title, self._data = title, data
         self._lock = threading.Lock()
         self._made, self._version, self._packed = 0.0, 0, b""
@@ -69,7 +59,7 @@ class Live:
 
     def __enter__(self) -> Live:
         threading.Thread(target=self._server.serve_forever, name="hkv-live", daemon=True).start()
-        click.echo(f"live page: {self.url}", err=True)
+        print(f"live page: {self.url}", file=sys.stderr, flush=True)
         return self
 
     def __exit__(
@@ -80,9 +70,13 @@ class Live:
 
     def wait(self) -> None:
         """Serves until the command is interrupted."""
-        click.echo("the page is served until you press Ctrl-C", err=True)
+        print("the page is served until you press Ctrl-C", file=sys.stderr, flush=True)
         while True:
             time.sleep(3600)
+
+    def let_go(self) -> None:
+        """Leaves the address to the parent, in a forked process, which has none of the threads."""
+        self._server.socket.close()
 
     def document(self) -> bytes:
         """The page, which then asks for its data."""
@@ -141,7 +135,8 @@ class _Served(http.server.BaseHTTPRequestHandler):
         """Says nothing on standard error."""
 
 
-def _loopback(address: str) -> tuple[str, int]:
+def loopback(address: str) -> tuple[str, int]:
+    """Host and port of an address of this machine alone; else ConfigError."""
     host, _, port = address.rpartition(":")
     expected = "HOST:PORT of this machine alone, such as 127.0.0.1:0"
     try:
