@@ -139,7 +139,7 @@ class Board {
       if (layer.stack) {
         for (let bin = 0; bin < this.bins; bin++) {
           const value = layer.values[bin] || 0, x = Math.round(MARGIN.left + bin * wide);
-          if (value > 0) pen.fillRect(x, y(bottom[bin] + value), Math.round(MARGIN.left + (bin + 1) * wide) - x, y(bottom[bin]) - y(bottom[bin] + value));
+          if (value > 0) this.fill(pen, layer, x, y(bottom[bin] + value), Math.round(MARGIN.left + (bin + 1) * wide) - x, y(bottom[bin]) - y(bottom[bin] + value));
           bottom[bin] += value;
         }
       } else {
@@ -168,13 +168,21 @@ class Board {
       if (x + room > width) break;
       pen.fillStyle = pen.strokeStyle = layer.colour;
       pen.globalAlpha = layer.alpha ?? 1;
-      if (layer.stack) pen.fillRect(x, 7, 12, 10);
+      if (layer.stack) this.fill(pen, layer, x, 7, 12, 10);
       else { pen.lineWidth = 2; pen.setLineDash(layer.dash || []); pen.beginPath(); pen.moveTo(x, 12); pen.lineTo(x + 12, 12); pen.stroke(); pen.setLineDash([]); }
       pen.globalAlpha = 1;
       pen.fillStyle = palette.ink;
       pen.fillText(layer.name, x + 16, 12);
       x += room;
     }
+  }
+  /** A bar of a layer, hatched where it has a number, so that colours need not be told apart. */
+  fill(pen, layer, ...box) {
+    pen.fillStyle = layer.colour;
+    pen.fillRect(...box);
+    if (!(layer.hatch >= 0)) return;
+    pen.fillStyle = this.palette.pattern(pen, layer.hatch);
+    pen.fillRect(...box);
   }
   axes(pen, chart, most, y) {
     const { palette, width } = this, high = chart.base.high;

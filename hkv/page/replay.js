@@ -68,9 +68,9 @@ class ReplayPage extends Charted {
   causes(from, to, bins) {
     const coarse = Math.max(1, Math.floor(bins / 3)), { requests } = this.data;
     const spread = (values) => Float64Array.from({ length: bins }, (_, bin) => values[Math.min(coarse - 1, Math.floor((bin * coarse) / bins))]);
-    return ["hit", ...this.data.causes].map((name) => {
+    return ["hit", ...this.data.causes].map((name, number) => {
       const values = spread(binned(this.admitted, this.order.map((row) => requests[name][row]), from, to, coarse));
-      return { name: requests[name].some((value) => value > 0) ? name : "", stack: true, colour: this.cause(name), values };
+      return { name: requests[name].some((value) => value > 0) ? name : "", stack: true, hatch: number - 1, colour: this.cause(name), values };
     });
   }
   blocks(from, to, bins) {
@@ -79,7 +79,7 @@ class ReplayPage extends Charted {
       TONES.forEach(([name, alpha], tone) => groups.forEach((group, number) => {
         const of = (kind) => occupancy[`${kind}_${number}`];
         const values = Float64Array.from(of("held"), (value, at) => { const both = of("cached")[at] - of("evictable")[at]; return [value - both, both, of("evictable")[at]][tone]; });
-        layers.push({ name: group, tone: name, stack: true, alpha, colour: this.colour(number), values: held(occupancy.step, values, from, to, bins) });
+        layers.push({ name: group, tone: name, number, hatch: number - 1, stack: true, alpha, colour: this.colour(number), values: held(occupancy.step, values, from, to, bins) });
       }));
     }
     layers.push({ name: "held at once (peak)", colour: this.palette.ink, width: 1.1, values: binned(time.step, time.in_use, from, to, bins, true) });
@@ -90,12 +90,12 @@ class ReplayPage extends Charted {
   kinds() {
     if (!this.data.occupancy.step) return [];
     const tones = TONES.map(([name, alpha]) => ({ name, alpha, stack: true, colour: this.palette.faint }));
-    return [...this.data.groups.map((name, number) => ({ name, stack: true, colour: this.colour(number) })), ...tones];
+    return [...this.data.groups.map((name, number) => ({ name, stack: true, hatch: number - 1, colour: this.colour(number) })), ...tones];
   }
   counts(layers, bin) {
     const stacked = layers.filter((layer) => layer.stack);
-    const each = this.data.groups.map((name) => {
-      const parts = stacked.filter((layer) => layer.name === name).map((layer) => counted(layer.values[bin]));
+    const each = this.data.groups.map((name, number) => {
+      const parts = stacked.filter((layer) => layer.number === number).map((layer) => counted(layer.values[bin]));
       return parts.length ? `${name} ${parts.join(" + ")}` : "";
     });
     return [...each, `peak ${counted((layers.find((layer) => !layer.stack) || { values: [] }).values[bin] || 0)}`];
@@ -219,7 +219,7 @@ class ComparePage extends Charted {
   }
   apart(sign, from, to, bins) {
     const { names, hits } = this.data;
-    return names.slice(1).map((name, number) => ({ name: short(name, 40), stack: true, colour: this.colour(number + 1), alpha: 0.8,
+    return names.slice(1).map((name, number) => ({ name: short(name, 40), stack: true, hatch: number - 1, colour: this.colour(number + 1), alpha: 0.8,
       values: binned(this.at, Float64Array.from(hits[number + 1], (hit, row) => (hit >= 0 && hits[0][row] >= 0 ? Math.max(0, sign * (hit - hits[0][row])) : 0)), from, to, bins) }));
   }
   gained(...window) { return this.apart(1, ...window); }

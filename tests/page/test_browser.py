@@ -6,6 +6,9 @@ import importlib
 import itertools
 import json
 import pathlib
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -211,6 +214,50 @@ def test_a_span_of_a_replay_lists_its_requests_and_why_their_hits_ended(browser:
         for key in ("z", "0", "t"):
             page.keyboard.press(key)
         settled(page)
+
+
+def test_the_conversation_trace_is_read_over_time(
+    browser: Any, tmp_path: pathlib.Path, shared_dir: pathlib.Path
+) -> None:
+    """All 12,031 requests of it: spans, causes, occupancy by group, whose growth took whose blocks."""
+    trace, files = (
+        shared_dir / "traces" / "conversation_trace.jsonl",
+        {name: tmp_path / f"replay.{name}" for name in ("html", "json")},
+    )
+    groups = ["full:64", "swa:64:1024", "swa:64:512"]
+    command = [sys.executable, "-m", "hkv", "replay", str(trace), "--groups", ",".join(groups), "--num-blocks", "50000"]
+    command += [
+        "--max-model-len",
+        "131072",
+        *(word for name, path in files.items() for word in (f"--{name}", str(path))),
+    ]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    result = json.loads(files["json"].read_text())
+    assert files["html"].stat().st_size <= 10e6
+    with opened(browser, files["html"]) as page:
+        for name, row in (("evictions", "evictions"), ("hit_tokens", "hit tokens"), ("requests", "requests")):
+            assert f"{row}\t{result['totals'][name]:,}\n" in panel(page)
+        taken = page.inner_text("#panel table >> nth=-1").splitlines()[1:]
+        assert len(taken) == len(result["missed"]["evicted"]) > 2
+        assert page.locator("canvas.graph").count() == 1
+        box = page.locator(".chart canvas >> nth=5").bounding_box()
+        page.mouse.move(box["x"] + 300, box["y"] + 60)
+        read = page.inner_text(".read >> nth=2")
+        assert all(re.search(rf"{group} [\d,]+ \+ [\d,]+ \+ [\d,]+(,|$)", read) for group in groups), read
+        page.mouse.down()
+        page.mouse.move(box["x"] + 420, box["y"] + 60, steps=3)
+        page.mouse.up()
+        low, high = page.evaluate("hkv.board.span")
+        columns = result["requests"]
+        inside = [row for row, step in enumerate(columns["admitted"]) if low <= step <= high]
+        text = panel(page)
+        assert f"{len(inside):,} requests admitted" in text
+        assert len(inside) > 500
+        worst = max(inside, key=lambda row: columns["prompt"][row] - columns["hit"][row])
+        first = page.inner_text("#panel table.listed tr >> nth=1").split("\t")
+        assert first[0] == str(columns["index"][worst])
+        assert "evicted" in text
+        assert page.evaluate("performance.memory.usedJSHeapSize") <= 500e6
 
 
 def test_a_live_page_follows_what_is_performed(browser: Any) -> None:

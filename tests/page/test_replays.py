@@ -33,6 +33,10 @@ def test_a_trace_has_each_request_once_on_tracks_of_its_own() -> None:
     result = result_of(outcome, "numpy")
     events = json.loads(perfetto(outcome, "numpy", 50))["traceEvents"]
     assert {event["pid"] for event in events} == {REQUESTS, GROUPS, POOL, STEPS}
+    # Perfetto's importer drops a slice without a length, and a counter that is no number.
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    assert all(event["dur"] > 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
+    assert all(type(each) is int for event in events if event["ph"] == "C" for each in event["args"].values())
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = collections.defaultdict(list)
     for event in events:
         if event["ph"] == "X":
