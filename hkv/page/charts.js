@@ -165,7 +165,11 @@ class Board {
     pen.textBaseline = "middle";
     for (const layer of panel.legend ? [...panel.legend(), ...layers.filter((each) => !each.stack)] : layers.filter((each) => each.name)) {
       const room = pen.measureText(layer.name).width + 26;
-      if (x + room > width) break;
+      if (x + room > width) { // reading under the pointer names the rest
+        pen.fillStyle = palette.ink;
+        pen.fillText("…", Math.min(x, width - 12), 12);
+        break;
+      }
       pen.fillStyle = pen.strokeStyle = layer.colour;
       pen.globalAlpha = layer.alpha ?? 1;
       if (layer.stack) this.fill(pen, layer, x, 7, 12, 10);

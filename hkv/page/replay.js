@@ -232,8 +232,8 @@ class ComparePage extends Charted {
     const why = (row) => names.map((_, number) => causes.map((name) => [name, byCause[number][name][row]]).filter(([, tokens]) => tokens > 0).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([name, tokens]) => `${name} ${counted(tokens)}`).join(", ") || "all hit");
     byId("panel").replaceChildren(
       el("section", {}, el("h2", {}, span ? `Requests ${Math.ceil(from)} to ${Math.floor(to)}` : "All requests"),
-        el("p", { class: "note" }, "Those whose hits differ most; choose a span by dragging."),
-        el("table", {}, el("tr", {}, ...["request", "prompt", ...names.map((_, number) => `hit ${number + 1}`), "why hits ended"].map((name) => el("th", {}, name))),
+        el("p", { class: "note" }, listed.length ? "Those whose hits differ most; choose a span by dragging." : "No request's hit differs."),
+        listed.length > 0 && el("table", {}, el("tr", {}, ...["request", "prompt", ...names.map((_, number) => `hit ${number + 1}`), "why hits ended"].map((name) => el("th", {}, name))),
           listed.map((row) => el("tr", {}, ...[String(row), counted(requests.prompt[row]), ...hits.map((each) => (each[row] < 0 ? "-" : counted(each[row])))].map((text) => el("td", {}, text)),
             el("td", {}, why(row).map((text, number) => el("p", {}, `${number + 1}: ${text}`))))))),
       el("section", {}, el("h2", {}, "The replays"), el("ol", {}, names.map((name) => el("li", {}, name))),

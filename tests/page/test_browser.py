@@ -214,6 +214,9 @@ def test_a_span_of_a_replay_lists_its_requests_and_why_their_hits_ended(browser:
         for key in ("z", "0", "t"):
             page.keyboard.press(key)
         settled(page)
+    path.write_bytes(page_of("replay", replay_data(outcome, "numpy", "a cache", "a long title of " * 20, 50)))
+    with opened(browser, path, viewport={"width": 390, "height": 844}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_conversation_trace_is_read_over_time(
