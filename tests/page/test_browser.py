@@ -9,7 +9,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +164,13 @@ def test_every_block_of_the_longest_recorded_log_is_as_the_engine_says(browser: 
     assert seen > 100
 
 
+def processor_seconds(page: Any) -> float:
+    """Processor time of a page's process so far."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+    return {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}["ProcessTime"]
+
+
 def test_a_hundred_thousand_operations_on_as_many_blocks_are_quick_to_open_and_to_click(
     browser: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -172,11 +178,10 @@ def test_a_hundred_thousand_operations_on_as_many_blocks_are_quick_to_open_and_t
     path.write_bytes(page_of("long", {"title": "long", "cases": [generated(100_000, 100_000)]}))
     assert path.stat().st_size <= 10e6
     opening, clicks = [], list[float]()
-    for _ in range(3):  # other work on the machine must not decide
-        started = time.monotonic()
+    for _ in range(3):  # in seconds of the page's process: other work on the machine must not decide
         with opened(browser, path) as page:
             settled(page)
-            opening.append(time.monotonic() - started)
+            opening.append(processor_seconds(page))
     assert min(opening) <= 3
     with opened(browser, path) as page:
         page.evaluate(TAKES)
