@@ -230,7 +230,9 @@ def machine() -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--mode", required=True, type=click.Choice(["prompts", "schedule", "stress", "scaling", "tier"]))
+@click.option(
+    "--mode", required=True, type=click.Choice(["prompts", "schedule", "stress", "scaling", "tier", "offload"])
+)
 @click.option(
     "--trace", type=click.Path(exists=True, dir_okay=False), help="A request trace; for prompts and schedule."
 )
@@ -263,6 +265,10 @@ def main(**options: Any) -> None:
         from benchmarks import scaling
 
         result = scaling.measure_tier(options["repeats"], options["num_blocks"])
+    elif mode == "offload":
+        from benchmarks import scaling
+
+        result = scaling.measure_offload(make_case({**options, "mode": "schedule"}), scaling.TIERS, options["repeats"])
     else:
         result = measure(make_case(options), options["vllm_python"], options["repeats"])
         result["mode"] = mode
@@ -297,7 +303,7 @@ def show(result: dict[str, Any]) -> None:
             )
         if not isinstance(value, list):
             print(f"{name:18} {value}")
-    if "ratio" not in result and result.get("mode") not in ("scaling", "tier"):
+    if "ratio" not in result and result.get("mode") not in ("scaling", "tier", "offload"):
         print("vLLM was not measured: no --vllm-python")
 
 

@@ -3,8 +3,10 @@ chunk as a function of the second tier's size."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.offload.chunks import Chunks
+from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
+from hkv.dialects.vllm.schedule import compiled, tier_dispatches
 from hkv.dialects.vllm.schedule.run import cache_config
+from hkv.dialects.vllm.schedule.tiered import Tier
 from hkv.errors import MissingExtraError
 from hkv.replay import dispatches
 from hkv.replay.schedule import Schedule
@@ -89,6 +94,54 @@ def _serve(pool: Chunks, number: int) -> int:
     pool.complete_store(stored.keys)
     pool.end(request)
     return number + 1
+
+
+def measure_offload(case: Any, sizes: Sequence[int], repeats: int) -> dict[str, Any]:
+    """Processor time of a replay without a second tier, and of the same with tiers of several sizes, in turn.
+
+    One program serves all sizes: each has room for the largest. The ratio is that of the least times.
+    """
+    from benchmarks import compiled_runs
+
+    prepared, config, schedule = compiled_runs.prepare(case), case.config, case.schedule
+    config = dataclasses.replace(config, retention_interval=0)
+    tiers = [_tier(config, schedule, chunks) for chunks in sizes]
+    largest = tier_dispatches.sizes_of(config, schedule, prepared, 1)
+    times: dict[int, list[float]] = {chunks: [] for chunks in (0, *sizes)}
+    stored: dict[int, int] = {}
+    for turn in range(repeats + 1):
+        for chunks, tier in zip((0, *sizes), (None, *tiers), strict=True):
+            if tier is None:
+                fitting = compiled.sizes_of(config, schedule, prepared)
+                running: Any = compiled.CompiledReplay(config, schedule, prepared, sizes=fitting, diagnose=False)
+            else:
+                more = {"jobs": tier_dispatches.JOBS, "room": max(sizes), "diagnose": False}
+                running = tier_dispatches.TierReplay(tier, schedule, prepared, sizes=largest, **more)
+            jax.block_until_ready(running.resident)
+            began = time.process_time()
+            running.run()
+            if turn:
+                times[chunks].append(time.process_time() - began)
+            stored[chunks] = running.counts["stored"] if tier is not None else 0
+    plain = min(times[0])
+    points = [
+        {"chunks": chunks, "stored": stored[chunks], "seconds": min(times[chunks]), "ratio": min(times[chunks]) / plain}
+        for chunks in sizes
+    ]
+    for point in points:
+        print("{chunks:>10,} chunks {stored:>10,} stored {seconds:6.2f} s, {ratio:4.2f} times".format(**point))
+    return {"mode": "offload", "groups": case.groups, "seconds": plain, "points": points}
+
+
+def _tier(config: Any, schedule: Schedule, chunks: int) -> Tier:
+    tier = OffloadConfig(
+        cache=config,
+        num_chunks=chunks,
+        step_tokens=schedule.step_tokens,
+        most_running=schedule.max_running,
+        bugs=frozenset(BUGS),
+    )
+    return Tier(config=tier)
 
 
 def _point(num_blocks: int, tokens: int, repeats: int) -> dict[str, Any]:

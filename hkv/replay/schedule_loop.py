@@ -256,6 +256,7 @@ def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
     asking, preempting, seating = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.SEAT)
     candidate = seating | m.at(Mode.FIND) | m.at(Mode.TAKE)
     busy = asking | preempting | candidate | m.at(Mode.FINISH) | m.at(Mode.ENTER)
+    busy = busy | m.at(Mode.SETTLE) | m.at(Mode.HELD) | m.at(Mode.GIVE_UP)
     w, (victim,) = peek(preempting, lambda v: (v.read("order", m.active - 1),), w, reads=("order",), default=(0,))
     slot = jnp.where(candidate, m.candidate, jnp.where(preempting, victim, m.asked))
     slot = jnp.where(busy, slot, w.spare_slot)
@@ -271,26 +272,44 @@ def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
 
 def fail(m: Machine, ok: Scalar, status: Scalar, refused: Scalar) -> Machine:
     """The schedule stands still where the cache did not do what was asked; allocations may be `refused` blocks."""
-    asks = m.at(Mode.ASK) | m.at(Mode.TAKE)
+    asks = m.at(Mode.ASK) | m.at(Mode.TAKE) | m.at(Mode.HELD)
     others = m.at(Mode.SEAT) | m.at(Mode.FIND) | m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
+    others = others | m.at(Mode.SETTLE) | m.at(Mode.GIVE_UP)
     return m.when(~ok & ((asks & ~refused) | others), mode=int(Mode.FAILED), status=status)
 
 
 def after_running(
-    w: Any, m: Machine, seat: Seated, granted: Scalar, refused: Scalar
+    w: Any,
+    m: Machine,
+    seat: Seated,
+    granted: Scalar,
+    refused: Scalar,
+    *,
+    finishing: Scalar | None = None,
+    others: Scalar = False,
 ) -> tuple[Any, Machine, Scalar, Scalar]:
     """Transition of running requests by the cache's answer.
+
+    Args:
+      w: the workspace.
+      m: the schedule.
+      seat: the request that the operation was about.
+      granted: whether it was performed.
+      refused: whether an allocation was refused blocks.
+      finishing: whether it was the last of a request that finished, which keeps its seat; None: of one that leaves it.
+      others: whether requests that do not run hold blocks.
 
     Returns:
       The workspace, the schedule, whether a running request got its blocks, and whether one left its seat.
     """
-    asking, preempting, finishing = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.FINISH)
+    asking, preempting, keeps = m.at(Mode.ASK), m.at(Mode.PREEMPT), finishing is not None
+    finishing = m.at(Mode.FINISH) if finishing is None else finishing
     got, denied = asking & granted, asking & refused
     w = w.write_if(got, "seats", m.new, w.seat(m.asked, Seat.SCHEDULED))
     m = m.when(got, cursor=m.cursor + 1, budget=m.budget - m.new, mode=int(Mode.GROW))
     m = m.when(denied, refused=1, mode=int(Mode.PREEMPT))
     preempted, finished = preempting & granted, finishing & granted
-    alone = preempted & (m.active == 1)
+    alone = preempted & (m.active == 1) & ~jnp.asarray(others)
     again = preempted & ~alone
     w = w.set_fate(
         jnp.where(again, seat.request, w.spare_request), preemptions=seat.preemptions + 1, tokens=seat.tokens
@@ -300,8 +319,9 @@ def after_running(
     ending = jnp.where(alone, int(Ending.NEVER_FITS), int(Ending.FINISHED))
     w = w.set_fate(jnp.where(gone, seat.request, w.spare_request), ended=m.step, outcome=ending)
     left = preempted | finished
-    w = w.write("vacant", seat.slot, jnp.where(left, m.vacant, w.spare_slot))
-    m = m.when(left, vacant=m.vacant + 1)
+    vacated = preempted if keeps else left
+    w = w.write("vacant", seat.slot, jnp.where(vacated, m.vacant, w.spare_slot))
+    m = m.when(vacated, vacant=m.vacant + 1)
     m = m.when(gone, ended=m.ended + 1)
     m = m.when(again, stacked=m.stacked + 1, waiting=m.waiting + 1, preemptions=m.preemptions + 1)
     last = m.active - 1 == m.cursor

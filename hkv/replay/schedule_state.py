@@ -106,7 +106,7 @@ class Seat(enum.IntEnum):
     """Tokens that this step computes, those of a hit included."""
     JUNCTION = 5
     CAME = 6
-    """Tokens with which it was admitted, where the cache takes prompts by chunks; else 0."""
+    """Tokens with which it was admitted, where the cache takes prompts by chunks or has a second tier; else 0."""
 
 
 SEAT = 8
@@ -171,8 +171,16 @@ class Mode(enum.IntEnum):
     """FREE the request at the cursor, whose last token is out."""
     ENTER = 11
     """The cache takes what the request at the cursor computes in this step, where it takes prompts by chunks."""
-    DONE = 12
-    FAILED = 13
+    SETTLE = 12
+    """The request at the cursor, of which a second tier loaded a prefix, enters it into the cache."""
+    HELD = 13
+    """ALLOCATE for it."""
+    GIVE_UP = 14
+    """FREE it: it will never fit."""
+    REST = 15
+    """Nothing waits or runs, and requests have ended that a second tier is yet to be told of."""
+    DONE = 16
+    FAILED = 17
     """The cache refused something for a reason that a replay should not give it."""
 
 

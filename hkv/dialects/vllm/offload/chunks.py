@@ -113,6 +113,11 @@ class Chunks:
         """Reason why a key is not there, the last one; None where it is."""
         return None if key in self.chunks else self._absent.get(key, Absence.NOT_OFFERED)
 
+    def settled(self) -> list[int]:
+        """Chunks that no request used last which has not ended, by their ranks; of LRU alone."""
+        found = [(chunk.rank, chunk.id) for chunk in self.chunks.values() if not chunk.rank[1]]
+        return [id for _, id in sorted(found)]
+
     # Stores.
 
     def store(self, keys: Sequence[Key], request: Any) -> Stored | None:

@@ -130,6 +130,19 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
     return work, Verdict(ok, ok & fails, grows)
 
 
+def estimate(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:
+    """Blocks that the dialect counts for a demand, summed over groups; none where not `enabled`."""
+    groups = jnp.where(enabled, view.num_groups, 0)
+    work, sums = loop(
+        lambda c: c[0] < groups,
+        lambda v, c: _count(v, view, demand, jnp.bool_(False), _Sum(*c)),
+        work,
+        (0, 0, 0, 0, 0, False, False),
+        writes=WRITES,
+    )
+    return work, _Sum(*sums).estimate
+
+
 def _count(w: Workspace, view: View, demand: Demand, exact: Scalar, sums: _Sum) -> tuple[Workspace, tuple[Scalar, ...]]:
     slot, group = demand.slot, sums.group
     fields = (Row.LENGTH, Row.FIRST, Row.HIT_FIRST, Row.PARTIAL, Row.GROWN, Row.HIT_SHORT)

@@ -39,11 +39,11 @@ from hkv.state.workspace import Sizes as CacheSizes
 Pair = tuple[ScheduleWorkspace, Machine]
 
 
-def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming) -> Sizes:
-    """Sizes that a replay fits, rounded up so that few executables serve many."""
+def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming, slots: int = 0) -> Sizes:
+    """Sizes that a replay fits, rounded up so that few executables serve many; `slots`, 0: as many as may run."""
     buckets = cache.buckets_for(
         config,
-        requests=trace.slots(schedule.max_running),
+        requests=slots or trace.slots(schedule.max_running),
         keys=max(1, trace.num_keys),
         tokens=trace.longest(schedule.max_model_len) + schedule.lookahead,
     )
@@ -80,7 +80,7 @@ class CompiledReplay(Dispatches):
         sizes = sizes or sizes_of(config, schedule, trace)
         parameters, state = cache.init(config, sizes.buckets)
         np.asarray(parameters.cache)[CacheField.SILENT] = not diagnose
-        inputs = _inputs(config, schedule, trace, sizes, parameters, diagnose)
+        inputs = inputs_of(config, schedule, trace, sizes, parameters, diagnose)
         resident = compiled_reasons.begin(state, sizes.requests, steps)
         super().__init__(program(ids), trace, len(config.topology.groups), ids, parameters, inputs, resident)
 
@@ -119,9 +119,10 @@ class CompiledReplay(Dispatches):
         return recorder
 
 
-def _inputs(
+def inputs_of(
     config: VllmConfig, schedule: Schedule, trace: Incoming, sizes: Sizes, parameters: Parameters, diagnose: bool
 ) -> DiagnosedTrace:
+    """Inputs of a program."""
     chunking = Chunking.of(config, schedule.step_tokens)
     arrays = trace_arrays(
         schedule,
@@ -220,7 +221,7 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
     w, seat, op = _operation(w, view, trace, m)
-    w, answer = _perform(w, view, trace, m, seat, op)
+    w, answer = perform(w, view, trace, m, seat, op)
     w, m, given = _follow(w, trace, m, seat, answer)
     return note(w, view, trace, op.slot, given), m
 
@@ -296,11 +297,14 @@ def _num_keys(view: View, trace: Trace, request: Scalar) -> Scalar:
     return divide(tokens, view.whole(CacheField.HASH_BLOCK))
 
 
-def _perform(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, op: Op) -> tuple[Any, Answer]:
+def perform(
+    w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, op: Op, settles: bool = False
+) -> tuple[Any, Answer]:
     """The operation, as `hkv.dialects.vllm.rules.execute` performs it; an admission's reasons just before its blocks.
 
     A request that is put off is looked up in every step until it gets its blocks. Only the last of these lookups is
-    kept, and finding the reasons of all of them would take most of the time in tight pools.
+    kept, and finding the reasons of all of them would take most of the time in tight pools. Without `settles` nothing
+    is compiled for COMMIT.
     """
     payload = Payload(trace.keys, jnp.int32(0), trace.keys.shape[0])
     w = free_queue.make_room(w)
@@ -311,6 +315,8 @@ def _perform(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated
     w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
     w = _diagnosed(w, view, trace, m, seat, answer.ok & m.at(Mode.TAKE))
     w, answer, certain = transitions.allocate(w, view, op, answer, plan)
+    if settles:
+        answer, certain = transitions.commit(op, answer, certain)
     w, answer = transitions.register(w, view, op, answer, certain)
     w, answer = transitions.leave(w, op, answer)
     w = w.replace(clock=w.clock + transitions.may_change_hits(op.code))

@@ -11,26 +11,32 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.offload.capacity import warnings
 from hkv.dialects.vllm.offload.chunks import Absence, Chunks
 from hkv.dialects.vllm.offload.config import OffloadConfig
-from hkv.dialects.vllm.schedule.run import VllmReplayedCache
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, header
 from hkv.dialects.vllm.schedule.schedule import Chunking, Diagnosis, Replay
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, EngineFailure
+from hkv.replay import dispatches
+from hkv.replay.agreement import compare, compare_outcomes
 from hkv.replay.observed import Sampling
 from hkv.replay.optimal import Pool
-from hkv.replay.run import COMPILED, REFERENCE, Progress, ReplayedCache
+from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule
 from reference.dialects.vllm import live as operations
 from reference.dialects.vllm.connector import truncate
 from reference.dialects.vllm.kinds.kind import Demand
 from reference.dialects.vllm.offload.connector import Connector, Orders, Step
 from reference.dialects.vllm.offload.lookup import chunks_of_hit
+
+if TYPE_CHECKING:
+    from hkv.dialects.vllm.schedule.tier_dispatches import TierReplay
 
 MENDED = "Offloading without vLLM's defects"
 """Name of the change that takes those away that `hkv.dialects.vllm.offload.config.BUGS` names."""
@@ -54,6 +60,12 @@ class Tier:
     step_bytes: int | None = None
     step_tokens: float | None = None
 
+    def saved(self, tokens: int, chunks: int) -> float:
+        """Steps in which so many loaded tokens would have been computed, less those in which chunks were moved."""
+        assert self.step_bytes
+        assert self.step_tokens
+        return tokens / self.step_tokens - chunks * self.chunk_bytes / self.step_bytes
+
 
 class TieredCache(VllmReplayedCache):
     """A cache with a second tier, for a replay to study."""
@@ -75,7 +87,55 @@ class TieredCache(VllmReplayedCache):
         return warnings(self.tier.config, longest)
 
     def require_compiled(self) -> None:
-        raise ConfigError("engine", COMPILED, f"{REFERENCE}: a second tier has no compiled schedule")
+        from hkv.dialects.vllm.schedule import tier_dispatches
+
+        super().require_compiled()
+        tier_dispatches.require(self.tier.config)
+
+    def compiled(self, schedule: Schedule, coming: Sequence[Arrival], check: bool, progress: Progress) -> Outcome:
+        self.require_compiled()
+        prepared, factor = dispatches.incoming(coming, schedule.max_model_len), 1
+        while True:
+            running = self._begun(schedule, prepared, check, factor)
+            started = time.perf_counter()
+            try:
+                steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
+            except EngineFailure:
+                if not running.overflowed:
+                    raise
+                factor *= 2  # more requests waited for loads, or more stores went on, than there was room for
+                continue
+            outcome = self.ran(running, schedule, steps, time.perf_counter() - started)
+            if check:
+                again = [dataclasses.replace(arrival, keys=prepared.keys_of(arrival.index)) for arrival in coming]
+                self.verify(running, outcome, schedule, again, progress)
+            return outcome
+
+    def _begun(self, schedule: Schedule, prepared: Any, check: bool, factor: int) -> TierReplay:
+        from hkv.dialects.vllm.schedule import tier_dispatches
+
+        largest = dataclasses.replace(self.config, num_blocks=max(self.config.num_blocks, self.room))
+        sizes = tier_dispatches.sizes_of(largest, schedule, prepared, factor)
+        more = {"diagnose": self.diagnoses or check, "sampling": self._samples()}
+        return tier_dispatches.TierReplay(
+            self.tier, schedule, prepared, sizes=sizes, jobs=factor * tier_dispatches.JOBS, **more
+        )
+
+    def verify(
+        self,
+        running: Any,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
+    ) -> None:
+        names, reference = (COMPILED, REFERENCE), NumpyEngine(header(self.config))
+        recorder = Recorder(self.config.num_blocks, Diagnosis(self.config, reference.manager), progress)
+        loop = TieredReplay(self.tier, reference, schedule, coming, recorder, self._samples(), len(self.groups))
+        other = self.ran(loop, schedule, loop.run(), 0.0)
+        compare_outcomes(outcome, other, names)
+        compare("order of eviction", running.order(), loop.order(), names)
+        self.compare_ends(running, reference, names)
 
     def loop(
         self, schedule: Schedule, coming: Iterable[Arrival], driven: Any, oracle: Any, progress: Progress
@@ -169,8 +229,11 @@ class TieredReplay(Replay):
         self._counts: collections.Counter[str] = collections.Counter()
         self._lacked: collections.Counter[str] = collections.Counter()
         self._waited: set[str] = set()
-        self._saved = 0.0
         self._clear()
+
+    def order(self) -> list[int]:
+        """Chunks that none uses that goes on, the next to leave first, whatever transfers read or write them."""
+        return self._chunks.settled()
 
     def left(self) -> dict[str, Any]:
         counts, told = self._chunks.counts, self._tier.step_bytes and self._tier.step_tokens
@@ -183,7 +246,7 @@ class TieredReplay(Replay):
             "tier_stored_bytes": counts.stored * self._tier.chunk_bytes * self._tier.copies,
             "tier_loaded_bytes": counts.loaded * self._tier.chunk_bytes * self._tier.copies,
             "tier_slower_loads": self._counts["slower"] if told else None,
-            "tier_saved_steps": self._saved if told else None,
+            "tier_saved_steps": self._tier.saved(self._counts["tokens"], self._counts["chunks"]) if told else None,
         }
         return {**super().left(), "extra": extra}
 
@@ -431,9 +494,9 @@ class TieredReplay(Replay):
         if self._tier.step_bytes and self._tier.step_tokens:
             chunks = len(self._connector.jobs[max(self._connector.requests[live.id].jobs)].keys)
             load = chunks * self._tier.chunk_bytes / self._tier.step_bytes
-            again = external / self._tier.step_tokens
-            self._counts["slower"] += load > again
-            self._saved += again - load
+            self._counts["slower"] += load > external / self._tier.step_tokens
+            self._counts["tokens"] += external
+            self._counts["chunks"] += chunks
 
     def _note_lack(self, live: LiveRequest, hit: int) -> None:
         """Notes why the tier did not bring what a pool that evicts nothing has: the first chunk that is not there."""

@@ -1,0 +1,328 @@
+"""Arrays of a second tier in a workspace, and their words: chunks, users, jobs, and what requests were told.
+
+Chunks and the requests that use them are nodes of one list in the order in which they leave: a chunk that ended
+requests used stands in it by itself; a request that has not ended stands for all chunks that it used last. These are
+found by its prefix keys, the last position first, and by a bit for each key and group in `marks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hkv.state import loops
+from hkv.state.flat_arrays import FlatArrays
+from hkv.state.loops import Scalar
+
+
+class Node(enum.IntEnum):
+    """Words of a row of `nodes`, of a chunk; those of a request are `User`."""
+
+    ENTRY = 0
+    """Its place in `where`."""
+    READERS = 1
+    """Transfers that read it; -1 while one writes it."""
+    NUMBER = 2
+    """Number of its last use: numbers rise. Of a chunk that a request used which has not ended, the request's."""
+    NEXT = 3
+    PREVIOUS = 4
+    OWNER = 5
+    """1 plus that request; 0 where the chunk stands in the list by itself."""
+    LINK = 6
+    """While it is written, 1 plus the next chunk of its job, 0 for none; then the number of the last offer of it."""
+    BLOCK = 7
+    """While it is written, the block that it is written from; then `READ` and `LOADING`."""
+
+
+class User(enum.IntEnum):
+    """Words of a row of `nodes`, of a request; NUMBER, NEXT and PREVIOUS are as of `Node`."""
+
+    JOBS = 0
+    """Its jobs that go on."""
+    IDLE = 1
+    """Idle chunks that it stands for."""
+    LOADED = 5
+    """Tokens that were loaded for it when it was first admitted."""
+    WAITED = 6
+    """1 once it was put aside because a chunk was on its way."""
+
+
+NODE_WORDS = 8
+
+READ, LOADING = 1, 2
+"""Bits of `Node.BLOCK` of a chunk that can be read: it was read once; it is being loaded while others run."""
+
+NOT_OFFERED, NO_ROOM, EVICTED = 0, -2, -3
+"""Values of `where` that say why there is no chunk; -1 is for offers too seldom, which the compiled tier has not."""
+
+
+class Told(enum.IntEnum):
+    """Words of a slot in `tables`."""
+
+    END = 0
+    """The step at whose end its load is done."""
+    STATE = 1
+    """0: nothing is loaded; 1: a load goes on; 2: it has ended; 3: and was registered."""
+    BEGAN = 2
+    OFFERS = 3
+    """Tokens from which on it has something to offer."""
+    STEP = 4
+    """The step in which all its blocks were told."""
+
+
+LOADS, LOADED, SETTLED = 1, 2, 3
+"""Values of `Told.STATE`."""
+
+
+class ToldRow(enum.IntEnum):
+    """Words of a slot and a group in `tables`; units are blocks."""
+
+    LENGTH = 0
+    """Entries that were told."""
+    FIRST = 1
+    """Those before it were null when all were told."""
+    WHOLE = 2
+    """Entries told with all others; the later ones have their steps in `told`."""
+    CURSOR = 3
+    """The entry from which on it offers."""
+    LOAD_FIRST = 4
+    LOAD_END = 5
+
+
+SLOT_WORDS = ROW_WORDS = 8
+
+
+class Job(enum.IntEnum):
+    """Words of a row of `jobs`."""
+
+    REQUEST = 0
+    END = 1
+    """The step at whose end it is reported."""
+    FIRST = 2
+    """1 plus its first chunk; 0 once it was reported."""
+    FLUSHED = 3
+
+
+JOB_WORDS = 4
+
+
+class TierField(enum.IntEnum):
+    """Columns of the tier's parameters of a group."""
+
+    WINDOW = 0
+    """Chunks before a length that resuming there takes; 0 for all."""
+    SPAN = 1
+    """Tokens before a query that a sliding window keeps; -1 for other groups."""
+    ORDER = 2
+    """Of row j, the group that is looked up as the j-th."""
+    MASKED = 3
+    """1 if only some chunks are offered: the last KEEP of every PERIOD, and those before expected ends."""
+    KEEP = 4
+    PERIOD = 5
+    ENDS = 6
+    """1 if the prompt's end and the shared prefix are expected ends, rounded down to ALIGNMENT."""
+    HORIZON = 7
+    """1 if the last segment's end is one."""
+
+
+class TierNumber(enum.IntEnum):
+    """Columns of the tier's other parameters."""
+
+    CAPACITY = 0
+    WINDOWS = 1
+    """The place in the order of lookups of the first group that needs the last chunks alone."""
+    PROMPT_ONLY = 2
+    ALIGNMENT = 3
+    WHOLE_HEADS = 4
+    """1 if the head that the GPU has counts as used when the tail is loaded."""
+    LIMITED = 5
+    """1 if transfers take more than a step."""
+    SLOWER = 6
+    """1 if it is asked which loads took longer than computing again."""
+
+
+TIER_WORDS = 8
+
+ARRAYS = ("nodes", "frees", "where", "marks", "fences", "fresh", "told", "tables", "jobs", "lists", "offers")
+"""Names of the arrays."""
+
+COUNTS = (
+    *("idle", "unused", "handed_out", "last", "stamp", "first_job", "next_job", "urgent", "loading"),
+    *("held", "visited", "kept", "aside", "ended", "local", "external", "retired", "reserved"),
+    *("load_step", "load_high", "load_low", "store_step", "store_high", "store_low"),
+    *("stored", "read_once", "loaded", "evicted", "refused", "peak", "flushed", "waits", "wait_steps", "loads"),
+    *("load_steps", "slower", "loaded_tokens", "load_chunks", "lacked_0", "lacked_1", "lacked_2", "lacked_3"),
+    "overflow",
+)
+"""Names of the scalars, in the order in which they are kept between dispatches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TierArrays(FlatArrays):
+    """Flat arrays of a second tier beside those of a cache, a lane only.
+
+    Attributes:
+      nodes: int32[(chunks + users + 2) * 8], `Node` of each chunk, `User` of each request, the list's ends, a spare.
+      frees: int32[chunks + 1], a stack of chunks that came back.
+      where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or why there is none.
+      marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
+      fences: int32[blocks + 1], 1 plus the row of the job that reads a block which may be handed out.
+      fresh: int32[blocks + 1], the step in which a block was handed out or adopted last.
+      told: int32, shaped as `rows`: the step in which an entry was told.
+      tables: int32[(slots + 1) * (8 + 8 * groups)], `Told` and `ToldRow`.
+      jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
+      lists: int32[slots + 1 + 2 * (users + 1)], slots whose loads go on, then requests that ended, with their slots.
+      offers: int32[2 * (entries + 1)], entries and blocks of one offer.
+      idle: chunks that no transfer reads or writes.
+      unused: chunks in `frees`.
+      handed_out: chunks below this have been handed out.
+      last: the last number given.
+      stamp: number of the last offer.
+      first_job, next_job: ends of the ring of jobs.
+      urgent: jobs that were flushed and are not reported.
+      loading: loads that go on.
+      held, visited, kept: slots in the list; of these visited by the step; of these, those that stay.
+      aside: requests put aside by the step, in `stack` from its end downward.
+      ended: requests that ended since the last step.
+      local, external: tokens of the head of the queue that the GPU has, and that the tier has.
+      retired: whether the request at the cursor, whose last token is out, has given back what it cannot read.
+      reserved: blocks that others need for their prompts.
+      load_step, load_high, load_low, store_step, store_high, store_low: where each direction is free: step and bytes.
+      overflow: whether slots or jobs ran out.
+    """
+
+    nodes: jax.Array
+    frees: jax.Array
+    where: jax.Array
+    marks: jax.Array
+    fences: jax.Array
+    fresh: jax.Array
+    told: jax.Array
+    tables: jax.Array
+    jobs: jax.Array
+    lists: jax.Array
+    offers: jax.Array
+    idle: Scalar
+    unused: Scalar
+    handed_out: Scalar
+    last: Scalar
+    stamp: Scalar
+    first_job: Scalar
+    next_job: Scalar
+    urgent: Scalar
+    loading: Scalar
+    held: Scalar
+    visited: Scalar
+    kept: Scalar
+    aside: Scalar
+    ended: Scalar
+    local: Scalar
+    external: Scalar
+    retired: Scalar
+    reserved: Scalar
+    load_step: Scalar
+    load_high: Scalar
+    load_low: Scalar
+    store_step: Scalar
+    store_high: Scalar
+    store_low: Scalar
+    stored: Scalar
+    read_once: Scalar
+    loaded: Scalar
+    evicted: Scalar
+    refused: Scalar
+    peak: Scalar
+    flushed: Scalar
+    waits: Scalar
+    wait_steps: Scalar
+    loads: Scalar
+    load_steps: Scalar
+    slower: Scalar
+    loaded_tokens: Scalar
+    load_chunks: Scalar
+    lacked_0: Scalar
+    lacked_1: Scalar
+    lacked_2: Scalar
+    lacked_3: Scalar
+    overflow: Scalar
+
+    @property
+    def room(self) -> TierRoom:
+        """Static sizes."""
+        return self.sizes.tier
+
+    def node(self, node: Any, field: enum.IntEnum) -> Scalar:
+        """Index into `nodes` of a word of a chunk, of a request's node, or of the list's ends."""
+        return node * NODE_WORDS + int(field)
+
+    def user(self, request: Any) -> Scalar:
+        """The node of a request."""
+        return self.room.chunks + request
+
+    @property
+    def ends(self) -> int:
+        """The node before the first of the list, and after the last."""
+        return self.room.chunks + self.room.users
+
+    @property
+    def spare_node(self) -> int:
+        """A node that is nobody's."""
+        return self.ends + 1
+
+    def slot_word(self, slot: Scalar, word: Told) -> Scalar:
+        """Index into `tables` of a word of a slot."""
+        return slot * (SLOT_WORDS + ROW_WORDS * self.sizes.buckets.groups) + int(word)
+
+    def told_word(self, slot: Scalar, group: Scalar, word: ToldRow) -> Scalar:
+        """Index into `tables` of a word of a slot's row in a group."""
+        return self.slot_word(slot, Told.END) + SLOT_WORDS + group * ROW_WORDS + int(word)
+
+    def job(self, number: Scalar, word: Job) -> Scalar:
+        """Index into `jobs` of a word of a job."""
+        return (number & (self.room.jobs - 1)) * JOB_WORDS + int(word)
+
+    def ended_place(self, place: Scalar) -> Scalar:
+        """Index into `lists` of a request that ended; its slot follows."""
+        return self.sizes.buckets.requests + 1 + 2 * place
+
+
+@dataclasses.dataclass(frozen=True)
+class TierRoom:
+    """Static sizes of a tier: chunks; users, one more than requests of the trace; jobs, a power of two."""
+
+    chunks: int
+    users: int
+    jobs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TierView:
+    """A tier's parameters.
+
+    Attributes:
+      groups: int32[groups * 8], `TierField`.
+      numbers: int32[8], `TierNumber`.
+      moved: int32[3 * entries], of so many chunks: steps that moving them takes, and bytes more, in two words.
+      rate: int32[2], bytes of a step, in two words.
+      beaten: int32[entries], of so many chunks, most tokens that would be computed again sooner.
+      names: int32[requests], places of the requests' names in order.
+    """
+
+    groups: jax.Array
+    numbers: jax.Array
+    moved: jax.Array
+    rate: jax.Array
+    beaten: jax.Array
+    names: jax.Array
+
+    def group(self, group: Any, field: TierField) -> Scalar:
+        """A parameter of a group."""
+        return loops.read(self.groups, group * TIER_WORDS + int(field))
+
+    def number(self, number: TierNumber) -> Scalar:
+        """Another parameter."""
+        return loops.read(self.numbers, jnp.int32(int(number)))

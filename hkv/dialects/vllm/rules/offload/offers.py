@@ -1,0 +1,210 @@
+"""Chunks that a request offers to the second tier, compiled: collected, and those known counted as used.
+
+The twin of `reference.dialects.vllm.offload.reach` and of the connector's stores. What a request's blocks were is
+known from what steps told of them: a window's block that it gave up is offered still, unless it was handed out since.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules.offload import pool
+from hkv.dialects.vllm.rules.offload.arrays import TierField, TierNumber, Told, ToldRow
+from hkv.dialects.vllm.rules.offload.pool import Prefix
+from hkv.dialects.vllm.rules.parameters import GroupField
+from hkv.dialects.vllm.rules.retire import Kept
+from hkv.state.loops import Scalar, divide, loop
+from hkv.state.state import Row
+
+ENDLESS = 1 << 30
+
+
+class Telling(NamedTuple):
+    """Telling of a request's blocks that were handed out or adopted in a step.
+
+    Attributes:
+      slot: its slot.
+      step: the step.
+      whole: whether all of its blocks are told; else those since the last that was.
+      begins: whether all that it has is offered anew.
+      listed: whether it may offer them; else it has to wait for a load first.
+    """
+
+    slot: Scalar
+    step: Scalar
+    whole: Scalar
+    begins: Scalar
+    listed: Scalar
+
+
+def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
+    """Tells of a request's blocks; jobs that read any of them are flushed."""
+    slot, step, whole, begins, listed = telling
+
+    def of_group(v: Any, carried: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+        group = carried[0]
+        v, (length, first) = v.peek_row(group >= 0, slot, group, Row.LENGTH, Row.FIRST)
+        v, (told,) = v.peek(group >= 0, "tables", v.told_word(slot, group, ToldRow.LENGTH))
+        row = v.row(slot, group)
+        window = (view.tier.group(group, TierField.WINDOW) > 0) & ~whole
+
+        def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+            place, _ = at
+            block = u.read("rows", row + place)
+            u = u.write("fresh", step, block)
+            u = u.write("told", step, jnp.where(window, row + place, u.told.shape[0] - 1))
+            return u, (place + 1, u.read("fences", block) != 0)
+
+        def stretch(u: Any, at: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+            u, (place, fenced) = loop(
+                lambda c: (c[0] < length) & ~c[1],
+                fast,
+                u,
+                (at[0], False),
+                reads=("rows", "fences"),
+                writes=("fresh", "told"),
+            )
+            u, (block,) = u.peek(fenced, "rows", row + place - 1)
+            u, (job,) = u.peek(fenced, "fences", block)
+            return pool.flush(u, job - 1, step, fenced & (block != 0)), (place,)
+
+        start = jnp.where(whole, jnp.minimum(first, length), told)
+        writes = ("rows", "fences", "fresh", "told", *pool.FLUSH_WRITES)
+        v, _ = loop(lambda c: c[0] < length, stretch, v, (start,), writes=writes)
+        spare = v.tables.shape[0] - 1
+        v = v.write("tables", jnp.where(listed, length, 0), v.told_word(slot, group, ToldRow.LENGTH))
+        for word, value, when in (
+            (ToldRow.FIRST, first, whole),
+            (ToldRow.WHOLE, length, whole),
+            (ToldRow.CURSOR, 0, begins),
+        ):
+            v = v.write("tables", value, jnp.where(when, v.told_word(slot, group, word), spare))
+        return v, (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    writes = ("rows", "requests", "tables", "fences", "fresh", "told", *pool.FLUSH_WRITES)
+    w, _ = loop(lambda c: c[0] < groups, of_group, w, (0,), writes=writes)
+    return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, Told.STEP))
+
+
+def collect(
+    w: Any, view: Any, slot: Scalar, prefix: Prefix, tokens: Scalar, named: Scalar, about: Any, enabled: Scalar
+) -> tuple[Any, Scalar, Scalar, Scalar]:
+    """Collects what a request offers of its first `tokens` tokens and the tier lacks; what it has counts as used.
+
+    `named`: tokens whose prefixes have names. `about`: its prompt, its shared prefix, and whether it finished. Returns
+    how many chunks are lacked, how many of the others are idle, and the request's number.
+    """
+    width = w.sizes.buckets.groups
+    prompt, junction, finished = about
+    w = w.replace(stamp=w.stamp + enabled)
+    w, (told_step,) = w.peek(enabled, "tables", w.slot_word(slot, Told.STEP))
+
+    def of_group(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        group, count, idle = carried
+        size, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
+        words = (ToldRow.LENGTH, ToldRow.FIRST, ToldRow.WHOLE, ToldRow.CURSOR)
+        v, (told, null, all_told, cursor) = v.peek(
+            group >= 0, "tables", *(v.told_word(slot, group, word) for word in words)
+        )
+        stop = jnp.minimum(jnp.minimum(divide(tokens, size), divide(named, size)), told)
+        kept = _kept(view, group, prompt, junction, stop, finished)
+        row, chain, bit = v.row(slot, group), v.chain(slot) + (scale - 1), jnp.left_shift(jnp.int32(1), group)
+        marks, window = prefix.start + (scale - 1), view.tier.group(group, TierField.WINDOW) > 0
+        spare = v.marks.shape[0] - 1
+
+        def look(u: Any, place: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+            block = jnp.where(place >= null, u.read("rows", row + place), 0)
+            since = jnp.where(place < all_told, told_step, u.read("told", row + place))
+            gone = window & (u.read("fresh", block) > since)
+            key = u.read("chains", chain + place * scale)
+            entry = key * width + group
+            return jnp.where(gone, 0, block), entry, u.read("where", entry)
+
+        def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+            place, phase, inside, count, mark, marked, _ = at
+            u = u.write("marks", marked, mark)
+            block, entry, value = look(u, place)
+            offered = (block != 0) & (inside | (phase >= kept.least))
+            lacked = offered & (value <= 0)
+            u = u.write("offers", entry, jnp.where(lacked, 2 * count, u.offers.shape[0] - 1))
+            u = u.write("offers", block, jnp.where(lacked, 2 * count + 1, u.offers.shape[0] - 1))
+            mark = marks + place * scale
+            marked = u.read("marks", mark) | bit
+            mark = jnp.where(lacked, mark, spare)
+            return u, (place + 1, kept.next_phase(phase), inside, count + lacked, mark, marked, offered & ~lacked)
+
+        def stretch(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+            place, count, idle = at
+            inside, until = kept.stretch(place, stop)
+            place = kept.skip(place, inside, until)
+            u, (place, _, _, count, mark, marked, known) = loop(
+                lambda c: (c[0] < until) & ~c[-1],
+                fast,
+                u,
+                (place, kept.phase(place), inside, count, spare, 0, False),
+                reads=("rows", "told", "fresh", "chains", "where"),
+                writes=("marks", "offers"),
+            )
+            u = u.write("marks", marked, mark)
+            u, (key,) = u.peek(known, "chains", chain + (place - 1) * scale)
+            u, (value,) = u.peek(known, "where", key * width + group)
+            unit = place * scale - 1
+            u, was, _ = pool.use(u, known, value - 1, prefix, unit, group, jnp.int32(0))
+            return u, (place, count, idle + was)
+
+        writes = ("rows", "told", "fresh", "chains", "where", "offers", *pool.USE_WRITES)
+        v, (_, count, idle) = loop(lambda c: c[0] < stop, stretch, v, (cursor, count, idle), writes=writes)
+        return v, (group + 1, count, idle)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    writes = ("tables", "rows", "told", "fresh", "chains", "where", "offers", *pool.USE_WRITES)
+    w, (_, count, idle) = loop(lambda c: c[0] < groups, of_group, w, (0, 0, 0), writes=writes)
+    w, number = pool.number_of(w, count > 0, prefix.request)
+    return w, count, idle, number
+
+
+def _kept(view: Any, group: Scalar, prompt: Scalar, junction: Scalar, stop: Scalar, finished: Scalar) -> Kept:
+    """Chunks that are offered: all, or the tails of segments and those before expected ends."""
+    tier, size = view.tier, view.group(group, GroupField.BLOCK)
+    masked, keep = tier.group(group, TierField.MASKED) != 0, tier.group(group, TierField.KEEP)
+    period, alignment = tier.group(group, TierField.PERIOD), jnp.maximum(tier.number(TierNumber.ALIGNMENT), 1)
+    ends, horizon = tier.group(group, TierField.ENDS) != 0, tier.group(group, TierField.HORIZON) != 0
+
+    def end(tokens: Scalar, there: Scalar) -> Scalar:
+        whole = divide(divide(jnp.maximum(tokens, 0), alignment) * alignment, size)
+        return jnp.where(masked & there, whole, 0)
+
+    last = divide(prompt, size)
+    settled = jnp.where(finished, stop, jnp.where(stop <= last, last, 0))
+    return Kept(
+        period=jnp.where(masked, period, 1),
+        least=jnp.where(masked, period - keep, 0),
+        shift=jnp.int32(0),
+        keep=keep,
+        ends=(end(prompt - 1, ends), end(junction, ends & (junction > 0)), jnp.where(masked & horizon, settled, 0)),
+    )
+
+
+def passed(w: Any, view: Any, slot: Scalar, tokens: Scalar, limit: Scalar, stored: Scalar, enabled: Scalar) -> Any:
+    """Moves a request's cursors past what it offered, where there was room; from which length on it has more.
+
+    `limit`: tokens that it may ever offer, as far as is known.
+    """
+
+    def of_group(v: Any, carried: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
+        group, nearest = carried
+        size = view.group(group, GroupField.BLOCK)
+        words = (ToldRow.LENGTH, ToldRow.CURSOR)
+        v, (told, cursor) = v.peek(group >= 0, "tables", *(v.told_word(slot, group, word) for word in words))
+        stop = jnp.minimum(divide(tokens, size), told)
+        cursor = jnp.where(stored, jnp.maximum(cursor, stop), cursor)
+        v = v.write("tables", cursor, v.told_word(slot, group, ToldRow.CURSOR))
+        more = (cursor + 1) * size
+        return v, (group + 1, jnp.minimum(nearest, jnp.where(more > limit, ENDLESS, more)))
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    w, (_, nearest) = loop(lambda c: c[0] < groups, of_group, w, (0, ENDLESS), writes=("tables",))
+    return w.write_if(enabled, "tables", jnp.where(stored, nearest, 0), w.slot_word(slot, Told.OFFERS))

@@ -1,0 +1,527 @@
+"""The compiled schedule with a second tier: vLLM 0.33's offloading in the same loop as its cache.
+
+A trip is as `compiled` has it, with a few more things in it. Transfers that are done are reported as a step begins.
+Requests whose loads go on hold seats in a list of their own, and come before the queue. What a lookup on the GPU finds
+is looked up further in the tier, and a request of which a chunk is on its way is put aside. Once every request has its
+blocks, those that run offer their chunks, then those that ended, in the order of their names. The twin of
+`hkv.dialects.vllm.schedule.tiered`; the rules are in `hkv.dialects.vllm.rules.offload`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from hkv.dialects.vllm.rules import admit, transitions
+from hkv.dialects.vllm.rules.offload import lookup, offers, pool
+from hkv.dialects.vllm.rules.offload.arrays import (
+    LOADED,
+    LOADS,
+    SETTLED,
+    Job,
+    TierNumber,
+    Told,
+    User,
+)
+from hkv.dialects.vllm.rules.offload.pool import Prefix
+from hkv.dialects.vllm.rules.operations import Argument, Code, Flag
+from hkv.dialects.vllm.rules.parameters import CacheField
+from hkv.dialects.vllm.rules.rows import Demand
+from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op
+from hkv.dialects.vllm.schedule import compiled
+from hkv.dialects.vllm.schedule.compiled_links import transferred
+from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace
+from hkv.replay import schedule_loop
+from hkv.replay.schedule_loop import Seated
+from hkv.replay.schedule_state import Arriving, Ending, Machine, Mode, Number, Seat
+from hkv.state.loops import Scalar, divide, loop, read
+from hkv.state.state import Request
+from hkv.state.status import Status
+
+Pair = tuple[Any, Machine]
+
+
+def trip(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
+    """The next operation of the cache, and what follows from its answer, in both tiers."""
+    resting = m.at(Mode.BEGIN) & (m.active == 0) & (m.waiting == 0) & (w.ended > 0)
+    w = _deliver(w, view, trace, m, resting)
+    m = m.when(resting, mode=int(Mode.REST))
+    w, m, busy = schedule_loop.begin(w, trace, m)
+    w = w.replace(steps=w.steps + busy)
+    w, m = schedule_loop.grow(w, trace, m, whole=False)
+    w, m = _choose(w, trace, m)
+    w, m = _recall(w, m)
+    w, m = _order(w, view, trace, m)
+    m = m.when(m.at(Mode.REST), mode=int(Mode.BEGIN))
+    w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
+    w, m = schedule_loop.compute(w, trace, m)
+    w, seat, op = _operation(w, view, trace, m)
+    w, answer = compiled.perform(w, view, trace, m, seat, op, settles=True)
+    return _follow(w, view, trace, m, seat, answer)
+
+
+def prefix(view: Any, trace: DiagnosedTrace, request: Scalar) -> Prefix:
+    """A request's prefix keys among the trace's."""
+    tokens = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT)
+    units = divide(tokens, view.whole(CacheField.HASH_BLOCK))
+    return Prefix(request, trace.request(request, Arriving.KEY_START), units)
+
+
+# Before a step's blocks are handed out.
+
+
+def _deliver(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, resting: Scalar) -> Any:
+    """Reports of transfers that were done before the step that begins, or the one that the clock goes on to."""
+    idle = (m.active == 0) & (m.waiting == 0) & ~resting & (m.arrived < trace.number(Number.REQUESTS))
+    idle = idle & (trace.number(Number.CLOSED_LOOP) == 0)
+    begins = jnp.where(idle, jnp.maximum(m.step, trace.request(m.arrived, Arriving.STEP)), m.step)
+    done = jnp.where(m.at(Mode.BEGIN), begins - 1, -1)
+    w = pool.deliver(w, done)
+
+    def request_of(v: Any, slot: Scalar, enabled: Scalar) -> tuple[Any, Scalar]:
+        v, (request,) = v.peek(enabled, "seats", v.seat(slot, Seat.REQUEST))
+        return v, request
+
+    return lookup.end_loads(w, view, done, functools.partial(prefix, view, trace), request_of)
+
+
+def _choose(w: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
+    """Finds the request to be admitted next: one whose load has ended, else the head of the queue."""
+    mine = m.at(Mode.ADMIT)
+    can = mine & (m.budget > 0) & (m.active < trace.number(Number.MAX_RUNNING))
+    spare = w.lists.shape[0] - 1
+
+    def visit(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        visited, kept, place, slot, _ = carried
+        v = v.write("lists", slot, place)
+        slot = v.read("lists", visited)
+        waits = v.read("tables", v.slot_word(slot, Told.STATE)) == LOADS
+        return v, (visited + waits, kept + waits, jnp.where(waits, kept, spare), slot, ~waits)
+
+    held = jnp.where(can, w.held, w.visited)
+    start = (w.visited, w.kept, spare, 0, False)
+    w, (visited, kept, place, slot, found) = loop(
+        lambda c: (c[0] < held) & ~c[4], visit, w, start, reads=("tables",), writes=("lists",)
+    )
+    w = w.write("lists", slot, place).replace(visited=visited, kept=kept)
+    slot = jnp.where(found, slot, w.spare_slot)
+    columns = (Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.JUNCTION)
+    places = [("seats", w.seat(slot, column)) for column in columns]
+    w, (request, computed, tokens, junction, state) = w.peek_each(
+        found, *places, ("tables", w.slot_word(slot, Told.STATE))
+    )
+    new = schedule_loop.chunk(trace, request, tokens, junction, computed, m.budget)
+    mode = jnp.where(new > 0, int(Mode.HELD), int(Mode.RECORD))
+    mode = jnp.where(state == LOADED, int(Mode.SETTLE), mode)
+    queue = m.waiting - (w.kept + w.held - w.visited) - w.aside
+    waiting = m._replace(waiting=queue)
+    w, chosen = schedule_loop.choose(w, trace, waiting.when(found, mode=int(Mode.BEGIN)), Mode.FIND)
+    m = chosen._replace(waiting=m.waiting)
+    return w, m.when(found, mode=mode, asked=slot, new=new)
+
+
+def _recall(w: Any, m: Machine) -> Pair:
+    """No more requests are admitted in this step: those put aside are in front of the queue again, loads in order."""
+    mine = m.at(Mode.RECORD)
+    spare = w.lists.shape[0] - 1
+
+    def move(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        at, place, slot = carried
+        v = v.write("lists", slot, place)
+        return v, (at + 1, w.kept + at - w.visited, v.read("lists", at))
+
+    start = jnp.where(mine & (w.kept < w.visited), w.visited, w.held)
+    w, (_, place, slot) = loop(lambda c: c[0] < w.held, move, w, (start, spare, 0), writes=("lists",))
+    w = w.write("lists", slot, place)
+    held = w.kept + w.held - w.visited
+    w = w.replace(
+        held=jnp.where(mine, held, w.held), visited=jnp.where(mine, 0, w.visited), kept=jnp.where(mine, 0, w.kept)
+    )
+    top = w.spare_request
+
+    def push(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        left, stacked, place, request = carried
+        v = v.write("stack", request, place)
+        return v, (left - 1, stacked + 1, stacked, v.read("stack", top - left))
+
+    count = jnp.where(mine, w.aside, 0)
+    w, (_, stacked, place, request) = loop(lambda c: c[0] > 0, push, w, (count, m.stacked, top, 0), writes=("stack",))
+    w = w.write("stack", request, place).replace(aside=w.aside - count)
+    return w, m._replace(stacked=stacked)
+
+
+# What a step orders.
+
+
+def _order(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
+    """Running requests offer what they compute in this step, then those offer their last that ended since."""
+    enabled = m.at(Mode.RECORD) | m.at(Mode.REST)
+    active = jnp.where(m.at(Mode.RECORD), m.active, 0)
+
+    def one(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        at, vacant, name, ending, _ = carried
+        v, at, slot, runs = _next_running(v, at, active)
+        # First all of them offer, then their uses are made.
+        v, name, request, last, place = _next_ended(v, view, jnp.where(ending, -1, name), ~runs)
+        there = name < LAST_NAME
+        ends, gone = ~runs & there & ~ending, ~runs & there & ending
+        slot = jnp.where(runs, slot, jnp.where(ends, last, v.spare_slot))
+        offering = slot != v.spare_slot
+        words = (Seat.REQUEST, Seat.COMPUTED, Seat.SCHEDULED, Seat.TOKENS, Seat.JUNCTION)
+        v, seat = v.peek(offering, "seats", *(v.seat(slot, each) for each in words))
+        request = jnp.where(runs, seat[0], request)
+        v = _offer(v, view, trace, m.step, slot, request, seat, ends, offering)
+        v = pool.end(v, view, prefix(view, trace, request), gone)
+        v = _forget(v, gone, place)
+        left = gone & (last != v.spare_slot)
+        v = v.write("vacant", last, jnp.where(left, vacant, v.spare_slot))
+        ending = ending | (~runs & ~there)
+        return v, (jnp.where(runs, at + 1, at), vacant + left, jnp.where(runs, -1, name), ending, v.ended)
+
+    # The scan comes first: most steps offer nothing.
+    w, first, _, due = _next_running(w, jnp.where(enabled, 0, active), active)
+    start = (jnp.where(due, first, active), m.vacant, -1, False, jnp.where(enabled, w.ended, 0))
+    w, (_, vacant, *_) = loop(lambda c: (c[0] < active) | (c[4] > 0), one, w, start, writes=ORDER_WRITES)
+    return w, m._replace(vacant=vacant)
+
+
+def _offer(
+    w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, slot: Scalar, request: Scalar, seat: Any, ends: Scalar,
+    enabled: Scalar,
+) -> Any:  # fmt: skip
+    """A request offers what it will have computed by the end of the step, or had in the end."""
+    _, computed, new, tokens, junction = seat
+    prompt = trace.request(request, Arriving.PROMPT)
+    whole = prompt + trace.request(request, Arriving.OUTPUT)
+    named = jnp.where(ends, tokens + (tokens < whole), tokens)
+    stop = jnp.minimum(jnp.where(ends, jnp.maximum(prompt, named - 1), computed + new), named)
+    limit = jnp.where(view.tier.number(TierNumber.PROMPT_ONLY) != 0, prompt, offers.ENDLESS)
+    about = prompt, junction, ends
+    of = prefix(view, trace, request)
+    return _store(w, view, step, slot, of, jnp.minimum(stop, limit), named, about, limit, enabled)
+
+
+LAST_NAME = 2**31 - 1
+"""Place of a name after all others."""
+
+ORDER_WRITES = (
+    *("order", "seats", "tables", "lists", "vacant", "rows", "told", "fresh", "chains", "ended", "stamp", "next_job"),
+    *pool.STORE_WRITES,
+    *("store_step", "store_high", "store_low", "overflow"),
+)
+
+
+def _next_running(w: Any, at: Scalar, active: Scalar) -> tuple[Any, Scalar, Scalar, Scalar]:
+    """The next running request that has something to offer: its place, its slot, and whether there is one."""
+
+    def look(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        place, _, _ = carried
+        slot = v.read("order", place)
+        computed, new = v.get_seat(slot, Seat.COMPUTED, Seat.SCHEDULED)
+        due = (new > 0) & (computed + new >= v.read("tables", v.slot_word(slot, Told.OFFERS)))
+        return v, (place + ~due, slot, due)
+
+    start = (at, w.spare_slot, False)
+    w, (at, slot, due) = loop(lambda c: (c[0] < active) & ~c[2], look, w, start, reads=("order", "seats", "tables"))
+    return w, at, jnp.where(due, slot, w.spare_slot), due
+
+
+def _next_ended(w: Any, view: Any, after: Scalar, enabled: Scalar) -> tuple[Any, Scalar, Scalar, Scalar, Scalar]:
+    """The ended request whose name comes next: the name's place, `LAST_NAME` for none; the request, its slot, and its
+    place in the list."""
+
+    def look(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        place, least, request, slot, found = carried
+        mine = v.read("lists", v.ended_place(place))
+        theirs = v.read("lists", v.ended_place(place) + 1)
+        name = read(view.tier.names, mine)
+        first = (name > after) & (name < least)
+        chosen = (jnp.where(first, new, old) for new, old in ((name, least), (mine, request), (theirs, slot)))
+        return v, (place + 1, *chosen, jnp.where(first, place, found))
+
+    count = jnp.where(enabled, w.ended, 0)
+    start = (0, LAST_NAME, w.room.users - 1, w.spare_slot, 0)
+    w, (_, name, request, slot, place) = loop(lambda c: c[0] < count, look, w, start, reads=("lists",))
+    return w, name, request, slot, place
+
+
+def _forget(w: Any, enabled: Scalar, place: Scalar) -> Any:
+    """Takes an ended request off the list; the last one takes its place."""
+    last = w.ended_place(jnp.maximum(w.ended - 1, 0))
+    w, values = w.peek(enabled, "lists", last, last + 1)
+    for word, value in enumerate(values):
+        w = w.write_if(enabled, "lists", value, w.ended_place(place) + word)
+    return w.replace(ended=w.ended - enabled)
+
+
+def _end(w: Any, enabled: Scalar, request: Scalar, slot: Scalar) -> Any:
+    """A request has ended, the next step is told so."""
+    w = w.write_if(enabled, "lists", request, w.ended_place(w.ended))
+    w = w.write_if(enabled, "lists", slot, w.ended_place(w.ended) + 1)
+    return w.replace(ended=w.ended + enabled)
+
+
+def _store(
+    w: Any, view: Any, step: Scalar, slot: Scalar, of: Prefix, tokens: Scalar, named: Scalar, about: Any, limit: Scalar,
+    enabled: Scalar,
+) -> Any:  # fmt: skip
+    """A request offers chunks of its first `tokens` tokens; those that the tier lacks and has room for are stored."""
+    tier, finished = view.tier, about[2]
+    w, count, idle, number = offers.collect(w, view, slot, of, tokens, named, about, enabled)
+    lacking, room = pool.has_room(w, tier, count, idle)
+    refused = (count > 0) & ~room
+    w = pool.note_refused(w, jnp.where(refused, count, 0)).replace(refused=w.refused + refused)
+    taken = jnp.where(room, count, 0)
+    w = pool.evict(w, view, tier, view.prefix_of, jnp.where(taken > 0, lacking, 0))
+    w, flushes = pool.insert(w, tier, of.request, number, taken, finished, step)
+    stores = taken > 0
+    w, end = transferred(w, tier, "store", step + 1, taken, stores)
+    flushes = stores & flushes
+    end = jnp.where(flushes, jnp.minimum(end, step), end)
+    w = w.write_if(stores, "jobs", end, w.job(w.next_job, Job.END))
+    w = w.replace(next_job=w.next_job + stores, flushed=w.flushed + flushes, urgent=w.urgent + flushes)
+    w = w.replace(overflow=w.overflow | (w.next_job - w.first_job >= w.room.jobs - 1))
+    return offers.passed(w, view, slot, tokens, limit, ~refused, enabled)
+
+
+# The operation.
+
+
+def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[Any, Seated, Op]:
+    """The operation that the mode calls for, and what it is about."""
+    codes = {
+        Mode.ASK: Code.ALLOCATE,
+        Mode.PREEMPT: Code.FREE,
+        Mode.SEAT: Code.REQUEST,
+        Mode.FIND: Code.LOOKUP,
+        Mode.TAKE: Code.ALLOCATE,
+        Mode.FINISH: Code.FREE,
+        Mode.SETTLE: Code.COMMIT,
+        Mode.HELD: Code.ALLOCATE,
+        Mode.GIVE_UP: Code.FREE,
+    }
+    code = jnp.int32(int(Code.END))
+    for mode, each in codes.items():
+        code = jnp.where(m.at(mode), int(each), code)
+    # What a request cannot read any more it gives back before the rest: the queue's order depends on it.
+    retires = m.at(Mode.FINISH) & (w.retired == 0)
+    code = jnp.where(retires, int(Code.RETIRE), code)
+    w, seat = schedule_loop.at_hand(w, m)
+    w, (scheduled,) = w.peek(retires, "seats", w.seat(seat.slot, Seat.SCHEDULED))
+    slot, request = seat.slot, seat.request
+    taking: Any = m.at(Mode.TAKE)
+    held: Any = m.at(Mode.HELD)
+    loads: Any = taking & (w.external > 0)
+    w, reserved = _reserved(w, view, m, loads)
+    w = w.set(jnp.where(m.at(Mode.SEAT), slot, w.spare_slot), Request.LIVE, EMPTY)
+    grown = jnp.where(seat.asking | held, slot, w.spare_slot)
+    w = w.set(grown, Request.COMPUTED, seat.computed).set(grown, Request.TOKENS, seat.tokens)
+    tokens = jnp.where(m.at(Mode.SEAT), trace.request(request, Arriving.PROMPT), 0)
+    tokens = jnp.where(m.at(Mode.SETTLE), seat.computed, jnp.where(retires, seat.computed + scheduled, tokens))
+    admits = int(Flag.STATUS | Flag.WAITING | Flag.OTHERS)
+    admits = jnp.where(m.active > 0, admits | int(Flag.SCHEDULED), admits)
+    asks: Any = taking | held
+    arguments = {
+        Argument.CODE: code,
+        Argument.SLOT: slot,
+        Argument.TOKENS: tokens,
+        Argument.KEYS: prefix(view, trace, request).units,
+        Argument.KEY_START: trace.request(request, Arriving.KEY_START),
+        Argument.NEW: m.new,
+        Argument.HIT: jnp.where(taking, w.local, 0),
+        Argument.LOOKAHEAD: jnp.where(loads, 0, trace.number(Number.LOOKAHEAD)),
+        Argument.EXTERNAL: jnp.where(loads, w.external, 0),
+        Argument.DELAY: loads.astype(jnp.int32),
+        Argument.MUST_FIT: asks.astype(jnp.int32),
+        Argument.RESERVED: reserved,
+        Argument.SHARED_PREFIX: jnp.where(asks, seat.junction, -1),
+        Argument.FLAGS: jnp.where(asks, admits, jnp.where(m.at(Mode.SETTLE), int(Flag.LIVE), 0)),
+    }
+    row = tuple(arguments.get(argument, jnp.int32(0)) for argument in Argument)
+    w, op = transitions.fetch(w, jnp.stack(row), jnp.int32(0), code)
+    return w, seat, op
+
+
+def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scalar]:
+    """Blocks that requests on the way to their last token still need, loads among them."""
+    count = jnp.where(enabled, m.active + w.kept, 0)
+    length = view.whole(CacheField.MAX_MODEL_LEN)
+
+    def one(v: Any, carried: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
+        at, total = carried
+        runs = at < m.active
+        v, (running,) = v.peek(runs, "order", at)
+        v, (held,) = v.peek(~runs, "lists", at - m.active)
+        slot = jnp.where(runs, running, held)
+        words = (Seat.COMPUTED, Seat.TOKENS, Seat.SCHEDULED, Seat.CAME)
+        v, (computed, tokens, scheduled, came) = v.peek(at >= 0, "seats", *(v.seat(slot, word) for word in words))
+        # Admitted in this very step, it has computed nothing yet.
+        prefills = ~runs | (jnp.where(computed > 0, computed, scheduled) < came)
+        whole = jnp.minimum(tokens, length)
+        zero, no = jnp.int32(0), jnp.bool_(True)
+        v, needed = admit.estimate(v, view, Demand(slot, whole, whole, computed, zero, zero, zero, no), prefills)
+        return v, (at + 1, total + needed)
+
+    writes = ("order", "lists", "seats", *admit.WRITES)
+    w, (_, total) = loop(lambda c: c[0] < count, one, w, (0, 0), writes=writes)
+    return w, total
+
+
+# What follows.
+
+
+def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+    """Transition of the schedule, and of the tier, by the cache's answer."""
+    ok, step = answer.ok, m.step
+    refused = ~ok & schedule_loop.among(answer.status, compiled.REFUSALS)
+    m = schedule_loop.fail(m, ok, answer.status, refused)
+    retiring = m.at(Mode.FINISH) & (w.retired == 0)
+    finished = m.at(Mode.FINISH) & (w.retired != 0) & ok
+    preempted, given_up, settled = (m.at(mode) & ok for mode in (Mode.PREEMPT, Mode.GIVE_UP, Mode.SETTLE))
+    alone = preempted & (m.active == 1) & (w.held == 0)
+    took, held, denied = m.at(Mode.TAKE) & ok, m.at(Mode.HELD) & ok, (m.at(Mode.TAKE) | m.at(Mode.HELD)) & refused
+    loads = took & (w.external > 0)
+    runs = took & ~loads
+    w = w.replace(retired=jnp.where(m.at(Mode.FINISH), retiring & ok, w.retired != 0).astype(jnp.int32))
+    w = pool.fence(w, seat.request, finished | alone | given_up)
+    w = _flush_jobs(w, seat.request, step, preempted | given_up)
+    w, m, grown, left = schedule_loop.after_running(w, m, seat, ok, refused, finishing=finished, others=w.held > 0)
+    w = _end(w, finished | alone | given_up, seat.request, jnp.where(finished, seat.slot, w.spare_slot))
+    w, m, seated = schedule_loop.after_seating(w, m, seat, ok)
+    w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
+    w, m = _found(w, view, trace, m, seat, answer)
+    others = (m.active > 0) | (w.kept > 0) | (m.at(Mode.HELD) & (w.held - w.visited > 1))
+    never = denied & ~others
+    waits = denied & others
+    hopeless = m.at(Mode.TAKE) & never
+    m = m.when(never & m.at(Mode.HELD), mode=int(Mode.GIVE_UP))
+    w, m = schedule_loop.after_taking(w, m, seat, runs, hopeless, waits)
+    w = _end(w, hopeless, m.head, w.spare_slot)
+    w, m = _hold(w, m, seat, loads)
+    w, m = _go_on(w, m, seat, held)
+    w, m = _settle(w, m, seat, settled)
+    w, m = _leave(w, m, seat, given_up)
+    slot, admitted = seat.slot, took | held
+    w = w.write_if(took, "seats", seat.tokens, w.seat(slot, Seat.CAME))
+    w = w.write_if(runs | held, "tables", 0, w.slot_word(slot, Told.OFFERS))
+    w = offers.tell(w, view, offers.Telling(slot, step, admitted, took, ~loads), grown | admitted)
+    w = _begin_load(w, view, trace, step, seat, loads)
+    asked = trace.request(seat.request, Arriving.ASKED)
+    start = w.local + w.external
+    w = lookup.lack(w, view, slot, start, asked, took & (seat.preemptions == 0), seat.tokens)
+    w = w.set(jnp.where(left | hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
+    w = compiled.note(w, view, trace, slot, grown | runs | held)
+    m = m.when((w.overflow != 0) | (m.vacant < 0), mode=int(Mode.FAILED), status=int(Status.NO_SUCH_SLOT))
+    return w.replace(overflow=w.overflow | (m.vacant < 0)), m
+
+
+def _flush_jobs(w: Any, request: Scalar, step: Scalar, enabled: Scalar) -> Any:
+    """A request gives its blocks back before it has finished: all its stores are flushed."""
+
+    def one(v: Any, job: Scalar, mine: Scalar) -> Any:
+        return pool.flush(v, job & (v.room.jobs - 1), step, mine)
+
+    return pool.each_job(w, request, enabled, one, ("flushed", "urgent"))
+
+
+def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+    """The head of the queue was looked up on the GPU; now it is in the tier."""
+    found, local = m.at(Mode.FIND) & answer.ok, answer.value
+    w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
+    user = w.user(seat.request)
+    w, (jobs, waited) = w.peek(found, "nodes", w.node(user, User.JOBS), w.node(user, User.WAITED))
+    asks = found & (jobs == 0)
+    w, external, later = lookup.external_hit(w, view, m.candidate, seat.tokens, local, asks)
+    aside = found & (later | (jobs > 0))
+    w = w.write_if(aside, "nodes", 1, w.node(user, User.WAITED))
+    w = w.replace(waits=w.waits + (aside & (waited == 0)), wait_steps=w.wait_steps + aside)
+    place = jnp.where(aside, w.spare_request - 1 - w.aside, w.spare_request)
+    w = w.write("stack", m.head, place).replace(aside=w.aside + aside)
+    again = m.stacked > 0
+    taken, stacked = jnp.where(again, m.taken, m.head + 1), jnp.where(again, m.stacked - 1, 0)
+    m = m.when(aside, mode=int(Mode.ADMIT), taken=taken, stacked=stacked)
+    goes = found & ~aside
+    w = w.replace(local=jnp.where(goes, local, w.local), external=jnp.where(goes, external, w.external))
+    start = local + external
+    new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, start, m.budget)
+    new = jnp.where(external > 0, 0, new)
+    mode = jnp.where((external > 0) | (new > 0), int(Mode.TAKE), int(Mode.RECORD))
+    return w, m.when(goes, mode=mode, new=new, hit=start)
+
+
+def _hold(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+    """The candidate waits with blocks for what is loaded into them; another slot takes the next candidate."""
+    slot, spare = m.candidate, w.spare_request
+    w = w.write_if(enabled, "lists", slot, w.kept)
+    w = w.write_if(enabled, "seats", m.hit, w.seat(slot, Seat.COMPUTED))
+    w = w.set(jnp.where(enabled, slot, w.spare_slot), Request.COMPUTED, m.hit)
+    first = enabled & (seat.preemptions == 0)
+    w = w.set_fate(jnp.where(first, m.head, spare), hit=m.hit, admitted=m.step)
+    w = w.set_fate(
+        jnp.where(enabled & ~first, m.head, spare),
+        recomputed=seat.recomputed + seat.tokens,
+        recovered=seat.recovered + m.hit,
+    )
+    w = w.write_if(first, "nodes", w.external, w.node(w.user(seat.request), User.LOADED))
+    w, (next_slot,) = w.peek(enabled, "vacant", jnp.maximum(m.vacant - 1, 0))
+    again = m.stacked > 0
+    m = m.when(first, prompt_tokens=m.prompt_tokens + seat.tokens, hit_tokens=m.hit_tokens + m.hit)
+    w = w.replace(held=w.held + enabled, visited=w.visited + enabled, kept=w.kept + enabled)
+    return w, m.when(
+        enabled,
+        mode=int(Mode.ADMIT),
+        seated=-1,
+        taken=jnp.where(again, m.taken, m.head + 1),
+        stacked=jnp.where(again, m.stacked - 1, 0),
+        candidate=next_slot,
+        vacant=m.vacant - 1,
+    )
+
+
+def _go_on(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+    """A request runs whose prefix was loaded."""
+    slot = seat.slot
+    w = w.write("order", slot, jnp.where(enabled, m.active, w.spare_slot))
+    w = w.write_if(enabled, "seats", m.new, w.seat(slot, Seat.SCHEDULED))
+    w, (began,) = w.peek(enabled, "tables", w.slot_word(slot, Told.BEGAN))
+    w = w.write_if(enabled, "tables", 0, w.slot_word(slot, Told.STATE))
+    w = w.replace(load_steps=w.load_steps + jnp.where(enabled, m.step - began, 0), visited=w.visited + enabled)
+    return w, m.when(enabled, mode=int(Mode.ADMIT), active=m.active + 1, waiting=m.waiting - 1, budget=m.budget - m.new)
+
+
+def _settle(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+    """Notes that what was loaded is registered; the last token of a request is computed in any case."""
+    w = w.write_if(enabled, "tables", SETTLED, w.slot_word(seat.slot, Told.STATE))
+    computed = seat.computed - (seat.computed == seat.tokens)
+    w = w.write_if(enabled, "seats", computed, w.seat(seat.slot, Seat.COMPUTED))
+    w = w.set(jnp.where(enabled, seat.slot, w.spare_slot), Request.COMPUTED, computed)
+    return w, m.when(enabled, mode=int(Mode.ADMIT))
+
+
+def _leave(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+    """A request that was loaded for will never fit, and leaves its seat."""
+    w = w.set_fate(jnp.where(enabled, seat.request, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
+    w = w.write("vacant", seat.slot, jnp.where(enabled, m.vacant, w.spare_slot))
+    w = w.write_if(enabled, "tables", 0, w.slot_word(seat.slot, Told.STATE)).replace(visited=w.visited + enabled)
+    return w, m.when(enabled, mode=int(Mode.ADMIT), vacant=m.vacant + 1, waiting=m.waiting - 1, ended=m.ended + 1)
+
+
+def _begin_load(w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, seat: Seated, enabled: Scalar) -> Any:
+    """The load that a request waits for."""
+    tier, slot, external = view.tier, seat.slot, w.external
+    of = prefix(view, trace, seat.request)
+    w, count = lookup.load(w, view, slot, of, w.local, w.local + external, enabled)
+    w, end = transferred(w, tier, "load", step, count, enabled)
+    for word, value in ((Told.END, end), (Told.STATE, LOADS), (Told.BEGAN, step)):
+        w = w.write_if(enabled, "tables", value, w.slot_word(slot, word))
+    slower = (
+        enabled & (tier.number(TierNumber.SLOWER) != 0) & (external <= read(tier.beaten, jnp.where(enabled, count, 0)))
+    )
+    return w.replace(
+        loads=w.loads + enabled,
+        slower=w.slower + slower,
+        loaded_tokens=w.loaded_tokens + jnp.where(enabled, external, 0),
+        load_chunks=w.load_chunks + jnp.where(enabled, count, 0),
+    )

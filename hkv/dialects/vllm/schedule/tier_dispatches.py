@@ -1,0 +1,358 @@
+"""A compiled replay with a second tier, from the host: its parameters, its arrays, its dispatches, its figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hkv.dialects.vllm import machine as cache
+from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.offload.chunks import Absence
+from hkv.dialects.vllm.offload.config import HEAD_AGES, OffloadConfig
+from hkv.dialects.vllm.rules.offload import arrays
+from hkv.dialects.vllm.rules.offload.arrays import (
+    COUNTS,
+    NODE_WORDS,
+    ROW_WORDS,
+    SLOT_WORDS,
+    TIER_WORDS,
+    Node,
+    TierArrays,
+    TierField,
+    TierNumber,
+    TierRoom,
+    TierView,
+    User,
+)
+from hkv.dialects.vllm.rules.operations import RESULT_FRONT
+from hkv.dialects.vllm.rules.parameters import CacheField, View
+from hkv.dialects.vllm.schedule import compiled, compiled_links, compiled_reasons, compiled_tier
+from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace, ScheduleWorkspace
+from hkv.errors import UnsupportedConfigError
+from hkv.machine import native_loops
+from hkv.machine.operations import bucket
+from hkv.replay import schedule_loop
+from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs
+from hkv.replay.observed import Sampling
+from hkv.replay.schedule import Recorder, Schedule
+from hkv.replay.schedule_state import SCHEDULE_ARRAYS, ScheduleResident, flat, shaped
+from hkv.state.loops import Scalar, read
+from hkv.state.state import State
+from hkv.state.workspace import ARRAYS, COPY_WORDS, COUNTERS, EVENT_WORDS
+from hkv.state.workspace import Sizes as CacheSizes
+
+MOST_GROUPS = 30
+"""Groups whose bits fit a word of `marks`."""
+
+NEVER = 1 << 29
+"""Chunks of a period that never ends."""
+
+
+def require(config: OffloadConfig) -> None:
+    """Refuses what the compiled tier does not have, by name.
+
+    Raises:
+      UnsupportedConfigError: naming what, and that the NumPy engine has it.
+    """
+    specs = config.cache.topology.specs
+    numpy = "the NumPy engine for anything else"
+    if config.policy != "lru":
+        raise UnsupportedConfigError("offload_policy", config.policy, f"lru; {numpy}")
+    if config.threshold >= 2:
+        raise UnsupportedConfigError("offload_store_threshold", config.threshold, f"0 or 1; {numpy}")
+    for group, spec in enumerate(specs):
+        if spec.snapshot or spec.one_block or spec.sinks:
+            raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, f"attention without sinks; {numpy}")
+    if len(specs) > MOST_GROUPS:
+        raise UnsupportedConfigError("groups", len(specs), f"{MOST_GROUPS} groups at most; {numpy}")
+    sparse = any(config.span(group) is not None for group in range(len(specs))) and config.alignment is not None
+    if not config.prompt_only and sparse and config.cache.retention_interval is None:
+        raise UnsupportedConfigError("offload_decode", True, f"none beside windows under dense retention; {numpy}")
+    if config.blocks_per_chunk > 1 or config.drafts or config.eagle or config.sync_tokens or config.tails:
+        raise UnsupportedConfigError("offload", "chunks of blocks, drafts, tails or loads within a step", numpy)
+
+
+# Parameters.
+
+
+def parameters(config: OffloadConfig, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """`TierView.groups` and `TierView.numbers`, without what transfers take."""
+    table, cache = np.zeros((groups, TIER_WORDS), np.int32), config.cache
+    interval, alignment = cache.retention_interval, config.alignment
+    for group in range(len(config.chunk_tokens)):
+        size, span = cache.block_size(group), config.span(group)
+        row = table[group]
+        row[TierField.WINDOW] = config.window(group) or 0
+        row[TierField.SPAN] = -1 if span is None else span
+        row[TierField.PERIOD] = 1
+        if span is None or alignment is None or alignment % size:
+            continue
+        keep, segment = -(-span // size), alignment if interval is None else interval
+        if segment and keep >= segment // size:
+            continue
+        row[TierField.MASKED], row[TierField.KEEP] = 1, keep
+        row[TierField.PERIOD] = segment // size if segment else NEVER
+        row[TierField.ENDS], row[TierField.HORIZON] = interval is not None, interval is None
+    table[: len(config.lookup_order), TierField.ORDER] = config.lookup_order
+    numbers = np.zeros(TIER_WORDS, np.int32)
+    for number, value in {
+        TierNumber.CAPACITY: config.num_chunks,
+        TierNumber.WINDOWS: len(config.lookup_order) - len(config.windows),
+        TierNumber.PROMPT_ONLY: config.prompt_only,
+        TierNumber.ALIGNMENT: alignment or 1,
+        TierNumber.WHOLE_HEADS: HEAD_AGES not in config.bugs,
+    }.items():
+        numbers[number] = value
+    return table, numbers
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TierTrace(DiagnosedTrace):
+    """A `DiagnosedTrace`, and what the tier wants of it; the fields are as of `TierView`."""
+
+    tier_groups: jax.Array
+    tier_numbers: jax.Array
+    moved: jax.Array
+    rate: jax.Array
+    beaten: jax.Array
+    names: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TierRules(View):
+    """A `View`, the tier's parameters beside it, and the trace."""
+
+    tier: TierView
+    trace: TierTrace
+
+    def trace_key(self, place: Scalar) -> Scalar:
+        """A prefix key of the trace."""
+        return read(self.trace.keys, place)
+
+    def prefix_of(self, request: Scalar) -> Any:
+        """A request's prefix keys among the trace's."""
+        return compiled_tier.prefix(self, self.trace, request)
+
+
+# Arrays.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TierResident(ScheduleResident):
+    """A replay between two dispatches; donated. Arrays from `nodes` on are as of `TierArrays`.
+
+    Attributes:
+      cache: the cache.
+      counts: int32[61], the scalars of `TierArrays`, by `COUNTS`.
+    """
+
+    cache: State
+    nodes: jax.Array
+    frees: jax.Array
+    where: jax.Array
+    marks: jax.Array
+    fences: jax.Array
+    fresh: jax.Array
+    told: jax.Array
+    tables: jax.Array
+    jobs: jax.Array
+    lists: jax.Array
+    offers: jax.Array
+    counts: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TierSizes(CacheSizes):
+    """Static sizes, the tier's among them."""
+
+    tier: TierRoom
+
+
+@dataclasses.dataclass(frozen=True)
+class TierWorkspace(ScheduleWorkspace, TierArrays):
+    """A `ScheduleWorkspace` with the arrays of a tier."""
+
+    CARRIED = (*ScheduleWorkspace.CARRIED, *arrays.ARRAYS)
+    EVERYTHING = (*ScheduleWorkspace.EVERYTHING, *arrays.ARRAYS, *COUNTS)
+
+
+def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResident:
+    """A replay in which nothing happened, as NumPy arrays."""
+    begun, buckets = compiled_reasons.begin(state, sizes.requests, steps), sizes.buckets
+    slots, entries = buckets.requests + 1, buckets.groups * buckets.row
+    nodes = np.zeros((room.chunks + room.users + 2, NODE_WORDS), np.int32)
+    ends = room.chunks + room.users
+    nodes[ends, [Node.NEXT, Node.PREVIOUS]] = ends
+    shapes = {
+        "frees": room.chunks + 1,
+        "where": (buckets.keys + 1) * buckets.groups,
+        "marks": sizes.keys + 1,
+        "fences": buckets.blocks + 1,
+        "fresh": buckets.blocks + 1,
+        "told": slots * entries,
+        "tables": slots * (SLOT_WORDS + ROW_WORDS * buckets.groups) + 1,
+        "jobs": (room.jobs + 1) * arrays.JOB_WORDS,
+        "lists": slots + 2 * (room.users + 1),
+        "offers": 2 * (entries + 1),
+        "counts": len(COUNTS),
+    }
+    made: dict[str, Any] = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
+    fields = {field.name: getattr(begun, field.name) for field in dataclasses.fields(begun)}
+    return TierResident(**fields, nodes=nodes.reshape(-1), **made)  # type: ignore[arg-type]
+
+
+def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room: int) -> Any:
+    native_loops.warn_if_interpreted()
+    state, buckets = resident.cache, resident.cache.buckets
+    pending = (buckets.requests + 1) * buckets.groups if buckets.parts else 0
+    users = resident.stack.shape[0]
+    tier = TierRoom(resident.frees.shape[0] - 1, users, resident.jobs.shape[0] // arrays.JOB_WORDS - 1)
+    width = RESULT_FRONT + 2 * buckets.groups
+    sizes = TierSizes(buckets, 1, 1, width, room, 0, pending, tier=tier)
+    zero = jnp.int32(0)
+    outputs = {
+        "ids": jnp.zeros(room + 1, jnp.int32),
+        "events": jnp.zeros(EVENT_WORDS, jnp.int32),
+        "copies": jnp.zeros((pending + 1) * COPY_WORDS, jnp.int32),
+        "results": jnp.zeros(2 * sizes.width, jnp.int32),
+    }
+    carried = {**flat(state, ARRAYS), **flat(resident, SCHEDULE_ARRAYS), **flat(resident, arrays.ARRAYS), **outputs}
+    counters = {name: state.counters[int(place)] for name, place in COUNTERS.items()}
+    counters |= {name: resident.counts[place] for place, name in enumerate(COUNTS)}
+    numbers = dict.fromkeys(("lane", "num_ids", "num_events", "num_copies"), zero)
+    work = TierWorkspace(sizes, **carried, **counters, **numbers)
+    tier_view = TierView(
+        trace.tier_groups.reshape(-1), trace.tier_numbers, trace.moved, trace.rate, trace.beaten, trace.names
+    )
+    view = TierRules(
+        parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups, tier_view, trace
+    )
+    work, machine, _ = schedule_loop.run(
+        work, trace, resident, (), lambda w, m, _: (*compiled_tier.trip(w, view, trace, m), ())
+    )
+    line = state.counters
+    for name, place in COUNTERS.items():
+        line = line.at[int(place)].set(getattr(work, name))
+    left = TierResident(
+        cache=State(**shaped(work, state, ARRAYS), counters=line),
+        machine=jnp.stack(machine),
+        counts=jnp.stack([getattr(work, name).astype(jnp.int32) for name in COUNTS]),
+        **shaped(work, resident, SCHEDULE_ARRAYS),
+        **shaped(work, resident, arrays.ARRAYS),
+    )
+    return left, work.ids[:-1], work.num_ids
+
+
+program = programs(_dispatch, "vllm-tier-schedule")
+
+
+class TierReplay(compiled.CompiledReplay):
+    """A trace, a cache with a second tier, and a schedule, replayed in as few dispatches as steps allow.
+
+    Programs have room for `room` chunks at least, so that tiers of several sizes share one.
+    """
+
+    def __init__(
+        self,
+        tier: Any,
+        schedule: Schedule,
+        trace: Incoming,
+        *,
+        sizes: Sizes,
+        jobs: int,
+        room: int = 0,
+        diagnose: bool = True,
+        steps: int = STEPS,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self.tier, self.config = tier, tier.config.cache
+        self._diagnose, self.sampling, self._done = diagnose, sampling, 0
+        values, state = cache.init(self.config, sizes.buckets)
+        np.asarray(values.cache)[CacheField.SILENT] = not diagnose
+        inputs = compiled.inputs_of(self.config, schedule, trace, sizes, values, diagnose)
+        most = sizes.buckets.groups * sizes.buckets.row
+        moved, rate = compiled_links.tables(most, tier.chunk_bytes, tier.step_bytes)
+        groups, numbers = parameters(tier.config, sizes.buckets.groups)
+        told = bool(tier.step_bytes and tier.step_tokens)
+        numbers[TierNumber.LIMITED], numbers[TierNumber.SLOWER] = bool(tier.step_bytes), told
+        names = np.zeros(sizes.requests + 1, np.int32)
+        names[np.array(sorted(range(trace.count), key=str), np.int64)] = np.arange(trace.count)
+        fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+        beaten = compiled_links.beaten(most, tier.chunk_bytes, tier.step_bytes, tier.step_tokens)
+        inputs = TierTrace(
+            **fields,
+            tier_groups=groups,  # type: ignore[arg-type]
+            tier_numbers=numbers,  # type: ignore[arg-type]
+            moved=moved,  # type: ignore[arg-type]
+            rate=rate,  # type: ignore[arg-type]
+            beaten=beaten,  # type: ignore[arg-type]
+            names=names,  # type: ignore[arg-type]
+        )
+        chunks = bucket(max(room, tier.config.num_chunks), 1024)
+        self._chunks = TierRoom(chunks, sizes.requests + 1, jobs)
+        resident = begin(state, sizes, self._chunks, steps)
+        Dispatches.__init__(self, program(0), trace, len(self.config.topology.groups), 0, values, inputs, resident)
+
+    @property
+    def overflowed(self) -> bool:
+        """True if slots or jobs ran out, so that more of them have to be tried."""
+        return bool(self.counts["overflow"])
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The tier's scalars."""
+        return dict(zip(COUNTS, np.asarray(self._resident.counts).tolist(), strict=True))
+
+    def order(self) -> list[int]:
+        """Chunks that stand in the list by themselves, the next to leave first."""
+        nodes = np.asarray(self._resident.nodes).reshape(-1, NODE_WORDS)
+        ends = self._chunks.chunks + self._chunks.users
+        found, at = [], int(nodes[ends, Node.NEXT])
+        while at != ends:
+            if at < self._chunks.chunks:
+                found.append(at)
+            at = int(nodes[at, Node.NEXT])
+        return found
+
+    def left(self) -> dict[str, Any]:
+        counts, tier = self.counts, self.tier
+        told = tier.step_bytes and tier.step_tokens
+        names = {"read": "read_once", **{name: name for name in ("stored", "loaded", "evicted", "refused", "peak")}}
+        extra: dict[str, Any] = {f"tier_{name}": counts[source] for name, source in names.items()}
+        extra |= {f"tier_{name}": counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps", "waits")}
+        size = tier.chunk_bytes * tier.copies
+        extra |= {
+            "tier_lacked": {each.value: counts[f"lacked_{place}"] for place, each in enumerate(Absence)},
+            "tier_stored_bytes": counts["stored"] * size,
+            "tier_loaded_bytes": counts["loaded"] * size,
+            "tier_slower_loads": counts["slower"] if told else None,
+            "tier_saved_steps": tier.saved(counts["loaded_tokens"], counts["load_chunks"]) if told else None,
+        }
+        return {**super().left(), "extra": extra}
+
+    def recorder(self) -> Recorder:
+        recorder = super().recorder()
+        nodes = np.asarray(self._resident.nodes).reshape(-1, NODE_WORDS)
+        loaded = nodes[self._chunks.chunks :, User.LOADED].tolist()
+        for index, record in recorder.requests.items():
+            record.loaded = loaded[index]
+        return recorder
+
+
+def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming, factor: int) -> Sizes:
+    """Sizes that a replay fits, with seats for those that run, those that just ended, and those that are loaded for.
+
+    How many wait for loads at a time is known once they do: where there are more, `factor` is doubled.
+    """
+    running = min(schedule.max_running, max(1, trace.count))
+    return compiled.sizes_of(config, schedule, trace, factor * max(running + running // 2, running + 16))
+
+
+JOBS = 4096
+"""Stores that go on at a time, at first."""

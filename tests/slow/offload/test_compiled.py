@@ -1,0 +1,182 @@
+"""The compiled schedule with a second tier against the plain one: every record, figure, free block, order of eviction.
+
+All examples share an executable, which takes long to compile.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import pathlib
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
+from hkv.dialects.vllm.schedule import tier_dispatches
+from hkv.dialects.vllm.schedule.run import cache_config
+from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
+from hkv.errors import UnsupportedConfigError
+from hkv.replay import dispatches
+from hkv.replay.agreement import Difference
+from hkv.replay.run import Outcome, Timing, default_engine, interned_arrivals, replay
+from hkv.replay.schedule import Schedule
+from hkv.replay.traces.interned import InternedTrace
+from hkv.spec import spec_from_text
+from tests.offload.test_replay import requests
+
+CHAT = pathlib.Path(__file__).parents[3] / "examples" / "data" / "chat.jsonl"
+GROUPS = (
+    *("full:4", "full:4,swa:4:9", "full:4,swa:4:12,swa:4:32", "swa:4:12", "full:4,chunked:4:16"),
+    *("swa:4:12,swa:4:30", "mla:4,swa:4:1"),
+)
+
+
+def example(seed: int) -> tuple[TieredCache, Schedule]:
+    """A small cache and tier, transfers of any speed, and a schedule."""
+    draw = random.Random(seed)
+    text = draw.choice(GROUPS)
+    schedule = Schedule(
+        step_tokens=draw.choice((8, 32, 64)),
+        decode_tokens=draw.choice((1, 2)),
+        max_running=draw.choice((1, 2, 4, 8)),
+        lookahead=draw.choice((0, 0, 3)),
+        max_model_len=draw.choice((110, 256)),
+        closed_loop=draw.choice((0, 0, 0, 3, 9)),
+    )
+    specs = [spec_from_text(part) for part in text.split(",")]
+    grid = math.lcm(*(spec.block_size for spec in specs))
+    retention = draw.choice((None, 0, 0, grid, 2 * grid)) if "swa" in text else None
+    # Requests whose loads go on hold blocks: in a pool that few of them fit, they would wait for each other for good.
+    blocks = draw.choice((60, 90, 130)) if schedule.max_running > 2 else draw.choice((34, 40, 60))
+    config = cache_config(specs, blocks, schedule, retention_interval=retention)
+    decode = draw.choice((False, False, True)) and not (retention is None and "swa" in text)
+    tier = OffloadConfig(
+        cache=config,
+        num_chunks=draw.choice((2, 7, 20, 40, 100)),
+        prompt_only=not decode,
+        step_tokens=schedule.step_tokens,
+        most_running=schedule.max_running,
+        bugs=frozenset(BUGS) if draw.random() < 0.7 else frozenset(),
+    )
+    speed: dict[str, Any] = {}
+    if draw.random() < 0.5:
+        speed = {"chunk_bytes": 8, "step_bytes": draw.choice((3, 8, 40, 1 << 30)), "step_tokens": 16.0}
+    cache = TieredCache(config, Tier(config=tier, **speed))
+    cache.sampling = 3
+    return cache, schedule
+
+
+def checked(seed: int) -> Outcome:
+    cache, schedule = example(seed)
+    return replay(requests(seed), cache, schedule, Timing(step_ms=50), engine="jax", check=True, causes=False)
+
+
+def test_decides_as_the_plain_schedule_does() -> None:
+    totals: collections.Counter[str] = collections.Counter()
+    for seed in range(60):
+        try:
+            outcome = checked(seed)
+        except Difference as difference:
+            raise AssertionError(f"seed {seed}: {difference}") from difference
+        totals.update({name: value for name, value in outcome.extra.items() if isinstance(value, int)})
+        records = outcome.recorder.requests.values()
+        totals["preempted"] += sum(record.preemptions for record in records)
+        totals["refused for good"] += sum(record.outcome == "never fits" for record in records)
+    lacking = [name for name, value in totals.items() if not value and not name.endswith("bytes")]
+    assert not [name for name in lacking if name != "refused for good"], lacking
+
+
+def test_a_wrong_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison fails where the compiled tier has another size."""
+    right = tier_dispatches.parameters
+
+    def smaller(config: OffloadConfig, groups: int) -> Any:
+        return right(dataclasses.replace(config, num_chunks=config.num_chunks - 1), groups)
+
+    monkeypatch.setattr(tier_dispatches, "parameters", smaller)
+    with pytest.raises(Difference):
+        checked(6)
+
+
+def test_few_slots_and_jobs_are_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay for which there was no room begins anew with twice as much."""
+    begun, right = list[int](), TieredCache._begun
+
+    def counted(cache: TieredCache, schedule: Schedule, prepared: Any, check: bool, factor: int) -> Any:
+        begun.append(factor)
+        running = right(cache, schedule, prepared, check, factor)
+        if factor == 1:
+            running._resident = dataclasses.replace(running._resident, machine=_without_slots(running))
+        return running
+
+    monkeypatch.setattr(TieredCache, "_begun", counted)
+    assert checked(6).extra["tier_stored"] > 0
+    assert begun == [1, 2]
+
+
+def _without_slots(running: Any) -> Any:
+    machine = np.array(running._resident.machine)
+    machine[dispatches.Machine._fields.index("vacant")] = 0
+    return machine
+
+
+def test_the_chat_trace_is_replayed_alike() -> None:
+    from hkv.replay.traces.reader import read_trace
+
+    schedule = Schedule()
+    specs = [spec_from_text(part) for part in ("full:16", "swa:16:1024")]
+    config = cache_config(specs, 2500, schedule, retention_interval=0)
+    tier = OffloadConfig(cache=config, num_chunks=6000, step_tokens=8192, most_running=256, bugs=frozenset(BUGS))
+    cache = TieredCache(config, Tier(config=tier))
+    trace = InternedTrace(read_trace(str(CHAT), None, None))
+    outcome = replay(trace, cache, schedule, Timing(), engine="jax", check=True)
+    assert outcome.extra["tier_loaded"] > 500
+    assert sum(outcome.extra["tier_lacked"].values()) > 0
+
+
+def test_nothing_of_a_tiers_size_is_copied_in_a_step() -> None:
+    cache, schedule = example(0)
+    coming = list(interned_arrivals(InternedTrace(requests(0)), cache.key_tokens, 256, Timing(), lists=False))
+    running = cache._begun(schedule, dispatches.incoming(coming, schedule.max_model_len), False, 1)
+    lowered = tier_dispatches.program(0).lower(running._parameters, running._inputs, running.resident)
+    assert _large_copies(lowered.compile().as_text(), 512) == []
+
+
+def _large_copies(text: str, size: int) -> list[str]:
+    """Instructions of optimised HLO that copy at least so many integers."""
+    found = []
+    for line in text.splitlines():
+        match = re.search(r"= \w+\[([\d,]*)\][^=]* copy(?:-start)?\(", line)
+        if match and np.prod([int(n) for n in match[1].split(",") if n] or [1]) >= size:
+            found.append(line.strip())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"policy": "arc"}, "offload_policy"),
+        ({"threshold": 2}, "offload_store_threshold"),
+        ({"prompt_only": False}, "offload_decode"),
+    ],
+)
+def test_what_the_compiled_tier_has_not_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+    schedule = Schedule(step_tokens=32, max_running=4, max_model_len=256)
+    config = cache_config([spec_from_text("full:4"), spec_from_text("swa:4:12")], 60, schedule)
+    cache = TieredCache(config, Tier(config=OffloadConfig(cache=config, num_chunks=20, **options)))
+    with pytest.raises(UnsupportedConfigError, match=named):
+        cache.require_compiled()
+    assert default_engine(cache)[0] == "numpy"
+
+
+def test_states_are_refused_by_name() -> None:
+    schedule = Schedule(step_tokens=32, max_running=4, max_model_len=256)
+    config = cache_config([spec_from_text("full:4"), spec_from_text("mamba:4")], 60, schedule)
+    config = dataclasses.replace(config, offloads=True)
+    with pytest.raises(UnsupportedConfigError, match=r"groups\[1\]\.kind"):
+        TieredCache(config, Tier(config=OffloadConfig(cache=config, num_chunks=20))).require_compiled()
