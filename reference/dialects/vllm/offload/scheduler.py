@@ -21,7 +21,8 @@ from reference.dialects.vllm.connector import truncate
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
 from reference.dialects.vllm.kinds.kind import Demand
 from reference.dialects.vllm.manager import Manager
-from reference.dialects.vllm.offload.connector import Connector, Orders, Step
+from reference.dialects.vllm.offload.connector import Connector
+from reference.dialects.vllm.offload.orders import Orders, Step
 from reference.dialects.vllm.offload.simple import SimpleConnector
 from reference.dialects.vllm.request import TokenRequest
 

@@ -16,7 +16,7 @@ from hkv.errors import OperationError
 from reference.dialects.vllm.coordinator import Coordinator, cacheable_tokens
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import find_alone, find_together
-from reference.dialects.vllm.offload.connector import Orders, Rows, Step, Transfer
+from reference.dialects.vllm.offload.orders import Orders, Rows, Step, Transfer
 from reference.dialects.vllm.request import Request
 from reference.keys.views import Chain, block_keys
 from reference.state.pool import NULL, Pool
