@@ -132,6 +132,8 @@ class Count(enum.IntEnum):
     """1 plus a row that is free again, linked by `Node.NEXT`; 0 for none."""
     DROPPED = 4
     """Slots that did not exist."""
+    EVICTIONS = 5
+    """Times that a node left, or lost its window's pages or its state, to make room."""
 
 
 class PoolCount(enum.IntEnum):

@@ -53,6 +53,7 @@ def test_requests_end_before_their_last_pass(feature: str, bugs: Sequence[str]) 
             return want
 
         dialect.drive(header, choices, perform, 10)
+        assert reference.evictions == compiled.evictions
     assert (beyond > 0) == (feature == "states")
 
 

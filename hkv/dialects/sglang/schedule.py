@@ -46,7 +46,7 @@ from hkv.replay.schedule_state import (
     shaped,
 )
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, remainder, when
-from hkv.state.radix import FULL, POOLS, WINDOW, Held, PoolCount, RadixBuckets, RadixState
+from hkv.state.radix import FULL, POOLS, WINDOW, Count, Held, PoolCount, RadixBuckets, RadixState
 from hkv.state.radix_workspace import ARRAYS, RadixSizes, RadixWorkspace
 
 UNLIMITED = 1 << 29
@@ -116,7 +116,8 @@ class SGLangCompiledReplay(Dispatches):
 
     def left(self) -> dict[str, Any]:
         """Fields of the outcome, once it has run."""
-        return {"recorder": self.recorder(), "evictions": None}
+        counters = np.asarray(self._resident.cache.counters)
+        return {"recorder": self.recorder(), "evictions": int(counters[Count.EVICTIONS])}
 
     def recorder(self) -> Recorder:
         """Everything that happened, as the plain schedule's observer would have recorded it."""

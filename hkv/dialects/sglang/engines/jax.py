@@ -21,7 +21,7 @@ from hkv.dialects.sglang.engines.jax_reading import Reader, available, told_page
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
 from hkv.errors import OperationError, UnsupportedConfigError
 from hkv.machine.operations import bucket
-from hkv.state.radix import FULL, POOLS, Held, Key, resized
+from hkv.state.radix import FULL, POOLS, Count, Held, Key, resized
 from hkv.state.status import Status
 
 OPERATIONS, PAYLOAD = 2, 64
@@ -104,6 +104,11 @@ class SGLangJaxEngine:
         parameters, state = machine.init(self.config, self._buckets)
         self._parameters, self._state = jax.device_put((parameters, state))
         self._told = told_pages(state)
+
+    @property
+    def evictions(self) -> int:
+        """Times that a node left, or lost what a component had of it, to make room."""
+        return int(np.asarray(self._state.counters)[Count.EVICTIONS])
 
     def perform(self, operation: structs.Operation) -> Any:
         """Performs one operation and returns its answer.

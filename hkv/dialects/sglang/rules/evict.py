@@ -19,7 +19,7 @@ from hkv.dialects.sglang.rules.parameters import Field, View
 from hkv.state import tree
 from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import LEAF, Node
-from hkv.state.radix import FULL, POOLS, STATES, WINDOW, PoolCount, RadixNode
+from hkv.state.radix import FULL, POOLS, STATES, WINDOW, Count, PoolCount, RadixNode
 from hkv.state.radix_workspace import RadixWorkspace
 
 WRITES = radix_tree.WRITES
@@ -65,7 +65,7 @@ def evict(work: RadixWorkspace, view: View, present: Scalar, wanted: Wanted) -> 
         return found
 
     def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
-        stage, cursor, stranded, *counts = local
+        stage, cursor, stranded, evictions, *counts = local
         freed = Freed(*counts)
         w, now = _room(w, view, room)
         follows = stranded != 0
@@ -91,11 +91,15 @@ def evict(work: RadixWorkspace, view: View, present: Scalar, wanted: Wanted) -> 
         # A tombstone may have a state, and so be next in turn when it leaves with the last of what came after it.
         cursor = jnp.where(follows & (node != cursor), cursor, following)
         cursor = jnp.where(over, jnp.where(stage == FULL, *oldest), cursor)
-        return w, (stage + over, cursor, stranded, *(a + b for a, b in zip(counts, freed, strict=True)))
+        counts = [a + b for a, b in zip(counts, freed, strict=True)]
+        return w, (stage + over, cursor, stranded, evictions + goes, *counts)
 
     stages = jnp.where(present, jnp.where(view.stateful, 3, jnp.where(view.windowed, 2, 1)), 0)
-    work, local = loop(lambda c: c[0] < stages, one, work, (FULL, 0, 0, 0, 0, 0), writes=WRITES)
-    return work, Freed(*local[3:])
+    work, local = loop(lambda c: c[0] < stages, one, work, (FULL, 0, 0, 0, 0, 0, 0), writes=WRITES)
+    evictions = local[3]
+    work, (before,) = work.peek(evictions > 0, "counters", work.count(Count.EVICTIONS))
+    work = work.write_if(evictions > 0, "counters", before + evictions, work.count(Count.EVICTIONS))
+    return work, Freed(*local[4:])
 
 
 _ASKED = (
