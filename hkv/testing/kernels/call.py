@@ -83,7 +83,7 @@ class Call:
     Attributes:
       arguments: `StridedView`, `Cache`, lists and mappings of them, and plain values, by name.
       sections: the inputs and outputs.
-      pool: first byte of the pool in memory.
+      pool, end: first byte of the pool in memory, and the first one after it.
       values: new content by part, as the definition writes it.
       outputs: views of what the kernel gives back, by part or `out`.
       raw: new content that the kernel converts, by part.
@@ -92,7 +92,7 @@ class Call:
 
     def __init__(self, case: Case, shared: bool = False) -> None:
         self.case = case
-        self.pool = MARGIN
+        self.pool = self.end = MARGIN
         self.sections: list[Section] = []
         self.arguments: dict[str, Any] = {}
         self.outputs: dict[str, StridedView] = {}
@@ -105,8 +105,8 @@ class Call:
             self._chunks()
         else:
             self._placement = case.placement()
-            self._end = self.pool + -(-self.placement.end // 64) * 64 + 64
-            self._cursor = self._end + MARGIN
+            self.end = self.pool + -(-self.placement.end // 64) * 64 + 64
+            self._cursor = self.end + MARGIN
             self._paged()
         self.memory = Memory(self._cursor + MARGIN, shared)
         self._fill()
@@ -135,7 +135,7 @@ class Call:
             given["kv_cache"] = natural if self.placement.layout is None else Cache(natural)
         if self.placement.layout is not None:
             given["layout"] = self.placement.layout
-        given["buffer"] = StridedView((self._end - self.pool,), (1,), self.pool, "uint8")
+        given["buffer"] = StridedView((self.end - self.pool,), (1,), self.pool, "uint8")
         given |= {"layer": case.layer, "null_block": 0, "block_size": case.block_size, "kernel_blocks": case.pieces}
         given["kernel_block_size"] = case.block_size // case.pieces
         _PREPARED[case.operation](self)
@@ -294,7 +294,7 @@ class Call:
         if not self.memory.sparse:
             array[:] = self._random.integers(0, 256, array.size, dtype=np.uint8)
         else:
-            array[self._end :] = self._random.integers(0, 256, array.size - self._end, dtype=np.uint8)
+            array[self.end :] = self._random.integers(0, 256, array.size - self.end, dtype=np.uint8)
             for start, length in self._named_runs():
                 first = max(0, start - 64)
                 array[first : start + length + 64] = self._random.integers(
@@ -315,7 +315,7 @@ class Call:
 
     def _fill_requests(self) -> None:
         """NaN everywhere in the pool, and numbers in the slots that requests own."""
-        case, pool = self.case, self.memory.array[self.pool : self._end]
+        case, pool = self.case, self.memory.array[self.pool : self.end]
         placement: Any = self.placement
         pool[:] = 0xFF
         for row, length in zip(case.tables, case.lengths, strict=True):

@@ -223,7 +223,8 @@ def _kind(found: list[Finding]) -> str:
     """The mistake that explains most findings; of several, the first that the earliest one names.
 
     A kernel may have several defects: one that explains a third of the failures is told before none is. An error that
-    is raised says less than bytes do: where some cases run to their end, these are explained.
+    is raised says less than bytes do: where some cases run to their end, these are explained. What is vague
+    counts half.
     """
     votes: collections.Counter[str] = collections.Counter()
     for finding in found:
@@ -232,7 +233,8 @@ def _kind(found: list[Finding]) -> str:
     wrong = sum(not finding.error for finding in found)
     known = [kind for kind in order if kind != telling.UNEXPLAINED and 3 * votes[kind] >= wrong]
     known = [kind for kind in known if not telling.is_error(kind)] or known
-    return max(known or [telling.UNEXPLAINED], key=lambda kind: (votes[kind], -order.index(kind)))
+    weight = {kind: votes[kind] * (1 if kind in telling.VAGUE else 2) for kind in order}
+    return max(known or [telling.UNEXPLAINED], key=lambda kind: (weight[kind], -order.index(kind)))
 
 
 def _only_with(failed: list[Case], passed: list[Case]) -> list[str]:

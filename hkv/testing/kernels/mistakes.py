@@ -17,7 +17,8 @@ import numpy as np
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.placement import SCALED
-from hkv.testing.kernels.plans import VALUED, Changes, Plan, Side, left_by, plan_of, same
+from hkv.testing.kernels.plans import Changes, Plan, Side, explains, left_by, plan_of
+from hkv.testing.kernels.stride_mistakes import stride_mistakes
 from reference.paged.quantization import quantize_per_tensor
 
 MOVING = frozenset({"write", "scatter", "gather", "copy_blocks", "zero"})
@@ -26,7 +27,7 @@ BY_TABLE = frozenset({"scatter", "gather", "copy_blocks", "zero"})
 
 def explanations(call: Call, got: Changes) -> list[str]:
     """Names of the mistakes that explain every byte that a kernel changed, most telling first."""
-    return list(dict.fromkeys(name for name, left in predictions(call) if same(left, got)))
+    return list(dict.fromkeys(name for name, left in predictions(call) if explains(left, got, call)))
 
 
 def predictions(call: Call) -> Iterator[tuple[str, Changes]]:
@@ -35,18 +36,18 @@ def predictions(call: Call) -> Iterator[tuple[str, Changes]]:
     if operation not in MOVING:
         return
     plan = plan_of(call)
-    for name, operations, change in MISTAKES:
+    for operations, changes in MISTAKES:
         if operation in operations:
-            for changed in change(plan, call):
+            for name, changed in changes(plan, call):
                 yield name, left_by(changed, call)
 
 
-MISTAKES: list[tuple[str, frozenset[str], Callable[[Plan, Call], Iterator[Plan]]]] = []
+MISTAKES: list[tuple[frozenset[str], Callable[[Plan, Call], Iterator[tuple[str, Plan]]]]] = []
 
 
 def _mistake(name: str, operations: frozenset[str] = MOVING) -> Callable[..., Any]:
     def made(change: Callable[[Plan, Call], Iterator[Plan]]) -> Any:
-        MISTAKES.append((name, operations, change))
+        MISTAKES.append((operations, lambda plan, call: ((name, changed) for changed in change(plan, call))))
         return change
 
     return made
@@ -83,6 +84,17 @@ def _padding(plan: Plan, call: Call) -> Iterator[Plan]:
 def _null(plan: Plan, call: Call) -> Iterator[Plan]:
     case = call.case
     yield plan.but(live=plan.live | ((plan.row >= 0) & (plan.row < case.pieces)))
+
+
+@_mistake("slot 0 is taken for padding", frozenset({"write"}))
+def _first_slot(plan: Plan, call: Call) -> Iterator[Plan]:
+    yield plan.only(np.array(call.case.slots) > 0)
+
+
+@_mistake("block 0 is taken for padding, or for the null block, which writers do write", frozenset({"write"}))
+def _first_block(plan: Plan, call: Call) -> Iterator[Plan]:
+    for pieces in {1, call.case.pieces}:
+        yield plan.only(np.array(call.case.slots) >= call.case.block_size // pieces)
 
 
 @_mistake("ids of manager blocks are taken for kernel blocks")
@@ -122,6 +134,24 @@ def _wrong_size(plan: Plan, call: Call) -> Iterator[Plan]:
         yield plan.but(row=slots // size, slot=slots % size)
 
 
+@_mistake(
+    "slot ids are not divided by the block size: they are taken for blocks, or for a block's slots",
+    frozenset({"write"}),
+)
+def _undivided(plan: Plan, call: Call) -> Iterator[Plan]:
+    slots = np.array(call.case.slots)
+    zero = np.zeros_like(slots)
+    for row, slot in ((slots, zero), (slots, plan.slot), (plan.row, slots), (zero, slots)):
+        yield plan.but(row=row, slot=slot)
+
+
+@_mistake("slot ids, which are int64, are read as int32", frozenset({"write"}))
+def _words(plan: Plan, call: Call) -> Iterator[Plan]:
+    slots = np.array(call.case.slots, "<i8").view("<i4")[: len(plan.row)].astype(int)
+    size = call.case.block_size // call.case.pieces
+    yield plan.but(row=slots // size, slot=slots % size, live=slots >= 0)
+
+
 @_mistake("slots or blocks are off by one")
 def _off_by_one(plan: Plan, call: Call) -> Iterator[Plan]:
     kernel_size = call.case.block_size // call.case.pieces
@@ -145,103 +175,7 @@ def _layer(plan: Plan, call: Call) -> Iterator[Plan]:
         yield plan.but(layer=np.full_like(plan.layer, layer))
 
 
-# Strides and offsets.
-
-
-@_mistake("strides of heads and slots are swapped")
-def _swapped(plan: Plan, call: Call) -> Iterator[Plan]:
-    yield plan.sided(lambda side: {"head": side.slot, "slot": side.head})
-
-
-@_mistake("a page's heads and slots are taken in the other order")
-def _other_order(plan: Plan, call: Call) -> Iterator[Plan]:
-    slots = call.case.block_size // call.case.pieces
-
-    def change(side: Side) -> Mapping[str, int]:
-        cell = min(side.head, side.slot)
-        return (
-            {"head": cell * slots, "slot": cell} if side.head < side.slot else {"head": cell, "slot": cell * side.heads}
-        )
-
-    yield plan.sided(change)
-
-
-@_mistake("strides of slots and elements are swapped")
-def _transposed(plan: Plan, call: Call) -> Iterator[Plan]:
-    slots = call.case.block_size // call.case.pieces
-    yield plan.sided(lambda side: {"slot": side.item, "element": side.item * slots})
-    yield plan.sided(lambda side: {"slot": side.element, "element": side.slot})
-
-
-@_mistake("blocks are taken to lie without gaps (page padding or a block stride is ignored)")
-def _dense(plan: Plan, call: Call) -> Iterator[Plan]:
-    slots = call.case.block_size // call.case.pieces
-    cell = sum(side.size * side.item for side in plan.sides.values())
-    yield plan.sided(lambda side: {"row": max(side.head * side.heads, side.slot * slots)})
-    yield plan.sided(lambda side: {"row": side.heads * slots * side.size * side.item})
-    yield plan.sided(lambda side: {"row": side.heads * slots * cell})
-    own = {"slot": lambda side: side.heads * side.size * side.item, "head": lambda side: side.size * side.item}
-    yield plan.sided(
-        lambda side: (
-            {name: of(side) for name, of in own.items()}
-            | {"row": side.heads * slots * side.size * side.item, "element": side.item}
-        )
-    )
-    yield plan.sided(lambda side: {"slot": side.head * side.heads if side.head < side.slot else side.size * side.item})
-
-
-@_mistake("all keys are taken to lie before all values (or the two axes of K/V and blocks are confused)")
-def _keys_first(plan: Plan, call: Call) -> Iterator[Plan]:
-    if set(plan.sides) != {"key", "value"}:
-        return
-    key, value = plan.sides["key"], plan.sides["value"]
-    slots, rows = call.case.block_size // call.case.pieces, call.case.blocks * call.case.pieces
-    for page in {key.heads * slots * key.size * key.item, abs(value.offset - key.offset)}:
-        if value.offset - key.offset != rows * page or key.row != page:
-            sides = {"key": dataclasses.replace(key, row=page)}
-            yield plan.but(
-                sides=sides | {"value": dataclasses.replace(value, row=page, offset=key.offset + rows * page)}
-            )
-    yield plan.but(sides=plan.sides | {"value": dataclasses.replace(value, offset=key.offset + rows * key.row // 2)})
-
-
-@_mistake("keys and values are taken to alternate, block by block (or the two axes of K/V and blocks are confused)")
-def _alternating(plan: Plan, call: Call) -> Iterator[Plan]:
-    if set(plan.sides) != {"key", "value"}:
-        return
-    key, value = plan.sides["key"], plan.sides["value"]
-    page = key.heads * (call.case.block_size // call.case.pieces) * key.size * key.item
-    if value.offset - key.offset != page:
-        sides = {"key": dataclasses.replace(key, row=2 * page)}
-        yield plan.but(sides=sides | {"value": dataclasses.replace(value, row=2 * page, offset=key.offset + page)})
-
-
-@_mistake("the tensor's offset in its memory is ignored")
-def _offset(plan: Plan, call: Call) -> Iterator[Plan]:
-    if call.case.offset:
-        yield plan.sided(lambda side: {"offset": side.offset - call.case.offset})
-        yield plan.sided(lambda side: {"offset": side.offset - call.case.offset}).but(layer=np.zeros_like(plan.layer))
-
-
-@_mistake("strides of values are taken from keys")
-def _key_strides(plan: Plan, call: Call) -> Iterator[Plan]:
-    if "value" in plan.sides and "key" in plan.sides:
-        key, value = plan.sides["key"], plan.sides["value"]
-        for names in (("row", "head", "slot"), ("head", "slot"), ("slot",), ("head",)):
-            yield plan.but(
-                sides=plan.sides | {"value": dataclasses.replace(value, **{name: getattr(key, name) for name in names})}
-            )
-
-
-@_mistake("strides of layers and blocks are swapped")
-def _layers(plan: Plan, call: Call) -> Iterator[Plan]:
-    if call.case.layers > 1:
-        yield plan.sided(lambda side: {"row": side.layer, "layer": side.row})
-
-
-@_mistake("the stride of a manager block is used for kernel blocks")
-def _manager_stride(plan: Plan, call: Call) -> Iterator[Plan]:
-    yield plan.sided(lambda side: {"row": side.row * call.case.pieces})
+MISTAKES.append((MOVING, stride_mistakes))
 
 
 # What is moved.
@@ -258,6 +192,22 @@ def _exchanged(plan: Plan, call: Call) -> Iterator[Plan]:
                 sides=sides
                 | {first: dataclasses.replace(sides[first], **one), second: dataclasses.replace(sides[second], **other)}
             )
+
+
+@_mistake("keys are taken for values too, or values for keys", frozenset({"write", "scatter", "gather"}))
+def _twice(plan: Plan, call: Call) -> Iterator[Plan]:
+    if not {"key", "value"} <= set(plan.sides) or plan.sides["key"].size != plan.sides["value"].size:
+        return
+    key, value = plan.sides["key"], plan.sides["value"]
+    for one, other in ((key, value), (value, key)):
+        copy = dataclasses.replace(other, content=one.content)  # one is written to both
+        if one.content is None:  # or both are read from one
+            copy = dataclasses.replace(one, places=other.places)
+        sides = {"key": key, "value": copy} if one is key else {"key": copy, "value": value}
+        yield plan.but(sides=plan.sides | sides)
+        if one.content is not None:  # both are written to one, this or that first
+            yield plan.but(sides=plan.sides | {"key": one, "value": dataclasses.replace(one, content=other.content)})
+            yield plan.but(sides=plan.sides | {"key": dataclasses.replace(one, content=other.content), "value": one})
 
 
 @_mistake("only some parts are moved (keys, values or scales are left)")
@@ -277,12 +227,15 @@ def _tail(plan: Plan, call: Call) -> Iterator[Plan]:
     yield plan.only(plan.source >= unit)
 
 
-@_mistake("only a part of each block is moved (its first kernel block or slots)")
+@_mistake("only a part of each block is moved (its first or last kernel blocks or slots)")
 def _part_of_block(plan: Plan, call: Call) -> Iterator[Plan]:
-    if call.case.operation in BY_TABLE:
-        state = plan.source % call.case.block_size
-        for kept in range(1, call.case.block_size):
-            yield plan.only(state < kept)
+    case = call.case
+    size = case.block_size // case.pieces
+    state = plan.source % case.block_size if case.operation in BY_TABLE else plan.row % case.pieces * size + plan.slot
+    for inside, count in ((state, case.block_size), (plan.slot, size)):
+        for kept in range(1, count):
+            yield plan.only(inside < kept)
+            yield plan.only(inside >= kept)
 
 
 @_mistake("only some layers are moved", frozenset({"copy_blocks", "zero"}))
@@ -339,20 +292,6 @@ def _tokens(plan: Plan, call: Call) -> Iterator[Plan]:
         np.roll(np.arange(count), -1),
     ):
         yield plan.but(source=order[plan.source])
-
-
-@_mistake("the row stride of the inputs is ignored", VALUED)
-def _input_stride(plan: Plan, call: Call) -> Iterator[Plan]:
-    if call.case.row_padding and not call.case.source_dtype:
-        sides = {}
-        for name, side in plan.sides.items():
-            where = call.arguments[name]
-            count = len(call.values[name])
-            dense = where.offset + np.arange(count * side.heads * side.size * side.item)
-            sides[name] = dataclasses.replace(
-                side, content=call.before.read(dense).reshape(count, side.heads, side.size, side.item)
-            )
-        yield plan.but(sides=sides)
 
 
 @_mistake("a scale is lost, inverted or taken from the other side", frozenset({"write"}))

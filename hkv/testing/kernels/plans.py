@@ -41,6 +41,11 @@ class Side:
     content: np.ndarray | None = None
     places: np.ndarray | None = None
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Where it begins, and its strides."""
+        return self.offset, self.layer, self.row, self.head, self.slot, self.element
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -65,6 +70,10 @@ class Plan:
     def sided(self, change: Callable[[Side], Mapping[str, Any]]) -> Plan:
         """The plan with a change of every part."""
         return self.but(sides={name: dataclasses.replace(side, **change(side)) for name, side in self.sides.items()})
+
+    def one(self, part: str, **changes: Any) -> Plan:
+        """The plan with a change of one part."""
+        return self.but(sides=self.sides | {part: dataclasses.replace(self.sides[part], **changes)})
 
     def only(self, kept: np.ndarray) -> Plan:
         """The plan without some entries."""
@@ -146,7 +155,7 @@ def left_by(plan: Plan, call: Call) -> Changes:
                 + ((here - side.offset) % item)
             )
         if side.places is not None:
-            moved = np.where(plan.live[:, None, None, None], _read(call, here), 0)
+            moved = np.where(plan.live[:, None, None, None], read_bytes(call, here), 0)
             here, live = (
                 side.places[plan.source][..., None] + np.arange(side.item),
                 np.ones_like(plan.live) if plan.skipped is None else ~plan.skipped,
@@ -155,7 +164,7 @@ def left_by(plan: Plan, call: Call) -> Changes:
             moved, live = np.broadcast_to(side.content[plan.source], here.shape), plan.live
         elif plan.read_row is not None:
             slot = plan.slot if plan.read_slot is None else plan.read_slot
-            moved, live = _read(call, _addresses(side, plan.layer, plan.read_row, slot)), plan.live
+            moved, live = read_bytes(call, _addresses(side, plan.layer, plan.read_row, slot)), plan.live
         else:
             moved, live = np.zeros(here.shape, np.uint8), plan.live
         addresses.append(here[live].ravel())
@@ -176,7 +185,7 @@ def _left_one_by_one(plan: Plan, call: Call) -> Changes:
         moved: dict[int, int] = {}
         for side in part.sides.values():
             here, read = (_addresses(side, part.layer, rows, part.slot) for rows in (part.row, part.read_row))
-            was = _read(call, read)
+            was = read_bytes(call, read)
             for to, source, value in zip(here[part.live].flat, read[part.live].flat, was[part.live].flat, strict=True):
                 moved[int(to)] = held.get(int(source), int(value))
         held |= moved
@@ -191,7 +200,8 @@ def _addresses(side: Side, layer: np.ndarray, row: np.ndarray | None, slot: np.n
     return first[:, None, None, None] + heads[:, None, None] + elements[:, None] + np.arange(side.item)
 
 
-def _read(call: Call, addresses: np.ndarray) -> np.ndarray:
+def read_bytes(call: Call, addresses: np.ndarray) -> np.ndarray:
+    """Bytes before the kernel ran; what lies outside of memory is zero."""
     inside = (addresses >= 0) & (addresses < call.memory.size)
     return np.where(inside, call.before.read(np.where(inside, addresses, 0).ravel()).reshape(addresses.shape), 0)
 
@@ -204,6 +214,25 @@ def only_changes(call: Call, addresses: np.ndarray, values: np.ndarray) -> Chang
     values = values[::-1][last]
     new = values != call.before.read(found)
     return found[new], values[new]
+
+
+def explains(left: Changes, got: Changes, call: Call) -> bool:
+    """True if a mistake that leaves these bytes explains all that changed.
+
+    Bytes outside of the pool and of all results may be spared by the kernel, which may check its bounds.
+    """
+    if len(got[0]) and not np.any(left[0] == got[0][0]):  # most mistakes explain nothing at all
+        return False
+    own = [(call.pool, call.end), *((where.offset, where.end) for where in call.outputs.values())]
+
+    def inside(changes: Changes) -> np.ndarray:
+        return np.any([(changes[0] >= first) & (changes[0] < last) for first, last in own], axis=0)
+
+    ours, theirs = inside(left), inside(got)
+    if not same((left[0][ours], left[1][ours]), (got[0][theirs], got[1][theirs])):
+        return False
+    strays = dict(zip(left[0][~ours].tolist(), left[1][~ours].tolist(), strict=True))
+    return all(strays.get(a) == v for a, v in zip(got[0][~theirs].tolist(), got[1][~theirs].tolist(), strict=True))
 
 
 def same(one: Changes, other: Changes) -> bool:

@@ -19,6 +19,11 @@ from hkv.testing.kernels.cases import CHUNKED, Case
 from hkv.testing.kernels.mistakes import Changes, explanations
 
 UNEXPLAINED = "bytes differ in a way that no known mistake explains"
+UNWRITTEN = "some of the slots are not written"
+OVERWRITTEN = "slots that no token or block of the call has are overwritten"
+VAGUE = (UNWRITTEN, OVERWRITTEN)
+"""Kinds that say what is wrong, and not why: told where few failures have an explanation."""
+
 MOST = 600
 """Wrong bytes that are looked at one by one."""
 
@@ -93,11 +98,11 @@ def _facts(call: Call, wanted: Changes, got: Changes) -> Iterator[str]:
         return
     named = {place[1:4] for place in map(functools.partial(_located, call), wanted[0][:MOST].tolist()) if place}
     if all(place is not None and place[1:4] not in named for place in places):
-        yield "slots that no token or block of the call has are overwritten"
+        yield OVERWRITTEN
         return
     yield from _number_facts(call, addresses[:MOST], right, wrong)
     if not set(got[0].tolist()) & set(addresses.tolist()):
-        yield "some of the slots are not written"
+        yield UNWRITTEN
 
 
 def _number_facts(call: Call, addresses: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> Iterator[str]:
@@ -261,6 +266,7 @@ def _owners(call: Call, place: Place) -> Iterator[tuple[str, bytes]]:
                     slot = slot * case.block_size + token % case.block_size if slot >= 0 else slot
                 where = f"block {slot // case.block_size}, slot {slot % case.block_size}" if slot >= 0 else "padding"
                 side = "" if part == place[0] else f" of the {part}"
+                side += f" in layer {case.layer}" if case.layer != place[1] else ""
                 yield f"{where}, head {head}{side}", values[token, head].tobytes()
     for part in call.placement.cells:
         for layer in range(case.layers):

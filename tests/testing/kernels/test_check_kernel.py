@@ -20,7 +20,7 @@ from hkv.layout.block_layout import Layout
 from hkv.layout.views.numpy import view
 from hkv.spec import FullAttention
 from hkv.testing import strategies
-from hkv.testing.kernels import assert_viewed_as, assert_writes_like, check, kernel, place, repeat, target_of
+from hkv.testing.kernels import assert_viewed_as, assert_writes_like, check, judge, kernel, place, repeat, target_of
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import FEATURES, Supports, features_of
 from hkv.testing.kernels.definition import expected
@@ -29,6 +29,7 @@ from hkv.testing.kernels.judge import read_case
 from hkv.testing.kernels.memory import PAGE, Memory
 from hkv.testing.kernels.plans import left_by, plan_of, same
 from tests.testing.kernels import right
+from tests.testing.kernels.confused import WRITERS
 from tests.testing.kernels.planted import PLANTED, tokens, write_slots
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -49,6 +50,22 @@ def test_published_byte_bugs_are_found_and_named() -> None:
         failure = check(target_of(planted.kernel, planted.operation, **planted.options)).failure
         assert failure is not None, name
         assert re.search(planted.says, failure.text.split("\n")[0]), f"{name}: {failure.text}"
+
+
+@pytest.mark.parametrize("says", list(WRITERS))
+def test_first_mistakes_are_named(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "shrink", lambda target, finding, kind: finding)  # the name is what is asked here
+    monkeypatch.setattr(judge, "FAILURES", 4)
+    for writer in WRITERS[says]:
+        failure = check(target_of(writer, "write")).failure
+        assert failure is not None
+        assert re.match(says, failure.text), failure.text
+
+
+def test_the_layer_of_what_a_slot_holds_is_told() -> None:
+    failure = check(target_of(PLANTED["layer_left_0"].kernel, "write")).failure
+    assert failure is not None
+    assert re.search(r"in layer 0 holds what belongs to .* in layer [12]\n", failure.text), failure.text
 
 
 @pytest.mark.torch
