@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,13 +16,15 @@ from hkv import files
 from hkv.cli.options import command_of, is_given, refuse_given
 from hkv.cli.output_option import OutputPath, Reported, console, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
-from hkv.contract.options import COUNT, SEED, argument, option
+from hkv.contract.options import COUNT, SECONDS, SEED, argument, option
 from hkv.errors import ConfigError
+from hkv.foreign import is_library
 from hkv.testing.kernels.call import ARGUMENTS
 from hkv.testing.kernels.cases import DTYPES, FEATURES, FORMATS, OPERATIONS, Supports
 from hkv.testing.kernels.judge import Verdict, case_bytes, check, read_case, repeat
 from hkv.testing.kernels.placement import CONTENTS, FAMILIES
 from hkv.testing.kernels.targets import Target, not_asked_names, target_of
+from hkv.testing.kernels.watching import Watched
 
 CASE_FILE = "kernel-case.json"
 
@@ -35,6 +39,7 @@ class _CheckKernelOptions(Reported):
         (), metavar="FIELD=VALUES", help="A property of TARGET, in place of what it declares; repeatable."
     )
     device: str = option("", help="Device of torch tensors, such as cuda.")
+    timeout: float = option(60.0, type=SECONDS, metavar="SECONDS", help="Time that one case may take.")
     case: str | None = option(metavar="F", type=click.Path(), help="Repeat the case in the file F alone.")
     output: str | None = option(
         *(None, "-o", "--output"), metavar="F", type=OutputPath(), help=f"Where to save a failing case.  [{CASE_FILE}]"
@@ -62,17 +67,38 @@ def command(given: _CheckKernelOptions) -> int | None:
         _print_names()
         write_json(given.json_path, _names())
         return None
+    watched = _watched(given)
+    if watched is not None and not watched.is_child:
+        outcome = watched.wait()
+        return outcome if isinstance(outcome, int) else _report(given, *outcome)
+    performing = {} if watched is None else {"performing": watched.performing}
     if given.case is not None:
         refuse_given(("draws", "seed", "operation"), "none: the case has its own")
         said = read_case(files.read_whole(given.case), given.case)
-        target = _target(given, given.target or said.target, said.supports)
-        verdict = repeat(target, said.case)
-    else:
-        if given.target is None:
-            raise ConfigError("TARGET", "", "a kernel, or a case of one with --case")
-        target = _target(given, given.target, {})
-        with progress_bar("checking", given.draws) as advance:
-            verdict = check(target, given.draws, given.seed, advance)
+        target = dataclasses.replace(_target(given, given.target or said.target, said.supports), **performing)
+        return _report(given, target, repeat(target, said.case))
+    if given.target is None:
+        raise ConfigError("TARGET", "", "a kernel, or a case of one with --case")
+    target = dataclasses.replace(_target(given, given.target, {}), **performing)
+    with progress_bar("checking", given.draws) as advance:
+        verdict = check(target, given.draws, given.seed, advance)
+    return _report(given, target, verdict)
+
+
+def _watched(given: _CheckKernelOptions) -> Watched | None:
+    """A process for the run; None for C functions, which have one, and where this process cannot have a child.
+
+    JAX's threads would not be in a child, and what it prints must reach this process's output.
+    """
+    library = given.target is not None and is_library(given.target.rpartition(":")[0])
+    try:
+        sys.stdout.fileno()
+    except OSError:  # a text in memory, which a child would fill for itself alone
+        return None
+    return None if library or "jax" in sys.modules or not hasattr(os, "fork") else Watched(given.timeout)
+
+
+def _report(given: _CheckKernelOptions, target: Target, verdict: Verdict) -> int:
     saved = _save(given, target, verdict)
     if talks(given.json_path, given.output):
         _print(target, verdict, saved)
@@ -83,7 +109,7 @@ def command(given: _CheckKernelOptions) -> int | None:
 def _target(given: _CheckKernelOptions, name: str, kept: Mapping[str, Any]) -> Target:
     options = dict(kept) | dict(_field(text) for text in given.supports)
     operation = given.operation or options.pop("operation", "")
-    return target_of(name, operation, given.device, **options)
+    return target_of(name, operation, given.device, given.timeout, **options)
 
 
 def _field(text: str) -> tuple[str, Any]:

@@ -167,6 +167,9 @@ def check(target: Target, draws: int = 1000, seed: int = 0, progress: Callable[[
         else:
             found.append(finding)
             last = min(last, asked + AFTER_FAILURE) if len(found) == 1 else last
+            if telling.hangs(finding.kinds[0]):
+                found = [finding]
+                break
         if asked >= last or len(found) >= FAILURES:
             break
     failure = _told(target, found, passed) if found else None
@@ -207,9 +210,9 @@ def _told(target: Target, found: list[Finding], passed: list[Case]) -> Failure:
     """The failure that several findings are of, by its smallest case."""
     kind = _kind(found)
     first = min((one for one in found if kind in one.kinds), key=lambda one: (len(one.kinds), size_of(one.call.case)))
-    smallest = shrink(target, first, kind)
+    smallest = first if telling.hangs(kind) else shrink(target, first, kind)
     first, *lines = telling.told(kind, *_of(smallest)).split("\n")
-    if only := _only_with([one.call.case for one in found], passed):
+    if not telling.hangs(kind) and (only := _only_with([one.call.case for one in found], passed)):
         lines.append(f"every failure has, and no success: {', '.join(only)}")
         if telling.is_error(kind) or kind == telling.UNEXPLAINED:
             first = first.replace(kind, f"{kind}, only with {', '.join(only)}", 1)

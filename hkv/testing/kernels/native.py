@@ -2,7 +2,7 @@
 
 The caller's memory is a file that both processes map. A call is one line of JSON on a pipe: where the file is, and each
 argument as offset, shape, strides and type, or as a number. The answer is what the function returned; none within
-`PATIENCE` seconds, or a signal, is the function's failure, and the next call starts another process.
+the time that a call may take, or a signal, is the function's failure, and the next call starts another process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hkv.errors import ConfigError
 from hkv.foreign import library_function
 
 PATIENCE = 60.0
-"""Seconds that a call may take."""
+"""Seconds that a call may take, unless a command says otherwise."""
 
 CODES = {
     "int8": 0, "int16": 0, "int32": 0, "int64": 0, "uint8": 1, "uint16": 1, "uint32": 1, "uint64": 1, "float16": 2,
@@ -33,6 +33,18 @@ CODES = {
 
 class KernelDied(Exception):  # noqa: N818
     """The function ended its process, or did not return."""
+
+
+class KernelHung(KernelDied):
+    """The function did not return within so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"did not return within {seconds:g} s")
+
+
+def ended(status: int) -> str:
+    """The end of a process in words, by its status as `subprocess` has it."""
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 class DLTensor(ctypes.Structure):
@@ -58,16 +70,18 @@ class Worker:
     Args:
       library: path of the library.
       symbol: name of the function.
+      seconds: time that a call may take.
 
     Raises:
       ConfigError: there is no such file or symbol.
     """
 
-    def __init__(self, library: str, symbol: str) -> None:
+    def __init__(self, library: str, symbol: str, seconds: float = PATIENCE) -> None:
         path = pathlib.Path(library)
         if not path.is_file():
             raise ConfigError("TARGET", library, "a shared library that exists")
         self._library, self._symbol = str(path.absolute()), symbol
+        self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._ask({})
@@ -103,7 +117,7 @@ class Worker:
         process = self._process
         assert process is not None
         os.write(self._requests, json.dumps(request).encode() + b"\n")
-        ready, _, _ = select.select([self._answers], [], [], PATIENCE)
+        ready, _, _ = select.select([self._answers], [], [], self._seconds)
         answer = os.read(self._answers, 1 << 16) if ready else b""
         if answer:
             found = json.loads(answer)
@@ -112,10 +126,10 @@ class Worker:
             return found
         if not ready:
             self.close()
-            raise KernelDied(f"did not return within {PATIENCE:.0f} seconds")
+            raise KernelHung(self._seconds)
         status = process.wait()
         self.close()
-        raise KernelDied(f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}")
+        raise KernelDied(ended(status))
 
     def _start(self) -> None:
         inward, self._requests = os.pipe()

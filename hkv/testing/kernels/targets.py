@@ -24,8 +24,8 @@ from hkv.layout.strided import StridedView
 from hkv.layout.views import torch as torch_views
 from hkv.layout.views.numpy import view
 from hkv.testing.kernels.call import ARGUMENTS, PARTS, Cache, Call, Deferred
-from hkv.testing.kernels.cases import FEATURES, OPERATIONS, UNASKED, Supports, Unavailable
-from hkv.testing.kernels.native import Worker
+from hkv.testing.kernels.cases import FEATURES, OPERATIONS, UNASKED, Case, Supports, Unavailable
+from hkv.testing.kernels.native import PATIENCE, Worker
 from hkv.testing.kernels.placement import SCALED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -70,6 +70,7 @@ class Target:
       function: the function itself, None for C.
       worker: the process in which a C function runs.
       device: device of torch tensors, empty for where memory is.
+      performing: called with this and a case before the function runs, and with None after it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Target:
     function: Callable[..., Any] | None = None
     worker: Worker | None = None
     device: str = ""
+    performing: Callable[[Target, Case | None], None] = lambda target, case: None
 
     def run(self, call: Call) -> None:
         """Performs a case on its memory.
@@ -95,11 +97,13 @@ class Target:
         assert self.function is not None
         arrays = _ARRAYS[self.supports.arrays](call.memory.array, self.device)
         given = {name: _converted(value, arrays.array) for name, value in arguments.items()}
+        self.performing(self, call.case)
         try:
-            result = self.function(**given)
+            self._keep(call, arguments, self.function(**given))
         except NotImplementedError as refusal:
             raise Unavailable(str(refusal).split("\n")[0] or "not implemented") from None
-        self._keep(call, arguments, result)
+        finally:
+            self.performing(self, None)
         arrays.finish()
 
     def _chosen(self, call: Call) -> dict[str, Any]:
@@ -246,13 +250,16 @@ class _TorchArrays(_NumpyArrays):
 _ARRAYS: Mapping[str, type[_NumpyArrays]] = {"numpy": _NumpyArrays, "torch": _TorchArrays, "jax": _JaxArrays}
 
 
-def target_of(target: str | Callable[..., Any], operation: str = "", device: str = "", **options: Any) -> Target:
+def target_of(
+    target: str | Callable[..., Any], operation: str = "", device: str = "", seconds: float = PATIENCE, **options: Any
+) -> Target:
     """A kernel by name, or a function, with what it supports.
 
     Args:
       target: `MODULE:FUNCTION` or `FILE.py:FUNCTION`, `LIBRARY.so:SYMBOL`, or a function.
       operation: one of `OPERATIONS`; empty for what the function declares.
       device: of torch tensors, such as `cuda`; empty for the CPU.
+      seconds: time that a call of a C function may take.
       options: fields of `Supports` that replace those that the function declares.
 
     Raises:
@@ -264,7 +271,7 @@ def target_of(target: str | Callable[..., Any], operation: str = "", device: str
     if isinstance(target, str):
         place, symbol = split_name("TARGET", target)
         if is_library(place):
-            worker = Worker(place, symbol)
+            worker = Worker(place, symbol, seconds)
         else:
             function = python_function("TARGET", target, "which a kernel is")
     else:

@@ -49,6 +49,7 @@ def kinds(call: Call, wanted: Changes, got: Changes, error: str) -> list[str]:
 
 
 RAISES = "the kernel raises"
+HANGS = "the kernel did not return"
 STRAYS = "memory outside of all arrays is touched, or worse"
 
 
@@ -57,8 +58,15 @@ def is_error(kind: str) -> bool:
     return kind.startswith((RAISES, STRAYS))
 
 
+def hangs(kind: str) -> bool:
+    """True if a kind says that the kernel did not return: each further try takes as long."""
+    return kind.startswith(HANGS)
+
+
 def _error(error: str) -> str:
     name, _, said = error.partition(": ")
+    if name == "KernelHung":
+        return f"the kernel {said}"
     if name == "KernelDied":
         return f"{STRAYS}: the kernel {said}"
     return "the result has another shape" if name == "KernelResultError" else f"{RAISES} {name}"
@@ -166,7 +174,11 @@ def told(kind: str, call: Call, wanted: Changes, got: Changes, error: str) -> st
     case = call.case
     lines = [kind]
     if error:
-        lines = [kind if error.startswith("KernelDied") else f"{kind}: {error.partition(': ')[2] or 'no message'}"]
+        lines = [
+            kind
+            if error.startswith(("KernelDied", "KernelHung"))
+            else f"{kind}: {error.partition(': ')[2] or 'no message'}"
+        ]
     elif case.operation in CHUNKED:
         lines = [f"{kind}: {_chunk_place(call, wanted, got)}"]
     elif len(differing(call, wanted, got)[0]):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -134,6 +136,27 @@ def test_a_c_function_is_called_in_a_process_of_its_own(library: pathlib.Path) -
     failure = check(target_of(f"{library}:write_narrow", "write"), 400).failure
     assert failure is not None
     assert "only with far blocks" in failure.text.split("\n")[0]
+
+
+def test_a_function_that_never_returns_is_a_failure_of_the_case(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "spin.c").write_text("int write(void) { for (volatile int i = 0;; i++); }")
+    (tmp_path / "spin.py").write_text(
+        "def write(key, value, key_cache, value_cache, slot_mapping):\n    while len(slot_mapping) > 1: pass\n"
+        "def die(key, value, key_cache, value_cache, slot_mapping):\n    import ctypes; ctypes.string_at(0)\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "spin.so", "spin.c"], check=True, cwd=tmp_path)
+    for name, says in (
+        ("./spin.so:write", "the kernel did not return within 0.5 s\ncase: write"),
+        ("spin.py:write", "the kernel did not return within 0.5 s\ncase: write"),
+        ("spin.py:die", "memory outside of all arrays is touched, or worse: the kernel ended by SIGSEGV\ncase: write"),
+    ):
+        command = [sys.executable, "-m", "hkv", "check-kernel", name, "--operation", "write", "--timeout", "0.5"]
+        told = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
+        assert (told.returncode, told.stdout[: len(says)]) == (1, says), told
+        assert read_case((tmp_path / "kernel-case.json").read_bytes(), "case").target == name
+        (tmp_path / "kernel-case.json").unlink()
 
 
 def test_a_library_that_is_none_is_refused(library: pathlib.Path, tmp_path: pathlib.Path) -> None:
