@@ -48,7 +48,7 @@ ARGUMENTS = MappingProxyType(
         "block_ids": "int32 ids of blocks to zero, or of chunks, object by object",
         "key_out, value_out, ...": "arrays for what is gathered; without them it is returned",
         "out": "array for what attention gives; without it, it is returned",
-        "k_scale, v_scale": "numbers that new keys and values are divided by",
+        "k_scale, v_scale": "numbers that wider keys and values are divided by; 1.0 as default, for other cases",
         "block_size, kernel_block_size, kernel_blocks": "slots of either block, and how many kernel blocks are one",
         "null_block": "the id that stands for no block, 0",
         "query, cu_q_lens, kv_lens, scale, window": "as `hkv.paged.attention` takes them",

@@ -43,7 +43,7 @@ class Side:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Where it begins, and its strides."""
+        """Offset and strides."""
         return self.offset, self.layer, self.row, self.head, self.slot, self.element
 
 

@@ -10,6 +10,7 @@ a `double` for each scale, and returns 0, or anything else for a case that it do
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -331,7 +332,11 @@ def _python(name: str, function: Callable[..., Any], supports: Supports, device:
 def _check_names(name: str, wanted: Sequence[str]) -> None:
     for each in wanted:
         if each not in KNOWN:
-            raise ConfigError(f"parameter of {name}", each, f"one of {', '.join(sorted(KNOWN))}")
+            begun = sorted(other for other in KNOWN if other.startswith(each.rstrip("s")))
+            near = begun[:3] or difflib.get_close_matches(each, sorted(KNOWN), n=3, cutoff=0.6)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            expected = f"a name that hkv check-kernel --list shows, or a default, which is then left alone{meant}"
+            raise ConfigError(f"parameter of {name}", each, expected)
 
 
 def _arrays_of(function: Callable[..., Any]) -> str:

@@ -288,6 +288,7 @@ def test_what_is_not_supported_is_counted_by_name() -> None:
         (right.write, {"operation": "write", "layouts": ("XYZ",)}, "layouts"),
         (right.write, {"operation": "write", "device": "cuda"}, "device"),
         (lambda speed: None, {"operation": "write"}, "speed"),
+        (lambda slot_maping: None, {"operation": "write"}, r"did you mean slot_mapping\b"),
     ],
 )
 def test_bad_targets_are_refused(target, options, match: str) -> None:
