@@ -1,4 +1,4 @@
-"""Writers, readers and copies of vLLM, SGLang and transformers held to the definition; examples/kernels calls them."""
+"""Kernels of vLLM, SGLang, transformers and LMCache held to the definition; examples/kernels calls them."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def test_pools_of_sglang(name: str) -> None:
     verdict = judged(f"sglang_pools.py:{name}")
     assert verdict.failure is None
     assert {"offset", "split blocks"} <= set(verdict.features)
+
+
+@pytest.mark.lmcache
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["pack", "unpack"])
+def test_transfers_of_lmcache(name: str) -> None:
+    verdict = judged(f"lmcache_transfer.py:{name}")
+    assert verdict.failure is None
+    assert {"offset", "skip"} <= set(verdict.features)
 
 
 @pytest.mark.parametrize("name", ["torch_writer.py", "c_writer.c"])
