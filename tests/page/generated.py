@@ -48,6 +48,7 @@ def generated(operations: int, blocks: int, held: int = 24) -> dict[str, Any]:
         "name": "generated",
         "headline": "",
         "path": "",
+        "first": 0,
         "dialect": "generated",
         "summary": f"{blocks} blocks",
         "header": {"num_blocks": blocks},
