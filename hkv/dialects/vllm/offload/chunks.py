@@ -1,16 +1,15 @@
 """The second tier's chunks for replays: the rules of `reference.dialects.vllm.offload.pool`, at a cost of its own.
 
-An operation costs as much as the keys it names, however many chunks there are. LRU keeps ranks in a heap whose entries
-may be outdated: one that is no more a chunk's rank is passed over when it comes up, and the heap is made anew once most
-are. ARC keeps its lists in ordered dictionaries. A pool also says why a key is not there, and counts what it did, which
-replays are asked about. vLLM 0.33 `CPUOffloadingManager`, `LRUCachePolicy`, `ARCCachePolicy`.
+An operation costs as much as the keys it names, however many chunks there are: both policies keep their lists in
+ordered dictionaries. A pool also says why a key is not there, and counts what it did, which replays are asked about.
+vLLM 0.33 `CPUOffloadingManager`, `LRUCachePolicy`, `ARCCachePolicy`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -255,12 +254,16 @@ class Chunks:
 
 
 class _Lru:
-    """Chunks by rank: the number of the request that used them last, and of one request the last position first."""
+    """Chunks in the order in which they leave: by the number of the request that used them last.
+
+    Chunks of requests that ended stand by themselves, where their end put them. In between stand the requests that have
+    not, by their numbers, each for the chunks that it used last: these are put in order where one of them has to leave.
+    """
 
     def __init__(self, chunks: dict[Key, _Chunk], capacity: int) -> None:
         del capacity
         self._chunks, self._last = chunks, 0
-        self._heap: list[tuple[tuple[int, int], Key]] = []
+        self._order: OrderedDict[Key | int, set[Key]] = OrderedDict()
 
     def miss(self, keys: Sequence[Key]) -> None:
         pass
@@ -270,48 +273,51 @@ class _Lru:
         for key in keys:
             chunk = self._chunks.get(key)
             if chunk is not None and (rank := (number, -positions[key])) > chunk.rank:
-                self._rank(key, chunk, rank)
+                self._take_out(key, chunk)
+                self._order[number].add(key)
+                chunk.rank = rank
 
     def insert(self, key: Key, uses: _Uses, positions: dict[Key, int]) -> None:
-        self._rank(key, self._chunks[key], (self._number(uses), -positions[key]))
+        number = self._number(uses)
+        self._chunks[key].rank = (number, -positions[key])
+        self._order[number].add(key)
 
     def freed(self, key: Key) -> None:
-        """A chunk is idle that was not: its entry may have been taken out meanwhile."""
-        heapq.heappush(self._heap, (self._chunks[key].rank, key))
-        if len(self._heap) > 4 * len(self._chunks) + 1024:
-            self._heap = [(chunk.rank, key) for key, chunk in self._chunks.items() if not chunk.readers]
-            heapq.heapify(self._heap)
+        pass
 
     def end(self, keys: Iterable[Key], uses: _Uses) -> None:
         for key in keys:
+            chunk = self._chunks[key]
+            self._take_out(key, chunk)
             self._last += 1
-            self._rank(key, self._chunks[key], (self._last, 0))
+            chunk.rank = (self._last, 0)
+            self._order[key] = set()
+        self._order.pop(uses.number, None)
 
     def choose(self, count: int, protected: Collection[Key]) -> list[Key] | None:
         """Idle keys that leave, in order; there are so many, none of them protected."""
-        found, kept = list[Key](), []
-        while len(found) < count:
-            rank, key = heapq.heappop(self._heap)
-            chunk = self._chunks.get(key)
-            if chunk is None or chunk.rank != rank or chunk.readers or (found and found[-1] == key):
-                continue  # outdated, or entered again when its last transfer is done
-            if key in protected:
-                kept.append((rank, key))
-            else:
-                found.append(key)
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
+        found = list(itertools.islice(self._leaving(protected), count))
+        for key in found:
+            self._take_out(key, self._chunks[key])
         return found
 
-    def _rank(self, key: Key, chunk: _Chunk, rank: tuple[int, int]) -> None:
-        chunk.rank = rank
-        if not chunk.readers:
-            self.freed(key)
+    def _leaving(self, protected: Collection[Key]) -> Iterator[Key]:
+        for entry, used in self._order.items():
+            keys = [entry] if isinstance(entry, tuple) else sorted(used, key=lambda key: (self._chunks[key].rank, key))
+            yield from (key for key in keys if not self._chunks[key].readers and key not in protected)
+
+    def _take_out(self, key: Key, chunk: _Chunk) -> None:
+        number, position = chunk.rank
+        if position:
+            self._order[number].discard(key)
+        else:
+            del self._order[key]
 
     def _number(self, uses: _Uses) -> int:
         if not uses.number:
             self._last += 1
             uses.number = self._last
+            self._order[self._last] = set()
         return uses.number
 
 
