@@ -106,7 +106,7 @@ ROWS = [
     *_rows(
         f"{KERNELS}:only_keys_zeroed --operation zero --json - -o {{out}}/case.json",
         "--draws 2;--seed 1;--supports dtypes=bfloat16;--list;--output {out}/other.json;--json {out}/told.json",
-        "--device cuda;--case tests/data/models/llama.json;--supports speed=9;--operation pack",
+        "--device cuda;--case tests/data/models/llama.json;--supports speed=9;--operation pack;--timeout 0",
     ),
     *_rows(
         PLAN,
