@@ -48,7 +48,7 @@ class VllmPlanCommand(PlanCommand):
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         planned, size = _planned(memory, options), options["kv_offloading_size"]
-        report = planned.report() | {"offloading": None if size is None else planned_tier(planned, size).record()}
+        report = planned.report() | ({} if size is None else {"offloading": planned_tier(planned, size).record()})
         return ModelPlan(report, lambda console: print_served(console, report, planned.served))
 
     def serve_line(self, options: dict[str, Any], engines: int) -> str:
@@ -171,7 +171,7 @@ def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -
 
 def _tier_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     """The second tier in chunks, what a prompt takes of them, and what would go wrong with it."""
-    tier = report["offloading"]
+    tier = report.get("offloading")
     if tier is None:
         return []
     parts = zip(tier["chunks_of_longest_prompt"], tier["tokens_per_chunk"], strict=True)

@@ -135,7 +135,7 @@ def _units(plan: Plan, call: Call) -> Named:
 
 
 def _rows(plan: Plan, call: Call) -> Named:
-    """What is given, or given back, taken to lie otherwise."""
+    """Inputs, or results given back, taken to lie otherwise."""
     if call.case.source_dtype or not (call.outputs or call.case.operation in VALUED):
         return
     of = "of the result" if call.outputs else "of the inputs"
