@@ -20,7 +20,7 @@ from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
 from hkv.dialects.vllm.schedule import tier_dispatches
 from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
-from hkv.errors import UnsupportedConfigError
+from hkv.errors import ConfigError, UnsupportedConfigError
 from hkv.replay import dispatches
 from hkv.replay.agreement import Difference
 from hkv.replay.run import Outcome, Timing, default_engine, interned_arrivals, replay
@@ -51,8 +51,8 @@ def example(seed: int) -> tuple[TieredCache, Schedule]:
     specs = [spec_from_text(part) for part in text.split(",")]
     grid = math.lcm(*(spec.block_size for spec in specs))
     retention = draw.choice((None, 0, 0, grid, 2 * grid)) if "swa" in text else None
-    # Requests whose loads go on hold blocks: in a pool that few of them fit, they would wait for each other for good.
-    blocks = 130 * schedule.max_running
+    # Requests whose loads go on hold blocks: in few of these pools they come to wait for each other for good.
+    blocks = draw.choice((34, 40, 60, 130)) if schedule.max_running > 2 else draw.choice((34, 40, 60))
     config = cache_config(specs, blocks, schedule, retention_interval=retention)
     decode = draw.choice((False, False, True)) and not (retention is None and "swa" in text)
     tier = OffloadConfig(
@@ -71,21 +71,30 @@ def example(seed: int) -> tuple[TieredCache, Schedule]:
     return cache, schedule
 
 
-def checked(seed: int) -> Outcome:
+def checked(seed: int, engine: str = "jax") -> Outcome:
     cache, schedule = example(seed)
-    return replay(requests(seed), cache, schedule, Timing(step_ms=50), engine="jax", check=True, causes=False)
+    checks = engine == "jax"
+    return replay(requests(seed), cache, schedule, Timing(step_ms=50), engine=engine, check=checks, causes=False)
 
 
 def test_decides_as_the_plain_schedule_does() -> None:
     totals: collections.Counter[str] = collections.Counter()
-    for seed in range(40):
+    for seed in range(60):
         try:
             outcome = checked(seed)
         except Difference as difference:
             raise AssertionError(f"seed {seed}: {difference}") from difference
+        except ConfigError as blocked:
+            with pytest.raises(ConfigError, match=re.escape(str(blocked))):
+                checked(seed, "numpy")
+            totals["blocked for good"] += 1
+            continue
         totals.update({name: value for name, value in outcome.extra.items() if isinstance(value, int)})
+        records = outcome.recorder.requests.values()
+        totals["preempted"] += sum(record.preemptions for record in records)
+        totals["refused for good"] += sum(record.outcome == "never fits" for record in records)
     wanted = ("tier_loads", "tier_waits", "tier_evicted", "tier_refused", "tier_flushed", "tier_slower_loads")
-    assert all(totals[name] for name in wanted), totals
+    assert all(totals[name] for name in (*wanted, "preempted", "blocked for good")), totals
 
 
 def test_a_wrong_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +107,28 @@ def test_a_wrong_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_dispatches, "parameters", smaller)
     with pytest.raises(Difference):
         checked(6)
+
+
+def test_few_slots_and_jobs_are_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay for which there was no room begins anew with twice as much."""
+    begun, right = list[int](), TieredCache._begun
+
+    def counted(cache: TieredCache, schedule: Schedule, prepared: Any, check: bool, factor: int) -> Any:
+        begun.append(factor)
+        running = right(cache, schedule, prepared, check, factor)
+        if factor == 1:
+            running._resident = dataclasses.replace(running._resident, machine=_without_slots(running))
+        return running
+
+    monkeypatch.setattr(TieredCache, "_begun", counted)
+    assert checked(6).extra["tier_stored"] > 0
+    assert begun == [1, 2]
+
+
+def _without_slots(running: Any) -> Any:
+    machine = np.array(running._resident.machine)
+    machine[dispatches.Machine._fields.index("vacant")] = 0
+    return machine
 
 
 def test_the_chat_trace_is_replayed_alike() -> None:

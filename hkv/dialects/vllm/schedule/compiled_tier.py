@@ -203,6 +203,9 @@ def _offer(
     return _store(w, view, step, slot, of, jnp.minimum(stop, limit), named, about, limit, enabled)
 
 
+BLOCKED = int(Status.NO_ROOM)
+"""Status of a replay that ends since requests wait for each other's blocks; other refusals for room do not end one."""
+
 LAST_NAME = 2**31 - 1
 """Place of a name after all others."""
 
@@ -395,6 +398,8 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, 
     others = (m.active > 0) | (w.kept > 0) | (m.at(Mode.HELD) & (w.held - w.visited > 1))
     never = denied & ~others
     waits = denied & others
+    # Nothing runs that could give blocks back, and no load that goes on stands before this request.
+    blocked = waits & m.at(Mode.HELD) & (m.active == 0) & (w.kept == 0)
     hopeless = m.at(Mode.TAKE) & never
     m = m.when(never & m.at(Mode.HELD), mode=int(Mode.GIVE_UP))
     w, m = schedule_loop.after_taking(w, m, seat, runs, hopeless, waits)
@@ -414,7 +419,8 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, 
     w = w.set(jnp.where(left | hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
     w = compiled.note(w, view, trace, slot, grown | runs | held)
     m = m.when((w.overflow != 0) | (m.vacant < 0), mode=int(Mode.FAILED), status=int(Status.NO_SUCH_SLOT))
-    return w.replace(overflow=w.overflow | (m.vacant < 0)), m
+    w = w.replace(overflow=w.overflow | (m.vacant < 0))
+    return w, m.when(blocked, mode=int(Mode.FAILED), status=BLOCKED)
 
 
 def _flush_jobs(w: Any, request: Scalar, step: Scalar, enabled: Scalar) -> Any:

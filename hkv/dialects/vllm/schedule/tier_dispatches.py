@@ -39,7 +39,7 @@ from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs
 from hkv.replay.observed import Sampling
 from hkv.replay.schedule import Recorder, Schedule
-from hkv.replay.schedule_state import SCHEDULE_ARRAYS, ScheduleResident, flat, shaped
+from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Machine, Mode, ScheduleResident, flat, shaped
 from hkv.state.loops import Scalar, read
 from hkv.state.state import State
 from hkv.state.workspace import ARRAYS, COPY_WORDS, COUNTERS, EVENT_WORDS
@@ -303,6 +303,13 @@ class TierReplay(compiled.CompiledReplay):
     def overflowed(self) -> bool:
         """True if slots or jobs ran out, so that more of them have to be tried."""
         return bool(self.counts["overflow"])
+
+    @property
+    def blocked(self) -> int | None:
+        """The step in which requests with loaded blocks began to wait for each other's for good; None: none did."""
+        machine = Machine(*np.asarray(self._resident.machine))
+        failed = machine.mode == Mode.FAILED and machine.status == compiled_tier.BLOCKED
+        return int(machine.step) if failed else None
 
     @property
     def counts(self) -> dict[str, int]:

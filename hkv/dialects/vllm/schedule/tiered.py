@@ -101,6 +101,8 @@ class TieredCache(VllmReplayedCache):
             try:
                 steps = running.run((lambda: None) if check else progress, self.tells, self.asks)
             except EngineFailure:
+                if running.blocked is not None:
+                    raise no_way_out(self.config.num_blocks, running.blocked) from None
                 if not running.overflowed:
                     raise
                 factor *= 2  # more requests waited for loads, or more stores went on, than there was room for
@@ -174,6 +176,12 @@ class TieredCache(VllmReplayedCache):
             saved = f"{totals['tier_saved_steps']:,.0f} steps of prefill saved less their loads"
             rows.append(("loads slower", slower, f"than computing again; {saved}"))
         return rows
+
+
+def no_way_out(num_blocks: int, step: int) -> ConfigError:
+    """The error of a replay whose requests hold what was loaded for them, and wait for each other's blocks for good."""
+    wanted = f"room for what requests need beyond their loads: from step {step} on they wait for each other's blocks"
+    return ConfigError("num_blocks", num_blocks, f"{wanted} for good, as vLLM 0.33's scheduler would have them")
 
 
 @dataclasses.dataclass
@@ -372,6 +380,9 @@ class TieredReplay(Replay):
             if answer is Refusal.PUT_OFF and (
                 self._running or len(self._holding) > (queue is self._holding) or aside[1]
             ):
+                if queue is self._holding and not self._running and not aside[1]:
+                    # Nothing runs that could give blocks back, and no load that goes on stands before this request.
+                    raise no_way_out(self._tier.config.cache.num_blocks, step)
                 self._observer.put_off()
                 break
             queue.popleft()
