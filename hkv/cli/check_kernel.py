@@ -67,14 +67,14 @@ def command(given: _CheckKernelOptions) -> int | None:
         _print_names()
         write_json(given.json_path, _names())
         return None
+    said = None if given.case is None else read_case(files.read_whole(given.case), given.case)
     watched = _watched(given)
     if watched is not None and not watched.is_child:
         outcome = watched.wait()
         return outcome if isinstance(outcome, int) else _report(given, *outcome)
     performing = {} if watched is None else {"performing": watched.performing}
-    if given.case is not None:
+    if said is not None:
         refuse_given(("draws", "seed", "operation"), "none: the case has its own")
-        said = read_case(files.read_whole(given.case), given.case)
         target = dataclasses.replace(_target(given, given.target or said.target, said.supports), **performing)
         return _report(given, target, repeat(target, said.case))
     if given.target is None:
@@ -92,7 +92,7 @@ def _watched(given: _CheckKernelOptions) -> Watched | None:
     """
     library = given.target is not None and is_library(given.target.rpartition(":")[0])
     try:
-        sys.stdout.fileno()
+        sys.stdout.fileno(), sys.stderr.fileno()
     except OSError:  # a text in memory, which a child would fill for itself alone
         return None
     return None if library or "jax" in sys.modules or not hasattr(os, "fork") else Watched(given.timeout)

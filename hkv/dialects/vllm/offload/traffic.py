@@ -51,7 +51,7 @@ def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
     count = 1 if feature == "full" else choices.integer(1 + (feature in ("drafts", *RECURRENT)), 3)
     groups = [_group(choices, feature, size, place, drafts) for place in range(count)]
     chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
-    crowded, attends = feature == "crowded", any(group["kind"] != "mamba" for group in groups)
+    crowded, attends = feature == "crowded", any(not KINDS[group["kind"]].snapshot for group in groups)
     sparse = any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in groups)
     header = structs.Header(
         dialect=name,

@@ -28,6 +28,7 @@ from hkv.layout.block_layout import Layout
 from hkv.model.huggingface import Model
 from hkv.model.topology import Topology
 from hkv.spec import LayerSpec, RequestLimits
+from hkv.spec.attention import caches_latents
 
 if TYPE_CHECKING:
     from hkv.columns import Columns
@@ -312,7 +313,7 @@ def copies_in_a_chunk(plan: Plan, tensor_parallel: int) -> int:
 
     vLLM 0.33 `build_offloading_config`, `replicated_layout`, of workers that share a machine.
     """
-    latent = any(spec.kind == "mla" for group in plan.groups for spec in group.specs)
+    latent = any(caches_latents(spec) for group in plan.groups for spec in group.specs)
     alone = len(plan.workers) == 1 and plan.workers[0].tp_replicas == tensor_parallel
     return 1 if latent and alone else tensor_parallel * len(plan.workers)
 
