@@ -13,7 +13,7 @@ from hkv.dialects.vllm.rules.operations import Argument, Code, Column
 from hkv.dialects.vllm.schedule import compiled
 from hkv.machine.operations import WIDTH, Operations
 from hkv.replay import dispatches
-from hkv.replay.schedule_state import Fate
+from hkv.replay.schedule_state import RequestResult
 from hkv.state.state import Counter
 
 IDS = 1 << 23
@@ -44,12 +44,12 @@ def _schedule(case: Any, prepared: dispatches.Incoming, ids: bool) -> dict[str, 
     start = time.perf_counter()
     steps = replay.run()
     seconds = time.perf_counter() - start
-    fates = replay.fates
+    results = replay.request_results
     return {
         "seconds": seconds,
-        "hits": fates[:, Fate.HIT],
-        "ended": fates[:, Fate.ENDED],
-        "preemptions": int(fates[:, Fate.PREEMPTIONS].sum()),
+        "hits": results[:, RequestResult.HIT],
+        "ended": results[:, RequestResult.ENDED],
+        "preemptions": int(results[:, RequestResult.PREEMPTIONS].sum()),
         "steps": steps,
         "evictions": replay.evictions,
         "ids": np.concatenate(replay.ids) if ids else None,

@@ -109,7 +109,7 @@ def run_compiled(header: structs.Header, arrivals: list[Arrival]) -> Callable[[]
         jax.block_until_ready(replay.resident)
         begun = time.process_time()
         replay.run()
-        return time.process_time() - begun, _fates(replay.recorder())
+        return time.process_time() - begun, _results(replay.recorder())
 
     return run
 
@@ -131,7 +131,7 @@ def run_installed(header: structs.Header, arrivals: list[Arrival], backend: str)
             SGLangLoop(engine, 1, SCHEDULE, arrivals, recorder).run()
         finally:
             sglang_objects.allocation.alloc_token_slots = allocate
-        return spent.seconds, _fates(recorder)
+        return spent.seconds, _results(recorder)
 
     return run
 
@@ -162,7 +162,7 @@ class Spent:
         return call
 
 
-def _fates(recorder: Recorder) -> dict[int, tuple[int, int]]:
+def _results(recorder: Recorder) -> dict[int, tuple[int, int]]:
     return {index: (record.hit, record.ended) for index, record in recorder.requests.items()}
 
 
@@ -173,17 +173,19 @@ def measure(runs: dict[str, Callable[[], Measured]], operations: int, repeats: i
       ClickException: a request fares differently under one of them.
     """
     first = {name: run()[1] for name, run in runs.items()}
-    name, fates = next(iter(first.items()))
+    name, results = next(iter(first.items()))
     for other, found in first.items():
-        parted = next((index for index, fate in fates.items() if found[index] != fate), None)
+        parted = next((index for index, result in results.items() if found[index] != result), None)
         if parted is not None:
-            raise click.ClickException(f"request {parted}: {fates[parted]} under {name}, {found[parted]} under {other}")
+            raise click.ClickException(
+                f"request {parted}: {results[parted]} under {name}, {found[parted]} under {other}"
+            )
     seconds = {name: [run()[0] for _ in range(repeats)] for name, run in runs.items()}
     return {
         name: {
             "seconds": min(times),
             "ns_per_page_operation": min(times) / operations * 1e9,
-            "hit_slots": sum(hit for hit, _ in fates.values()),
+            "hit_slots": sum(hit for hit, _ in results.values()),
         }
         for name, times in seconds.items()
     }

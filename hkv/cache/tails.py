@@ -86,7 +86,7 @@ def due(view: EveryGroup, rows: Rows, turn: Turn, cacheable: jax.Array, full: ja
     fresh = turn.fresh | (last * hash_block > cacheable_tokens(view, None, before)) | filled
     of_prompt = jnp.where((last * hash_block <= cacheable) & fresh, last, 0)
 
-    ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (before < shared) & (shared <= prompt)
+    ahead = (view.whole(CacheField.SHARED_BOUNDARIES) != 0) & (before < shared) & (shared <= prompt)
     stands = (cacheable == resumable(view, prompt, hash_block)) | (ahead & (cacheable == shared))
     of_state = jnp.where(stands & (remainder(cacheable, hash_block) == 0), divide(cacheable, hash_block), 0)
 

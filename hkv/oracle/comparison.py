@@ -160,7 +160,7 @@ class DiffResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tally:
+class Compared:
     """Counts over seeds of one feature before the one on which two engines differ, `parted`; fields as in
     `DiffResult`."""
 
@@ -239,29 +239,29 @@ class Comparison:
             self._parted[feature] = seed, recording.case(parted)
         return parted is not None
 
-    def stretch(self, feature: str, seeds: Iterable[int]) -> Tally:
+    def stretch(self, feature: str, seeds: Iterable[int]) -> Compared:
         """Compares the engines, of which nothing was compared yet, on seeds one after the other, until they differ."""
         for seed in seeds:
-            before = self._tally()
+            before = self._counts()
             if self.seed(feature, seed):
                 return dataclasses.replace(before, parted=seed)
-        return self._tally()
+        return self._counts()
 
-    def _tally(self) -> Tally:
-        return Tally(self._compared, self._unsupported, self._reason, self._operations, None)
+    def _counts(self) -> Compared:
+        return Compared(self._compared, self._unsupported, self._reason, self._operations, None)
 
-    def add(self, feature: str, tally: Tally) -> bool:
+    def add(self, feature: str, compared: Compared) -> bool:
         """Counts what was compared elsewhere as if it had been here; whether the engines differ. EngineFailure if they
         do there, but not here.
         """
-        self._compared += tally.seeds
-        self._unsupported += tally.not_implemented
-        self._reason = self._reason or tally.reason
-        self._operations += tally.operations
-        if tally.parted is None:
+        self._compared += compared.seeds
+        self._unsupported += compared.not_implemented
+        self._reason = self._reason or compared.reason
+        self._operations += compared.operations
+        if compared.parted is None:
             return False
-        if not self.seed(feature, tally.parted):
-            raise EngineFailure("seed", tally.parted, f"the same difference here as elsewhere, in feature {feature}")
+        if not self.seed(feature, compared.parted):
+            raise EngineFailure("seed", compared.parted, f"the same difference here as elsewhere, in feature {feature}")
         return True
 
     def differences(
@@ -402,9 +402,9 @@ def compare_in_cluster(
     """
     places = range(0, len(seeds), STRETCH)
     stretches = [(feature, seeds[place : place + STRETCH]) for feature in features for place in places]
-    found: dict[int, Tally] = {}
-    for place, tally in in_cluster(_compared, stretches, tuple(arguments), address):
-        found[place] = tally
+    found: dict[int, Compared] = {}
+    for place, compared in in_cluster(_compared, stretches, tuple(arguments), address):
+        found[place] = compared
         for _ in stretches[place][1]:
             progress()
     parted: set[str] = set()
@@ -413,5 +413,5 @@ def compare_in_cluster(
             parted.add(feature)
 
 
-def _compared(stretch: Stretch, arguments: tuple[Any, ...]) -> Tally:
+def _compared(stretch: Stretch, arguments: tuple[Any, ...]) -> Compared:
     return Comparison(*arguments).stretch(*stretch)

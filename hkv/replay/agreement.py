@@ -27,7 +27,7 @@ class Difference(Exception):  # noqa: N818 - the answer of a check, not an error
 
 
 def compare_records(mine: Recorder, other: Recorder, names: tuple[str, str]) -> None:
-    """Compares every request's fate, what groups lacked for it among that, and every step."""
+    """Compares every request's result, what groups lacked for it among that, and every step."""
     for index in sorted(mine.requests.keys() | other.requests.keys()):
         compare(f"request {index}", mine.requests.get(index), other.requests.get(index), names)
     for field in dataclasses.fields(mine.steps):

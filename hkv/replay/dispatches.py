@@ -24,7 +24,7 @@ from hkv.replay.schedule import (
     SharedArrivals,
     StepRecords,
 )
-from hkv.replay.schedule_state import ARRIVING, FATE, Arriving, Ending, Fate, Machine, Mode, Number
+from hkv.replay.schedule_state import ARRIVING, RESULT_COLUMNS, Arriving, Ending, Machine, Mode, Number, RequestResult
 from hkv.state.key_table import eviction_of
 from hkv.state.status import Status
 
@@ -39,8 +39,10 @@ TELLING = 1024
 
 OUTCOMES = {Ending.NONE: "", Ending.FINISHED: FINISHED, Ending.NEVER_FITS: NEVER_FITS, Ending.TOO_LONG: TOO_LONG}
 
-RECORDED = {each.name.lower(): each for each in Fate if each not in (Fate.OUTCOME, Fate.TOKENS)}
-"""Columns of a fate that are fields of a `RequestRecord`, by name."""
+RECORDED = {
+    each.name.lower(): each for each in RequestResult if each not in (RequestResult.OUTCOME, RequestResult.TOKENS)
+}
+"""Columns of a result that are fields of a `RequestRecord`, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Dispatches:
             machine = self.dispatch()
             step = int(machine.step)
             if tells is not None:
-                tells.tell(self.fates[:, Fate.HIT], int(machine.taken))
+                tells.tell(self.request_results[:, RequestResult.HIT], int(machine.taken))
             for _ in range(ended, int(machine.ended)):
                 progress()
             ended = int(machine.ended)
@@ -243,16 +245,16 @@ class Dispatches:
         return self._resident
 
     @property
-    def fates(self) -> np.ndarray:
-        """int32[requests, 8 + groups]: `Fate` of each request of the trace, and why its hit ended."""
-        return np.asarray(self._resident.fates)[: self._trace.count, : FATE + self._groups]
+    def request_results(self) -> np.ndarray:
+        """int32[requests, 8 + groups]: `RequestResult` of each request of the trace, and why its hit ended."""
+        return np.asarray(self._resident.request_results)[: self._trace.count, : RESULT_COLUMNS + self._groups]
 
     def _lacking(self, reasons: Sequence[str]) -> list[tuple[int, tuple[Lacking, ...]]]:
         """Of each request, up to where its blocks were computed, and what each group lacked there."""
-        fates = np.asarray(self._resident.fates)[: self._trace.count]
-        width = (fates.shape[1] - FATE - 1) // 2
-        told: list[list[int]] = fates[:, FATE : FATE + self._groups].tolist()
-        past: list[list[int]] = fates[:, FATE + width :].tolist()
+        results = np.asarray(self._resident.request_results)[: self._trace.count]
+        width = (results.shape[1] - RESULT_COLUMNS - 1) // 2
+        told: list[list[int]] = results[:, RESULT_COLUMNS : RESULT_COLUMNS + self._groups].tolist()
+        past: list[list[int]] = results[:, RESULT_COLUMNS + width :].tolist()
         found: list[tuple[int, tuple[Lacking, ...]]] = []
         for codes, (computed, *values) in zip(told, past, strict=True):
             pairs = zip(codes, values, strict=False)
@@ -261,19 +263,19 @@ class Dispatches:
 
     def _record(self, recorder: Recorder, reasons: Sequence[str]) -> None:
         """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it."""
-        fates = self.fates
-        seen, lacking = np.broadcast_to(self._trace.seen, len(fates)), self._lacking(reasons) if reasons else ()
-        for index, (row, fate) in enumerate(zip(self._trace.requests.tolist(), fates.tolist(), strict=False)):
+        results = self.request_results
+        seen, lacking = np.broadcast_to(self._trace.seen, len(results)), self._lacking(reasons) if reasons else ()
+        for index, (row, result) in enumerate(zip(self._trace.requests.tolist(), results.tolist(), strict=False)):
             recorder.requests[index] = RequestRecord(
                 index=index,
                 prompt=row[1],
                 output=row[2],
                 arrived=row[0],
-                outcome=OUTCOMES[Ending(fate[Fate.OUTCOME])],
+                outcome=OUTCOMES[Ending(result[RequestResult.OUTCOME])],
                 seen=int(seen[index]),
-                **{name: fate[place] for name, place in RECORDED.items()},
+                **{name: result[place] for name, place in RECORDED.items()},
             )
-            if reasons and fate[Fate.ADMITTED] >= 0:
+            if reasons and result[RequestResult.ADMITTED] >= 0:
                 recorder.requests[index].computed, recorder.requests[index].lacking = lacking[index]
         columns = [part.T for part in self._samples]
         names = [field.name for field in dataclasses.fields(StepRecords)]

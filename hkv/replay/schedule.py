@@ -78,7 +78,7 @@ class LiveRequest:
     """A request that is waiting or running.
 
     Attributes:
-      junction: `shared_prefix` of the lookup that admitted it.
+      shared_boundary: `shared_prefix` of the lookup that admitted it.
     """
 
     arrival: Arrival
@@ -86,7 +86,7 @@ class LiveRequest:
     keys: Sequence[int]
     tokens: int
     computed: int = 0
-    junction: int = 0
+    shared_boundary: int = 0
     preemptions: int = 0
 
 
@@ -300,7 +300,7 @@ TOO_LONG = "too long"
 
 @dataclasses.dataclass(slots=True)
 class RequestRecord:
-    """One request's fate. Steps are -1 for what never happened.
+    """One request's result. Steps are -1 for what never happened.
 
     Attributes:
       arrived: the first step that could see it.

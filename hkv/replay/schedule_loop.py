@@ -2,7 +2,7 @@
 
 A trip of the loop finds the next operation that the cache must perform, performs it, and notes what follows from its
 answer. Most decode steps need no operation: a request's blocks have room, nothing is to be registered or given back.
-How far that holds is known for each request (`Seat.NOOP_UNTIL`), so such requests are passed in a few nanoseconds.
+How far that holds is known for each request (`Running.NOOP_UNTIL`), so such requests are passed in a few nanoseconds.
 
 `hkv.replay.schedule.StepLoop` is the same in plain Python; `hkv.replay.schedule_state` names what these
 functions read and write. A workspace has `ScheduleArrays`.
@@ -21,12 +21,12 @@ from hkv.replay.schedule_state import (
     SAMPLE,
     Arriving,
     Ending,
-    Fate,
     Machine,
     Mode,
     Number,
+    RequestResult,
+    Running,
     ScheduleResident,
-    Seat,
     Trace,
 )
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
@@ -94,7 +94,7 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
         in_time = trace.request(arrived, Arriving.STEP) <= step
         due = jnp.where(closed > 0, m.active + waiting < closed, in_time) & (arrived < trace.number(Number.REQUESTS))
         long = trace.too_long(arrived)
-        v = v.set_fate(
+        v = v.set_result(
             jnp.where(due, arrived, spare),
             admitted=-1,
             ended=jnp.where(long, step, -1),
@@ -104,7 +104,7 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
         return v, (arrived + due, waiting + (due & ~long), ended + (due & long), due)
 
     start = (m.arrived, m.waiting, m.ended, mine & ~ending & (step < trace.until))
-    w, (arrived, waiting, ended, _) = loop(lambda c: c[3], body, w, start, writes=("fates",))
+    w, (arrived, waiting, ended, _) = loop(lambda c: c[3], body, w, start, writes=("request_results",))
     busy = mine & ((m.active > 0) | (waiting > 0))
     m = m._replace(step=step, arrived=arrived, waiting=waiting, ended=ended)
     m = m.when(ending, mode=int(Mode.DONE))
@@ -112,7 +112,9 @@ def begin(w: Any, trace: Trace, m: Machine) -> tuple[Any, Machine, Scalar]:
     return w, m, busy
 
 
-def chunk(trace: Trace, request: Scalar, tokens: Scalar, junction: Scalar, start: Scalar, budget: Scalar) -> Scalar:
+def chunk(
+    trace: Trace, request: Scalar, tokens: Scalar, shared_boundary: Scalar, start: Scalar, budget: Scalar
+) -> Scalar:
     """Tokens to compute next: `hkv.dialects.vllm.schedule.schedule.Chunking.tokens`."""
     size, eagle = trace.number(Number.KEPT_BLOCK), trace.number(Number.KEPT_EAGLE) != 0
     block, fine = jnp.maximum(size, 1), trace.number(Number.KEPT_HASH)
@@ -126,8 +128,8 @@ def chunk(trace: Trace, request: Scalar, tokens: Scalar, junction: Scalar, start
     tail = _last_kept(prompt, jnp.maximum(fine, 1), eagle)
     tail = jnp.where((fine > 0) & (last < tail) & (tail < prompt), tail, 0)
     here = jnp.where(remainder(start, block) != 0, (divide(start, block) + 1) * block, 0)
-    known = (start < junction) & (junction < end)
-    meeting = jnp.where(known, start + divide(jnp.maximum(junction - start, 0), block) * block, 0)
+    known = (start < shared_boundary) & (shared_boundary < end)
+    meeting = jnp.where(known, start + divide(jnp.maximum(shared_boundary - start, 0), block) * block, 0)
     stop = end
     for each in (last, here, meeting, tail):
         stop = jnp.where((start < each) & (each < end), jnp.minimum(stop, each), stop)
@@ -145,25 +147,25 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool, eased: Scalar = True)
     """Gives running requests their tokens as long as the cache has nothing to do for that.
 
     `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step. `eased`:
-    whether `Seat.NOOP_UNTIL` holds now.
+    whether `Running.NOOP_UNTIL` holds now.
     """
     mine = m.at(Mode.GROW)
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         cursor, budget, slot, new, _ = local
-        v = v.set_seat(slot, scheduled=new)
+        v = v.set_running(slot, scheduled=new)
         inside = (cursor < m.active) & (budget > 0)
         slot = jnp.where(inside, v.read("order", jnp.where(inside, cursor, 0)), v.spare_slot)
-        request, computed, tokens, noop_until, junction = v.get_seat(
-            slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.NOOP_UNTIL, Seat.JUNCTION
+        request, computed, tokens, noop_until, shared_boundary = v.get_running(
+            slot, Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.NOOP_UNTIL, Running.SHARED_BOUNDARY
         )
-        new = jnp.where(inside, chunk(trace, request, tokens, junction, computed, budget), 0)
+        new = jnp.where(inside, chunk(trace, request, tokens, shared_boundary, computed, budget), 0)
         needed = tokens if whole else computed + new
         easy = inside & ((new == 0) | ((needed <= noop_until) & eased))
         return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
 
     start = (m.cursor, m.budget, w.spare_slot, 0, mine)
-    w, local = loop(lambda c: c[4], body, w, start, reads=("order",), writes=("seats",))
+    w, local = loop(lambda c: c[4], body, w, start, reads=("order",), writes=("running_words",))
     cursor, budget, slot, new, easy = local
     cursor -= ~easy
     after = jnp.where(m.refused != 0, int(Mode.RECORD), int(Mode.ADMIT))
@@ -171,7 +173,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool, eased: Scalar = True)
     return w, m.when(mine, cursor=cursor, budget=budget, asked=slot, new=new, mode=mode)
 
 
-def choose(w: Any, trace: Trace, m: Machine, seated: Mode) -> Pair:
+def choose(w: Any, trace: Trace, m: Machine, requested: Mode) -> Pair:
     """Finds the head of the queue: the request that was preempted last, or the first that was never admitted."""
     mine = m.at(Mode.ADMIT)
     can = mine & (m.waiting > 0) & (m.budget > 0) & (m.active < trace.number(Number.MAX_RUNNING))
@@ -184,7 +186,7 @@ def choose(w: Any, trace: Trace, m: Machine, seated: Mode) -> Pair:
     w, (taken, _) = loop(lambda c: c[1], skip, w, (m.taken, can & ~again))
     w, (top,) = peek(can & again, lambda v: (v.read("stack", m.stacked - 1),), w, reads=("stack",), default=(0,))
     head = jnp.where(again, top, taken)
-    ready = jnp.where(head == m.seated, int(seated), int(Mode.SEAT))
+    ready = jnp.where(head == m.candidate_request, int(requested), int(Mode.REQUEST))
     return w, m.when(mine, mode=jnp.where(can, ready, int(Mode.RECORD)), head=head, taken=taken)
 
 
@@ -210,13 +212,15 @@ def compute(w: Any, trace: Trace, m: Machine, *, chunks: bool = False) -> Pair:
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         cursor, kept, slot, computed, tokens, place, *_ = local
-        v = v.write("order", slot, place).set_seat(slot, computed=computed, tokens=tokens, scheduled=0)
+        v = v.write("order", slot, place).set_running(slot, computed=computed, tokens=tokens, scheduled=0)
         inside = cursor < m.active
         slot = jnp.where(inside, v.read("order", jnp.where(inside, cursor, 0)), spare)
-        request, computed, tokens, new = v.get_seat(slot, Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.SCHEDULED)
+        request, computed, tokens, new = v.get_running(
+            slot, Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.SCHEDULED
+        )
         enters = jnp.bool_(False)
         if chunks:
-            enters = inside & (new > 0) & (computed < v.get_seat(slot, Seat.CAME)[0]) & (slot != m.asked)
+            enters = inside & (new > 0) & (computed < v.get_running(slot, Running.CAME)[0]) & (slot != m.asked)
         computed = computed + new
         caught_up = inside & (new > 0) & (computed >= tokens) & ~enters
         left = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT) - tokens
@@ -228,7 +232,7 @@ def compute(w: Any, trace: Trace, m: Machine, *, chunks: bool = False) -> Pair:
         return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends, enters)
 
     start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False, False)
-    w, local = loop(lambda c: c[6], body, w, start, writes=("order", "seats"))
+    w, local = loop(lambda c: c[6], body, w, start, writes=("order", "running_words"))
     cursor, kept, slot, _, _, _, stays, ends, enters = local
     cursor -= ~stays
     m = m.when(mine, cursor=cursor, kept=kept, asked=slot)
@@ -236,14 +240,14 @@ def compute(w: Any, trace: Trace, m: Machine, *, chunks: bool = False) -> Pair:
     return w, m.when(mine & ~ends & ~enters, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
 
 
-class Seated(NamedTuple):
+class Current(NamedTuple):
     """The request that the operation is about, as it was before. `asking`: whether it is a running one that grows."""
 
     slot: Scalar
     request: Scalar
     computed: Scalar
     tokens: Scalar
-    junction: Scalar
+    shared_boundary: Scalar
     preemptions: Scalar
     recomputed: Scalar
     recovered: Scalar
@@ -251,29 +255,31 @@ class Seated(NamedTuple):
     asking: Scalar
 
 
-def at_hand(w: Any, m: Machine) -> tuple[Any, Seated]:
+def at_hand(w: Any, m: Machine) -> tuple[Any, Current]:
     """The request that the mode is about; the spare slot's where it is about none."""
-    asking, preempting, seating = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.SEAT)
-    candidate = seating | m.at(Mode.FIND) | m.at(Mode.TAKE)
+    asking, preempting, requesting = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.REQUEST)
+    candidate = requesting | m.at(Mode.FIND) | m.at(Mode.TAKE)
     busy = asking | preempting | candidate | m.at(Mode.FINISH) | m.at(Mode.ENTER)
     busy = busy | m.at(Mode.SETTLE) | m.at(Mode.HELD) | m.at(Mode.GIVE_UP)
     w, (victim,) = peek(preempting, lambda v: (v.read("order", m.active - 1),), w, reads=("order",), default=(0,))
     slot = jnp.where(candidate, m.candidate, jnp.where(preempting, victim, m.asked))
     slot = jnp.where(busy, slot, w.spare_slot)
-    columns = (Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.JUNCTION)
+    columns = (Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.SHARED_BOUNDARY)
     w, (request, *fields) = peek(
-        busy, lambda v: v.get_seat(slot, *columns), w, reads=("seats",), default=(0,) * len(columns)
+        busy, lambda v: v.get_running(slot, *columns), w, reads=("running_words",), default=(0,) * len(columns)
     )
     request = jnp.where(candidate, m.head, request)
-    past = (Fate.PREEMPTIONS, Fate.RECOMPUTED, Fate.RECOVERED, Fate.TOKENS)
-    w, fates = peek(busy, lambda v: v.get_fate(request, *past), w, reads=("fates",), default=(0,) * len(past))
-    return w, Seated(slot, request, *fields, *fates, asking=asking)
+    past = (RequestResult.PREEMPTIONS, RequestResult.RECOMPUTED, RequestResult.RECOVERED, RequestResult.TOKENS)
+    w, results = peek(
+        busy, lambda v: v.get_result(request, *past), w, reads=("request_results",), default=(0,) * len(past)
+    )
+    return w, Current(slot, request, *fields, *results, asking=asking)
 
 
 def fail(m: Machine, ok: Scalar, status: Scalar, refused: Scalar) -> Machine:
     """The schedule stands still where the cache did not do what was asked; allocations may be `refused` blocks."""
     asks = m.at(Mode.ASK) | m.at(Mode.TAKE) | m.at(Mode.HELD)
-    others = m.at(Mode.SEAT) | m.at(Mode.FIND) | m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
+    others = m.at(Mode.REQUEST) | m.at(Mode.FIND) | m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
     others = others | m.at(Mode.SETTLE) | m.at(Mode.GIVE_UP)
     return m.when(~ok & ((asks & ~refused) | others), mode=int(Mode.FAILED), status=status)
 
@@ -281,7 +287,7 @@ def fail(m: Machine, ok: Scalar, status: Scalar, refused: Scalar) -> Machine:
 def after_running(
     w: Any,
     m: Machine,
-    seat: Seated,
+    current: Current,
     granted: Scalar,
     refused: Scalar,
     *,
@@ -293,34 +299,34 @@ def after_running(
     Args:
       w: the workspace.
       m: the schedule.
-      seat: the request that the operation was about.
+      current: the request that the operation was about.
       granted: whether it was performed.
       refused: whether an allocation was refused blocks.
-      finishing: whether it was the last of a request that finished, which keeps its seat; None: of one that leaves it.
+      finishing: whether it was the last of a request that finished, which keeps its slot; None: of one that leaves it.
       others: whether requests that do not run hold blocks.
 
     Returns:
-      The workspace, the schedule, whether a running request got its blocks, and whether one left its seat.
+      The workspace, the schedule, whether a running request got its blocks, and whether one left its slot.
     """
     asking, preempting, keeps = m.at(Mode.ASK), m.at(Mode.PREEMPT), finishing is not None
     finishing = m.at(Mode.FINISH) if finishing is None else finishing
     got, denied = asking & granted, asking & refused
-    w = w.write_if(got, "seats", m.new, w.seat(m.asked, Seat.SCHEDULED))
+    w = w.write_if(got, "running_words", m.new, w.running_word(m.asked, Running.SCHEDULED))
     m = m.when(got, cursor=m.cursor + 1, budget=m.budget - m.new, mode=int(Mode.GROW))
     m = m.when(denied, refused=1, mode=int(Mode.PREEMPT))
     preempted, finished = preempting & granted, finishing & granted
     alone = preempted & (m.active == 1) & ~jnp.asarray(others)
     again = preempted & ~alone
-    w = w.set_fate(
-        jnp.where(again, seat.request, w.spare_request), preemptions=seat.preemptions + 1, tokens=seat.tokens
+    w = w.set_result(
+        jnp.where(again, current.request, w.spare_request), preemptions=current.preemptions + 1, tokens=current.tokens
     )
-    w = w.write("stack", seat.request, jnp.where(again, m.stacked, w.spare_request))
+    w = w.write("stack", current.request, jnp.where(again, m.stacked, w.spare_request))
     gone = alone | finished
     ending = jnp.where(alone, int(Ending.NEVER_FITS), int(Ending.FINISHED))
-    w = w.set_fate(jnp.where(gone, seat.request, w.spare_request), ended=m.step, outcome=ending)
+    w = w.set_result(jnp.where(gone, current.request, w.spare_request), ended=m.step, outcome=ending)
     left = preempted | finished
     vacated = preempted if keeps else left
-    w = w.write("vacant", seat.slot, jnp.where(vacated, m.vacant, w.spare_slot))
+    w = w.write("vacant", current.slot, jnp.where(vacated, m.vacant, w.spare_slot))
     m = m.when(vacated, vacant=m.vacant + 1)
     m = m.when(gone, ended=m.ended + 1)
     m = m.when(again, stacked=m.stacked + 1, waiting=m.waiting + 1, preemptions=m.preemptions + 1)
@@ -330,45 +336,45 @@ def after_running(
     return w, m, got, left
 
 
-def after_seating(w: Any, m: Machine, seat: Seated, granted: Scalar) -> tuple[Any, Machine, Scalar]:
-    """The head of the queue has its seat where the cache took it in; also returns the slot, the spare one where not."""
-    seated = m.at(Mode.SEAT) & granted
-    slot = jnp.where(seated, m.candidate, w.spare_slot)
-    w = w.set_seat(slot, request=m.head, computed=0, tokens=seat.waiting_tokens, scheduled=0)
-    return w, m.when(seated, seated=m.head, mode=int(Mode.ADMIT)), slot
+def after_request(w: Any, m: Machine, current: Current, granted: Scalar) -> tuple[Any, Machine, Scalar]:
+    """The head of the queue gets its slot if the cache accepted it; also returns the slot, the spare one if not."""
+    accepted = m.at(Mode.REQUEST) & granted
+    slot = jnp.where(accepted, m.candidate, w.spare_slot)
+    w = w.set_running(slot, request=m.head, computed=0, tokens=current.waiting_tokens, scheduled=0)
+    return w, m.when(accepted, candidate_request=m.head, mode=int(Mode.ADMIT)), slot
 
 
-def after_taking(w: Any, m: Machine, seat: Seated, granted: Scalar, never: Scalar, not_now: Scalar) -> Pair:
+def after_taking(w: Any, m: Machine, current: Current, granted: Scalar, never: Scalar, not_now: Scalar) -> Pair:
     """Transition of the head of the queue, which asked for blocks for `Machine.new` tokens after `Machine.hit`."""
     m = m.when(not_now, put_off=1, mode=int(Mode.RECORD))
-    w, m = _admit(w, m, seat, granted)
-    w = w.set_fate(jnp.where(never, m.head, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
+    w, m = _admit(w, m, current, granted)
+    w = w.set_result(jnp.where(never, m.head, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
     again = m.stacked > 0
     m = m.when(never, ended=m.ended + 1)
     return w, m.when(
         granted | never,
         mode=int(Mode.ADMIT),
         waiting=m.waiting - 1,
-        seated=-1,
+        candidate_request=-1,
         taken=jnp.where(again, m.taken, m.head + 1),
         stacked=jnp.where(again, m.stacked - 1, 0),
     )
 
 
-def _admit(w: Any, m: Machine, seat: Seated, granted: Scalar) -> Pair:
+def _admit(w: Any, m: Machine, current: Current, granted: Scalar) -> Pair:
     """The candidate runs; another slot takes the next candidate."""
     spare = w.spare_slot
     w = w.write("order", m.candidate, jnp.where(granted, m.active, spare))
-    w = w.write_if(granted, "seats", m.hit + m.new, w.seat(m.candidate, Seat.SCHEDULED))
-    first = granted & (seat.preemptions == 0)
+    w = w.write_if(granted, "running_words", m.hit + m.new, w.running_word(m.candidate, Running.SCHEDULED))
+    first = granted & (current.preemptions == 0)
     back = granted & ~first
-    w = w.set_fate(jnp.where(first, m.head, w.spare_request), hit=m.hit, admitted=m.step)
-    w = w.set_fate(
+    w = w.set_result(jnp.where(first, m.head, w.spare_request), hit=m.hit, admitted=m.step)
+    w = w.set_result(
         jnp.where(back, m.head, w.spare_request),
-        recomputed=seat.recomputed + seat.tokens,
-        recovered=seat.recovered + m.hit,
+        recomputed=current.recomputed + current.tokens,
+        recovered=current.recovered + m.hit,
     )
     w, (next_slot,) = peek(granted, lambda v: (v.read("vacant", m.vacant - 1),), w, reads=("vacant",), default=(0,))
-    m = m.when(first, prompt_tokens=m.prompt_tokens + seat.tokens, hit_tokens=m.hit_tokens + m.hit)
+    m = m.when(first, prompt_tokens=m.prompt_tokens + current.tokens, hit_tokens=m.hit_tokens + m.hit)
     m = m.when(granted, active=m.active + 1, budget=m.budget - m.new, candidate=next_slot, vacant=m.vacant - 1)
     return w, m

@@ -93,8 +93,8 @@ class Trace:
         return (prompt > most) | (self.request(index, Arriving.OUTPUT) > most - prompt)
 
 
-class Seat(enum.IntEnum):
-    """Columns of `Resident.seats`: the schedule's state of the request in a slot. Lengths are in tokens."""
+class Running(enum.IntEnum):
+    """Columns of `ScheduleResident.running_words`: a request that holds a slot. Lengths are in tokens."""
 
     REQUEST = 0
     """Number of the request in the trace."""
@@ -104,17 +104,18 @@ class Seat(enum.IntEnum):
     """Tokens up to which an allocation would change nothing but counts."""
     SCHEDULED = 4
     """Tokens that this step computes, those of a hit included."""
-    JUNCTION = 5
+    SHARED_BOUNDARY = 5
+    """`shared_prefix` of the lookup that admitted it (vLLM's `Request.shared_prefix_boundary`)."""
     CAME = 6
     """Tokens with which it was admitted, where the cache takes prompts by chunks or has a second tier; else 0."""
 
 
-SEAT = 8
-"""Columns of `Resident.seats`."""
+RUNNING_COLUMNS = 8
+"""Columns of `ScheduleResident.running_words`."""
 
 
-class Fate(enum.IntEnum):
-    """Columns of `Resident.fates`: the outcome of a request; what `ScheduleArrays.computed` says follows."""
+class RequestResult(enum.IntEnum):
+    """Columns of `ScheduleResident.request_results`; `ScheduleArrays` has indices of those that follow."""
 
     HIT = 0
     ADMITTED = 1
@@ -127,12 +128,12 @@ class Fate(enum.IntEnum):
     """Tokens it has while it waits."""
 
 
-FATE = 8
-"""Columns of `Resident.fates` before a reason of each group, how far blocks were computed, an eviction of each."""
+RESULT_COLUMNS = 8
+"""Columns of `ScheduleResident.request_results` before the reasons by group, a length and the evictions by group."""
 
 
 class Ending(enum.IntEnum):
-    """Values of `Fate.OUTCOME`."""
+    """Values of `RequestResult.OUTCOME`."""
 
     NONE = 0
     FINISHED = 1
@@ -141,7 +142,7 @@ class Ending(enum.IntEnum):
 
 
 SAMPLE = 8
-"""Columns of `Resident.samples`: the fields of `StepRecords`, in order."""
+"""Columns of `ScheduleResident.samples`: the fields of `StepRecords`, in order."""
 
 
 class Mode(enum.IntEnum):
@@ -157,8 +158,8 @@ class Mode(enum.IntEnum):
     """FREE the request that was admitted last."""
     ADMIT = 4
     """Look at the head of the queue."""
-    SEAT = 5
-    """REQUEST for it."""
+    REQUEST = 5
+    """REQUEST for the head of the queue."""
     FIND = 6
     """LOOKUP."""
     TAKE = 7
@@ -200,9 +201,9 @@ class Machine(NamedTuple):
       stacked: preempted requests at the front of the queue.
       waiting: requests in the queue.
       head: the request at the head of the queue.
-      seated: the request that sits in the candidate's slot, or -1.
+      candidate_request: the request that holds the candidate's slot, or -1.
       candidate: slot for the request that is to be admitted next.
-      vacant: slots in `Resident.vacant`.
+      vacant: slots in `ScheduleResident.vacant`.
       asked: slot of the running request that an operation is about.
       new: tokens to compute for it, or for the candidate.
       hit: tokens found for the candidate.
@@ -224,7 +225,7 @@ class Machine(NamedTuple):
     stacked: Scalar
     waiting: Scalar
     head: Scalar
-    seated: Scalar
+    candidate_request: Scalar
     candidate: Scalar
     vacant: Scalar
     asked: Scalar
@@ -248,23 +249,23 @@ class Machine(NamedTuple):
         return self.mode == int(mode)
 
 
-SCHEDULE_ARRAYS = ("seats", "order", "vacant", "stack", "fates", "samples")
+SCHEDULE_ARRAYS = ("running_words", "order", "vacant", "stack", "request_results", "samples")
 """Names of the arrays of `ScheduleArrays`."""
 
 
 def empty_arrays(slots: int, spare: int, groups: int, requests: int, steps: int) -> dict[str, Any]:
     """The arrays and the machine of a schedule in which nothing happened, as NumPy arrays, by name."""
     machine = np.zeros(len(Machine._fields), np.int32)
-    machine[Machine._fields.index("seated")] = -1
+    machine[Machine._fields.index("candidate_request")] = -1
     machine[Machine._fields.index("vacant")] = slots - 1
     vacant = np.zeros(spare + 1, np.int32)
     vacant[: slots - 1] = np.arange(slots - 1, 0, -1)
     return {
-        "seats": np.zeros((spare + 1, SEAT), np.int32),
+        "running_words": np.zeros((spare + 1, RUNNING_COLUMNS), np.int32),
         "order": np.zeros(spare + 1, np.int32),
         "vacant": vacant,
         "stack": np.zeros(requests + 1, np.int32),
-        "fates": np.zeros((requests + 1, FATE + 1 + 2 * groups), np.int32),
+        "request_results": np.zeros((requests + 1, RESULT_COLUMNS + 1 + 2 * groups), np.int32),
         "samples": np.zeros((steps + 1, SAMPLE), np.int32),
         "machine": machine,
     }
@@ -285,21 +286,21 @@ class ScheduleResident:
     """State of a schedule on the device between two dispatches. Every array but the last ends in a spare row.
 
     Attributes:
-      seats: int32[slots + 1, 8], `Seat` of each request slot.
+      running_words: int32[slots + 1, 8], `Running` of each request slot.
       order: int32[slots + 1], slots of the running requests in order of admission.
       vacant: int32[slots + 1], a stack of slots that hold no request.
       stack: int32[requests + 1], preempted requests, the next to be admitted last.
-      fates: int32[requests + 1, 9 + 2 * groups], `Fate` of each request of the trace, why its hit ended, by group, up
-        to where its blocks were computed, and, by group, what the key table says of an eviction.
+      request_results: int32[requests + 1, 9 + 2 * groups], `RequestResult` of each request of the trace, why its hit
+        ended, by group, up to where its blocks were computed, and, by group, what the key table says of an eviction.
       samples: int32[steps + 1, 8], the steps of one dispatch.
       machine: int32[25], `Machine`.
     """
 
-    seats: jax.Array
+    running_words: jax.Array
     order: jax.Array
     vacant: jax.Array
     stack: jax.Array
-    fates: jax.Array
+    request_results: jax.Array
     samples: jax.Array
     machine: jax.Array
 
@@ -309,50 +310,50 @@ class ScheduleArrays(FlatArrays):
     """The arrays of a schedule in a workspace, flat; the first three end with the slot that no request has.
 
     Attributes:
-      seats, order, vacant, stack, fates, samples: as in `ScheduleResident`.
+      running_words, order, vacant, stack, request_results, samples: as in `ScheduleResident`.
     """
 
-    seats: jax.Array
+    running_words: jax.Array
     order: jax.Array
     vacant: jax.Array
     stack: jax.Array
-    fates: jax.Array
+    request_results: jax.Array
     samples: jax.Array
 
-    def seat(self, slot: Scalar, column: Seat) -> Scalar:
-        """Index into `seats`."""
-        return slot * SEAT + int(column)
+    def running_word(self, slot: Scalar, column: Running) -> Scalar:
+        """Index into `running_words`."""
+        return slot * RUNNING_COLUMNS + int(column)
 
-    def fate(self, request: Any, column: Any) -> Scalar:
-        """Index into `fates`."""
-        return request * (FATE + 1 + 2 * self.sizes.buckets.groups) + column
+    def request_result(self, request: Any, column: Any) -> Scalar:
+        """Index into `request_results`."""
+        return request * (RESULT_COLUMNS + 1 + 2 * self.sizes.buckets.groups) + column
 
     def computed(self, request: Any) -> Scalar:
-        """Index into `fates`: tokens up to which the blocks were computed that a request asked for."""
-        return self.fate(request, FATE + self.sizes.buckets.groups)
+        """Index into `request_results`: tokens up to which the blocks were computed that a request asked for."""
+        return self.request_result(request, RESULT_COLUMNS + self.sizes.buckets.groups)
 
     def eviction(self, request: Any, group: Any) -> Scalar:
-        """Index into `fates`: value of the key table for the block that a group lacked, if it was evicted; else 0."""
+        """Index into `request_results`: value of the key table for an evicted block that a group lacked; else 0."""
         return self.computed(request) + 1 + group
 
-    def get_seat(self, slot: Scalar, *columns: Seat) -> tuple[Scalar, ...]:
-        """Columns of a seat."""
-        return tuple(self.read("seats", self.seat(slot, column)) for column in columns)
+    def get_running(self, slot: Scalar, *columns: Running) -> tuple[Scalar, ...]:
+        """Columns of the running request in a slot."""
+        return tuple(self.read("running_words", self.running_word(slot, column)) for column in columns)
 
-    def get_fate(self, request: Scalar, *columns: Fate) -> tuple[Scalar, ...]:
-        """Columns of a fate."""
-        return tuple(self.read("fates", self.fate(request, int(column))) for column in columns)
+    def get_result(self, request: Scalar, *columns: RequestResult) -> tuple[Scalar, ...]:
+        """Columns of a request's result."""
+        return tuple(self.read("request_results", self.request_result(request, int(column))) for column in columns)
 
-    def set_seat(self, slot: Scalar, **values: Any) -> Self:
-        """The workspace with columns of a seat replaced, named in small letters."""
+    def set_running(self, slot: Scalar, **values: Any) -> Self:
+        """The workspace with columns of the request in a slot replaced, named in small letters."""
         for name, value in values.items():
-            self = self.write("seats", value, self.seat(slot, Seat[name.upper()]))
+            self = self.write("running_words", value, self.running_word(slot, Running[name.upper()]))
         return self
 
-    def set_fate(self, request: Scalar, **values: Any) -> Self:
-        """The workspace with columns of a fate replaced, named in small letters."""
+    def set_result(self, request: Scalar, **values: Any) -> Self:
+        """The workspace with columns of a request's result replaced, named in small letters."""
         for name, value in values.items():
-            self = self.write("fates", value, self.fate(request, int(Fate[name.upper()])))
+            self = self.write("request_results", value, self.request_result(request, int(RequestResult[name.upper()])))
         return self
 
     @property

@@ -72,13 +72,13 @@ ABSENCE = {NEVER_SEEN: "never seen", EVICTED: "evicted", RETIRED: "retired", NOT
 """Names of the reasons for which the table has no block for a key."""
 
 
-def fates(compiled: JaxEngine) -> Callable[[int, Any], tuple[str, Any]]:
+def request_results(compiled: JaxEngine) -> Callable[[int, Any], tuple[str, Any]]:
     """A function of a group and a key: the key's state, and the step and the group in which it was evicted."""
     compiled._flush()
     dispatcher = compiled._dispatcher
     table, columns = jax.device_get((dispatcher.state.table, dispatcher.parameters.groups[:, GroupField.COLUMN]))
 
-    def fate(group: int, key: Any) -> tuple[str, Any]:
+    def result(group: int, key: Any) -> tuple[str, Any]:
         number = compiled._interner.find(key)
         if number is None:
             return "never seen", None
@@ -86,21 +86,21 @@ def fates(compiled: JaxEngine) -> Callable[[int, Any], tuple[str, Any]]:
         said = "cached" if value > 0 else ABSENCE[EVICTED if value < NOT_RETAINED else value]
         return said, eviction_of(value, dispatcher.state.buckets.groups) if value < NOT_RETAINED else None
 
-    return fate
+    return result
 
 
 def compare_absences(compiled: JaxEngine, reference: NumpyEngine) -> None:
     """Both say the same of why a prefix is not cached, for the first few that came."""
     groups = [group for group, spec in enumerate(compiled.config.topology.specs) if spec.prefix_cacheable]
-    fate = fates(compiled)
+    result = request_results(compiled)
     for key in compiled._interner.keys[:6] if compiled.config.caching else ():
         want = [reference.absence(group, key) for group in groups]
-        got = [fate(group, key)[0] for group in groups]
+        got = [result(group, key)[0] for group in groups]
         if want != got:
             raise DifferenceError(f"{key!r}: {want} but {got}")
         gone = [group for group, said in zip(groups, want, strict=True) if said == "evicted"]
         want = [reference.eviction(group, key) for group in gone]
-        got = [fate(group, key)[1] for group in gone]
+        got = [result(group, key)[1] for group in gone]
         if want != got:
             raise DifferenceError(f"{key!r} evicted in step, for group {want} but {got}")
 

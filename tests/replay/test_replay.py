@@ -186,8 +186,8 @@ def test_configurations_follow_the_dialect():
         cache_config([], 100, SCHEDULE)
 
 
-def chunk(chunking, prompt, start, budget, *, tokens=None, junction=0):
-    return chunking.tokens(prompt, tokens or prompt, junction, start, budget)
+def chunk(chunking, prompt, start, budget, *, tokens=None, shared_boundary=0):
+    return chunking.tokens(prompt, tokens or prompt, shared_boundary, start, budget)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def chunk(chunking, prompt, start, budget, *, tokens=None, junction=0):
         (100, 96, 64, 4, {}),
         (96, 64, 64, 16, {}),  # 96 tokens can be resumed at 80, not at 96
         (100, 20, 64, 12, {}),  # from within a block to its end
-        (100, 0, 64, 32, {"junction": 40}),
+        (100, 0, 64, 32, {"shared_boundary": 40}),
         (100, 0, 10, 0, {}),  # the budget does not reach a boundary
         (90, 100, 64, 1, {"tokens": 101}),  # decoding
     ],
@@ -213,7 +213,7 @@ def test_blocks_larger_than_a_step_and_states_inside_blocks():
     assert chunk(Chunking(step_tokens=10, block_size=16), 100, 10, 10) == 6
     assert chunk(Chunking(step_tokens=64, block_size=16, hash_block_size=4), 30, 16, 64) == 12
     assert chunk(Chunking(step_tokens=64, block_size=16, eagle=True), 100, 64, 64) == 16
-    assert chunk(Chunking(step_tokens=64), 100, 0, 70, junction=40) == 70
+    assert chunk(Chunking(step_tokens=64), 100, 0, 70, shared_boundary=40) == 70
 
 
 @pytest.mark.vllm

@@ -78,18 +78,18 @@ def child(folder: pathlib.Path, fatal: int, moment: str) -> None:
     os._exit(0)
 
 
-def inspect(folder: pathlib.Path, tally: collections.Counter) -> list[str]:
+def inspect(folder: pathlib.Path, counts: collections.Counter) -> list[str]:
     wrong = []
     with DiskTier(folder, CAPACITY) as tier:
         for key in KEYS:
             stored = tier.retrieve(key)
             if stored is None:
-                tally["misses"] += 1
+                counts["misses"] += 1
                 continue
-            tally["hits"] += 1
+            counts["hits"] += 1
             if not np.array_equal(stored.data, contents(int(stored.metadata["round"]), key)):
                 wrong.append(f"{key!r} in {folder}")
-        tally["incidents"] += len(tier.incidents)
+        counts["incidents"] += len(tier.incidents)
         if tier.used_bytes > CAPACITY:
             wrong.append(f"{tier.used_bytes} bytes in {folder}")
         if not tier.store(b"next", contents(0, b"next")):
@@ -100,7 +100,7 @@ def inspect(folder: pathlib.Path, tally: collections.Counter) -> list[str]:
 
 
 def main(base: pathlib.Path) -> None:
-    tally: collections.Counter = collections.Counter()
+    counts: collections.Counter = collections.Counter()
     wrong: list[str] = []
     finished = False
     fatal = 0
@@ -112,16 +112,16 @@ def main(base: pathlib.Path) -> None:
                 child(folder, fatal, moment)
             _, status = os.waitpid(pid, 0)
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                tally["kills"] += 1
+                counts["kills"] += 1
             elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
                 finished = True
             else:
                 wrong.append(f"{folder}: the child ended with {status}")
                 finished = True
-            wrong += inspect(folder, tally)
+            wrong += inspect(folder, counts)
             shutil.rmtree(folder)
         fatal += 1
-    print(json.dumps({**tally, "wrong": wrong}))
+    print(json.dumps({**counts, "wrong": wrong}))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class SGLangCache(PlainCache):
         coming: Sequence[Arrival],
         progress: Progress = lambda: None,
     ) -> None:
-        """By every request's fate, every step, and all that is left in the cache."""
+        """By every request's result, every step, and all that is left in the cache."""
         from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
 
         names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, SGLangNumpyEngine)

@@ -31,15 +31,15 @@ from hkv.machine import native_loops
 from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
 from hkv.replay.schedule import Recorder, Schedule
-from hkv.replay.schedule_loop import Seated
+from hkv.replay.schedule_loop import Current
 from hkv.replay.schedule_state import (
     SCHEDULE_ARRAYS,
     Arriving,
     Machine,
     Mode,
+    Running,
     ScheduleArrays,
     ScheduleResident,
-    Seat,
     Trace,
     empty_arrays,
     flat,
@@ -177,15 +177,15 @@ def _trip(view: View, trace: Trace, w: Work, m: Machine, more: tuple[Scalar, ...
     w, m = schedule_loop.choose(w, trace, m, Mode.TAKE)
     w, m = _record(w, view, m)
     w, m = schedule_loop.compute(w, trace, m, chunks=True)
-    w, seat = schedule_loop.at_hand(w, m)
-    w = _note_keys(w, view, trace, m, seat)
-    w, hit, branch = _take_in(w, view, m, seat)
-    new = jnp.minimum(seat.tokens - hit, m.budget)
-    target = jnp.where(m.at(Mode.TAKE), hit + new, seat.computed + m.new)
-    w, granted = _lengthen(w, view, m, seat._replace(junction=branch), target)
-    w = _enter(w, view, m, seat)
-    w = _leave(w, view, m, seat, granted)
-    return *_follow(w, view, m.when(m.at(Mode.TAKE) & granted, hit=hit, new=new), seat, granted), more
+    w, current = schedule_loop.at_hand(w, m)
+    w = _note_keys(w, view, trace, m, current)
+    w, hit, branch = _take_in(w, view, m, current)
+    new = jnp.minimum(current.tokens - hit, m.budget)
+    target = jnp.where(m.at(Mode.TAKE), hit + new, current.computed + m.new)
+    w, granted = _lengthen(w, view, m, current._replace(shared_boundary=branch), target)
+    w = _enter(w, view, m, current)
+    w = _leave(w, view, m, current, granted)
+    return *_follow(w, view, m.when(m.at(Mode.TAKE) & granted, hit=hit, new=new), current, granted), more
 
 
 def _record(w: Work, view: View, m: Machine) -> tuple[Work, Machine]:
@@ -198,35 +198,39 @@ def _record(w: Work, view: View, m: Machine) -> tuple[Work, Machine]:
     return w, m.when(mine, asked=w.spare_slot)
 
 
-def _note_keys(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> Work:
-    """SEAT: the keys of all whole pages that a request will ever have stand in its chain."""
-    tokens = trace.request(seat.request, Arriving.PROMPT) + trace.request(seat.request, Arriving.OUTPUT)
-    first = trace.request(seat.request, Arriving.KEY_START)
+def _note_keys(w: Work, view: View, trace: Trace, m: Machine, current: Current) -> Work:
+    """REQUEST: the keys of all whole pages that a request will ever have stand in its chain."""
+    tokens = trace.request(current.request, Arriving.PROMPT) + trace.request(current.request, Arriving.OUTPUT)
+    first = trace.request(current.request, Arriving.KEY_START)
 
     def one(v: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
         (page,) = local
-        return v.write("chains", read(trace.keys, first + page), v.chain(seat.slot, page)), (page + 1,)
+        return v.write("chains", read(trace.keys, first + page), v.chain(current.slot, page)), (page + 1,)
 
-    end = jnp.where(m.at(Mode.SEAT), divide(tokens, view.page), 0)
+    end = jnp.where(m.at(Mode.REQUEST), divide(tokens, view.page), 0)
     return loop(lambda c: c[0] < end, one, w, (0,), writes=("chains",))[0]
 
 
-def _take_in(w: Work, view: View, m: Machine, seat: Seated) -> tuple[Work, Scalar, Scalar]:
+def _take_in(w: Work, view: View, m: Machine, current: Current) -> tuple[Work, Scalar, Scalar]:
     """TAKE: the request holds what is cached of it; tokens of that, and up to where more is cached without a state."""
     taking = m.at(Mode.TAKE)
 
     def once(v: Work, _: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         yes = jnp.bool_(True)
-        v, found = transitions.take_in(v, view, yes, seat.slot, yes, (seat.tokens, jnp.int32(0)))
+        v, found = transitions.take_in(v, view, yes, current.slot, yes, (current.tokens, jnp.int32(0)))
         return v, (False, found.length * view.page, found.full * view.page)
 
     w, (_, hit, full) = loop(lambda c: c[0], once, w, (taking, 0, 0), writes=w.CARRIED)
     grid = view.whole(Field.GRID)
-    branch = jnp.where(taking, divide(full, grid) * grid, seat.junction)
-    return w.write_if(taking, "seats", branch, w.seat(seat.slot, Seat.JUNCTION)), hit, branch
+    branch = jnp.where(taking, divide(full, grid) * grid, current.shared_boundary)
+    return (
+        w.write_if(taking, "running_words", branch, w.running_word(current.slot, Running.SHARED_BOUNDARY)),
+        hit,
+        branch,
+    )
 
 
-def _lengthen(w: Work, view: View, m: Machine, seat: Seated, target: Scalar) -> tuple[Work, Scalar]:
+def _lengthen(w: Work, view: View, m: Machine, current: Current, target: Scalar) -> tuple[Work, Scalar]:
     """TAKE and ASK: a chunk gets pages at once, decoded tokens one by one, while the window slides; whether all did.
 
     Before that, TAKE and ENTER: states are there for a request that comes, and for the one that the tree takes.
@@ -235,36 +239,36 @@ def _lengthen(w: Work, view: View, m: Machine, seat: Seated, target: Scalar) -> 
     mine = taking | m.at(Mode.ASK)
     w, (length, tracked, came) = w.peek_each(
         mine | entering,
-        ("requests", w.request(seat.slot, Held.LENGTH)),
-        ("requests", w.request(seat.slot, Held.TRACKED)),
-        ("seats", w.seat(seat.slot, Seat.CAME)),
+        ("requests", w.request(current.slot, Held.LENGTH)),
+        ("requests", w.request(current.slot, Held.TRACKED)),
+        ("running_words", w.running_word(current.slot, Running.CAME)),
     )
-    decodes = m.at(Mode.ASK) & (seat.computed >= came)
+    decodes = m.at(Mode.ASK) & (current.computed >= came)
     tracks = view.flag(Field.TRACKED)
 
     def one(v: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         at, _, lacks = local
         pages = lacks == 0
-        v, words = v.peek_request(True, seat.slot, Held.SLID, Held.PROTECTED, Held.TRACKED, Held.TURN)
+        v, words = v.peek_request(True, current.slot, Held.SLID, Held.PROTECTED, Held.TRACKED, Held.TURN)
         slid, protected, before, turn = words
         slides = decodes & pages
         own = Own(slid, protected, before)
-        v, slid = transitions.slide(v, view, seat.slot, slides, at, own, jnp.int32(SLIDE_EVERY))
-        v = v.write_if(slides, "requests", slid, v.request(seat.slot, Held.SLID))
+        v, slid = transitions.slide(v, view, current.slot, slides, at, own, jnp.int32(SLIDE_EVERY))
+        v = v.write_if(slides, "requests", slid, v.request(current.slot, Held.SLID))
         end = jnp.where(decodes, at + 1, target)
         room = jnp.where(pages, transitions.room_for(view, at, end, decodes), 0)
         v, _ = evict(v, view, jnp.bool_(True), Wanted(room, room, lacks, jnp.bool_(True)))
-        v = states.take_lacking(v, seat.slot, jnp.where(taking, lacks, 0))
-        v, granted = transitions.lengthen(v, view, pages, seat.slot, (at, end), decodes)
-        v = v.write_if(granted, "requests", end, v.request(seat.slot, Held.LENGTH))
-        v = v.write_if(granted, "requests", 1, v.request(seat.slot, Held.RAN))
-        kept = jnp.where(decodes, _kept_of_decoded(view, end), _kept_of_prompt(view, at, end, seat.junction))
+        v = states.take_lacking(v, current.slot, jnp.where(taking, lacks, 0))
+        v, granted = transitions.lengthen(v, view, pages, current.slot, (at, end), decodes)
+        v = v.write_if(granted, "requests", end, v.request(current.slot, Held.LENGTH))
+        v = v.write_if(granted, "requests", 1, v.request(current.slot, Held.RAN))
+        kept = jnp.where(decodes, _kept_of_decoded(view, end), _kept_of_prompt(view, at, end, current.shared_boundary))
         kept, before = jnp.where(tracks, kept, 0), jnp.where(decodes, before, 0)
-        v = transitions.keep_state(v, granted, (seat.slot, turn), kept, before)
+        v = transitions.keep_state(v, granted, (current.slot, turn), kept, before)
         return v, (jnp.where(granted, end, at), granted | ~pages, 0)
 
     # Tokens that needed nothing of the cache have not been noted in the request's own words.
-    begin = jnp.where(mine, jnp.where(decodes, jnp.maximum(length, seat.computed), length), target)
+    begin = jnp.where(mine, jnp.where(decodes, jnp.maximum(length, current.computed), length), target)
     lacks = jnp.where(taking, jnp.where(tracks, 3, 1), jnp.where(entering & (~tracks | (tracked > 0)), 1, 0))
     lacks = jnp.where(view.stateful, lacks, 0)
     local = (begin, mine, lacks)
@@ -287,70 +291,72 @@ def _kept_of_decoded(view: View, length: Scalar) -> Scalar:
     return jnp.where(remainder(length, view.whole(Field.EVERY)) == 0, length, 0)
 
 
-def _op(w: Work, code: SGLangCode, seat: Seated, length: Scalar | None = None) -> tuple[Work, Op]:
+def _op(w: Work, code: SGLangCode, current: Current, length: Scalar | None = None) -> tuple[Work, Op]:
     """An operation on the request at hand, and what the cache knows of that."""
-    w, fields = w.peek_request(True, seat.slot, *FETCHED)
+    w, fields = w.peek_request(True, current.slot, *FETCHED)
     row = (jnp.int32(0),) * len(SGLangArgument)
-    op = Op(jnp.int32(code), seat.slot, jnp.bool_(True), row, *fields)
+    op = Op(jnp.int32(code), current.slot, jnp.bool_(True), row, *fields)
     return w, op if length is None else op._replace(length=length)
 
 
 _NOTHING = Answer(*(np.int32(0),) * COLUMNS)
 
 
-def _enter(w: Work, view: View, m: Machine, seat: Seated) -> Work:
+def _enter(w: Work, view: View, m: Machine, current: Current) -> Work:
     """ENTER: what the step computes of a request is entered; FINISH: everything."""
     ends = m.at(Mode.FINISH)
 
     def once(v: Work) -> Work:
-        v, op = _op(v, SGLangCode.CHECKPOINT, seat)
+        v, op = _op(v, SGLangCode.CHECKPOINT, current)
         code = jnp.where(ends, int(SGLangCode.FINISH), op.code)
         return entering.enter(
-            v, view, op._replace(code=code, length=jnp.where(ends, seat.tokens, op.length)), _NOTHING
+            v, view, op._replace(code=code, length=jnp.where(ends, current.tokens, op.length)), _NOTHING
         )[0]
 
     return when(ends | m.at(Mode.ENTER), once, w, writes=w.CARRIED)
 
 
-def _leave(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> Work:
+def _leave(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -> Work:
     """FINISH and PREEMPT: a request gives back what it has; TAKE: what it found, if it gets no pages beyond that."""
     ends = m.at(Mode.FINISH)
 
     def once(v: Work) -> Work:
-        v, op = _op(v, SGLangCode.ABORT, seat)
-        return entering.leave(v, view, op._replace(length=jnp.where(ends, seat.tokens, op.length)), _NOTHING)[0]
+        v, op = _op(v, SGLangCode.ABORT, current)
+        return entering.leave(v, view, op._replace(length=jnp.where(ends, current.tokens, op.length)), _NOTHING)[0]
 
     return when(ends | m.at(Mode.PREEMPT) | (m.at(Mode.TAKE) & ~granted), once, w, writes=w.CARRIED)
 
 
-def _follow(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> tuple[Work, Machine]:
+def _follow(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -> tuple[Work, Machine]:
     """Transition of the schedule by the cache's answer."""
     asking, taking, entering = m.at(Mode.ASK), m.at(Mode.TAKE), m.at(Mode.ENTER)
     refused = (asking | taking) & ~granted
     never = taking & refused & (m.active == 0)
-    w = _note_needs(w, view, m, seat, granted)
-    w, m, _, _ = schedule_loop.after_running(w, m, seat, ~refused, refused)
-    w, m, _ = schedule_loop.after_seating(w, m, seat, jnp.bool_(True))
-    w, m = schedule_loop.after_taking(w, m, seat, taking & granted, never, taking & refused & ~never)
+    w = _note_needs(w, view, m, current, granted)
+    w, m, _, _ = schedule_loop.after_running(w, m, current, ~refused, refused)
+    w, m, _ = schedule_loop.after_request(w, m, current, jnp.bool_(True))
+    w, m = schedule_loop.after_taking(w, m, current, taking & granted, never, taking & refused & ~never)
     return w, m.when(entering, mode=int(Mode.COMPUTE))
 
 
-def _note_needs(w: Work, view: View, m: Machine, seat: Seated, granted: Scalar) -> Work:
+def _note_needs(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -> Work:
     """Tokens up to which a request needs nothing of the cache: none before it decodes; then up to its page's end, to
     where its window slides next, and to before where a state of it is kept next."""
     taking = m.at(Mode.TAKE) & granted
     mine = taking | (m.at(Mode.ASK) & granted)
     w, (length, slid, came) = w.peek_each(
         mine,
-        ("requests", w.request(seat.slot, Held.LENGTH)),
-        ("requests", w.request(seat.slot, Held.SLID)),
-        ("seats", w.seat(seat.slot, Seat.CAME)),
+        ("requests", w.request(current.slot, Held.LENGTH)),
+        ("requests", w.request(current.slot, Held.SLID)),
+        ("running_words", w.running_word(current.slot, Running.CAME)),
     )
-    came = jnp.where(taking, seat.tokens, came)
+    came = jnp.where(taking, current.tokens, came)
     until = jnp.where(view.windowed, view.whole(Field.WINDOW) + slid * view.page + SLIDE_EVERY, UNLIMITED)
     until = jnp.minimum(until, ceil_divide(length, view.page) * view.page)
     every = view.whole(Field.EVERY)
     before = (divide(length, every) + 1) * every - 1
     until = jnp.minimum(until, jnp.where(view.flag(Field.TRACKED), before, UNLIMITED))
-    w = w.write_if(mine, "seats", jnp.where(length >= came, until, 0), w.seat(seat.slot, Seat.NOOP_UNTIL))
-    return w.write_if(taking, "seats", came, w.seat(seat.slot, Seat.CAME))
+    w = w.write_if(
+        mine, "running_words", jnp.where(length >= came, until, 0), w.running_word(current.slot, Running.NOOP_UNTIL)
+    )
+    return w.write_if(taking, "running_words", came, w.running_word(current.slot, Running.CAME))

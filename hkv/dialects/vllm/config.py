@@ -45,7 +45,7 @@ class VllmConfig:
       max_in_flight_tokens: tokens that may be computed but not yet processed; None for `max_model_len`.
       context_parallel: ranks over which the groups with `cp_sharded` split their tokens.
       watermark: share of the pool that admission leaves free while something is running.
-      shared_prefix_checkpoint: whether recurrent states are kept at shared-prefix junctions off the block grid.
+      shared_prefix_checkpoint: whether recurrent states are kept where other requests branched off, off the block grid.
       bugs: names of upstream defects to reproduce (`hkv.dialects.vllm.bugs`); empty for the contract.
       zeroing: whether blocks newly handed out are listed, for a worker to zero.
       offloads: whether recurrent states are listed as they are registered, for a connector to store.
@@ -154,8 +154,8 @@ class VllmConfig:
         return full[0] if full and recurrent and self.caching and len(self.topology.specs) > 1 else None
 
     @property
-    def retains_below_junctions(self) -> bool:
-        """True if a group under the EAGLE drop retains the block before a junction as well.
+    def retains_below_shared_boundaries(self) -> bool:
+        """True if a group under the EAGLE drop retains the block before a shared boundary as well.
 
         A prompt that branches off there resumes from it (vLLM 0.33 `SingleTypeKVCacheManager.cache_blocks`).
         """

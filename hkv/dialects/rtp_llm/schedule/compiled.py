@@ -36,8 +36,8 @@ from hkv.machine.operations import Payload
 from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
 from hkv.replay.schedule import Schedule
-from hkv.replay.schedule_loop import Seated
-from hkv.replay.schedule_state import Arriving, Machine, Mode, Number, Seat, Trace, flat, shaped
+from hkv.replay.schedule_loop import Current
+from hkv.replay.schedule_state import Arriving, Machine, Mode, Number, Running, Trace, flat, shaped
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek
 from hkv.state.pooled import Counter, PoolCounter, PooledBuckets, PooledState, Request
 from hkv.state.pooled_workspace import ARRAYS, PooledSizes
@@ -179,15 +179,15 @@ def _trip(
     w, m = schedule_loop.choose(w, trace, m, Mode.TAKE)
     w, m, totals = _record(w, view, m, totals)
     w, m = schedule_loop.compute(w, trace, m)
-    w, seat = schedule_loop.at_hand(w, m)
-    diagnosed = m.at(Mode.TAKE) & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
-    w = compiled_history.diagnose(w, view, trace, seat.request, diagnosed)
-    w, answer = _arrive(w, view, trace, m, seat)
-    w, answer, totals = _enter(w, view, trace, m, seat, answer, totals)
-    w, answer = _allocate(w, view, trace, m, seat, answer)
-    w = _report(w, view, m, seat, answer)
+    w, current = schedule_loop.at_hand(w, m)
+    diagnosed = m.at(Mode.TAKE) & (current.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
+    w = compiled_history.diagnose(w, view, trace, current.request, diagnosed)
+    w, answer = _arrive(w, view, trace, m, current)
+    w, answer, totals = _enter(w, view, trace, m, current, answer, totals)
+    w, answer = _allocate(w, view, trace, m, current, answer)
+    w = _report(w, view, m, current, answer)
     totals = totals.answered(answer.status, m.at(Mode.TAKE), m.at(Mode.ASK))
-    w, m = _follow(w, view, trace, m, seat, answer)
+    w, m = _follow(w, view, trace, m, current, answer)
     return w, m, totals
 
 
@@ -207,9 +207,9 @@ def _record(w: Work, view: View, m: Machine, totals: RunTotals) -> tuple[Work, M
     return w, m, totals._replace(cached_peak=jnp.where(mine, peak, totals.cached_peak))
 
 
-def _fetch(w: Work, view: View, code: Scalar, seat: Seated, **arguments: Any) -> tuple[Work, Op]:
+def _fetch(w: Work, view: View, code: Scalar, current: Current, **arguments: Any) -> tuple[Work, Op]:
     """An operation on the request at hand, and what the cache knows of that."""
-    known = {RtpArgument.CODE: code, RtpArgument.SLOT: seat.slot}
+    known = {RtpArgument.CODE: code, RtpArgument.SLOT: current.slot}
     known |= {RtpArgument[name.upper()]: value for name, value in arguments.items()}
     row = jnp.stack([jnp.asarray(known.get(argument, 0), jnp.int32) for argument in RtpArgument])
     return transitions.fetch(w, view, row, jnp.int32(0), code)
@@ -228,19 +228,22 @@ def _when(
     return w, Answer(*local[1:])
 
 
-def _arrive(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> tuple[Work, Answer]:
-    """SEAT: the request arrives with all tokens it has, in place of one that waits and is no longer the queue's head.
-    ASK: those come that were generated since it last asked."""
-    seating, asking = m.at(Mode.SEAT), m.at(Mode.ASK)
-    w = w.set(jnp.where(seating, seat.slot, w.spare_slot), Request.LIVE, 0)
-    code = jnp.where(seating, int(RtpCode.REQUEST), jnp.where(asking, int(RtpCode.APPEND), int(RtpCode.END)))
-    first = trace.request(seat.request, Arriving.KEY_START)
+def _arrive(w: Work, view: View, trace: Trace, m: Machine, current: Current) -> tuple[Work, Answer]:
+    """The cache gets to know tokens of a request.
+
+    REQUEST: it arrives with all tokens it has, in place of one that waits and is no longer the queue's head. ASK: those
+    that were generated since it last asked follow.
+    """
+    requesting, asking = m.at(Mode.REQUEST), m.at(Mode.ASK)
+    w = w.set(jnp.where(requesting, current.slot, w.spare_slot), Request.LIVE, 0)
+    code = jnp.where(requesting, int(RtpCode.REQUEST), jnp.where(asking, int(RtpCode.APPEND), int(RtpCode.END)))
+    first = trace.request(current.request, Arriving.KEY_START)
     payload = Payload(trace.keys, jnp.int32(0), trace.keys.shape[0])
 
     def phase(v: Work, answer: Answer) -> tuple[Work, Answer]:
-        v, op = _fetch(v, view, code, seat)
-        known, before = jnp.where(seating, 0, op.whole), jnp.where(seating, 0, op.tokens)
-        tokens = jnp.where(seating, seat.waiting_tokens, seat.tokens)
+        v, op = _fetch(v, view, code, current)
+        known, before = jnp.where(requesting, 0, op.whole), jnp.where(requesting, 0, op.tokens)
+        tokens = jnp.where(requesting, current.waiting_tokens, current.tokens)
         row = list(op.row)
         for argument, value in (
             (RtpArgument.TOKENS, tokens - before),
@@ -253,39 +256,39 @@ def _arrive(w: Work, view: View, trace: Trace, m: Machine, seat: Seated) -> tupl
         return transitions.arrive(v, view, op._replace(row=tuple(row)), answer, payload)
 
     answer = Answer(jnp.int32(Status.OK), jnp.int32(0), jnp.int32(0))
-    return _when(seating | asking, phase, w, answer)
+    return _when(requesting | asking, phase, w, answer)
 
 
 def _enter(
-    w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer, totals: RunTotals
+    w: Work, view: View, trace: Trace, m: Machine, current: Current, answer: Answer, totals: RunTotals
 ) -> tuple[Work, Answer, RunTotals]:
     """FINISH: the request's whole blocks are entered into the cache."""
     mine = m.at(Mode.FINISH) & (trace.number(Number.CACHING) != 0)
-    w, op = _fetch(w, view, jnp.where(mine, int(RtpCode.INSERT), int(RtpCode.END)), seat)
+    w, op = _fetch(w, view, jnp.where(mine, int(RtpCode.INSERT), int(RtpCode.END)), current)
     keys = op.keys - (op.aligned == 0)
-    w, (taken, twice) = compiled_history.enter(w, view, seat.slot, keys, mine)
+    w, (taken, twice) = compiled_history.enter(w, view, current.slot, keys, mine)
     w, answer = _when(mine, lambda v, got: transitions.enter(v, view, op, got), w, answer)
     return w, answer, totals._replace(entered=totals.entered + taken, duplicates=totals.duplicates + twice)
 
 
-def _allocate(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Answer]:
+def _allocate(w: Work, view: View, trace: Trace, m: Machine, current: Current, answer: Answer) -> tuple[Work, Answer]:
     """ASK and TAKE: blocks. PREEMPT and FINISH: they are given back, and the request is forgotten."""
     asks, leaves = m.at(Mode.ASK) | m.at(Mode.TAKE), m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
     code = jnp.where(asks, int(RtpCode.MALLOC), jnp.where(leaves, int(RtpCode.FREE), int(RtpCode.END)))
     caching = trace.number(Number.CACHING)
 
     def phase(v: Work, got: Answer) -> tuple[Work, Answer]:
-        v, op = _fetch(v, view, code, seat, reuse=caching, device_cache=caching)
+        v, op = _fetch(v, view, code, current, reuse=caching, device_cache=caching)
         return transitions.allocate(v, view, op, got, ALLOCATIONS)
 
     w, answer = _when((asks | leaves) & answer.ok, phase, w, answer)
     begins = m.at(Mode.TAKE) & answer.ok
     change = begins.astype(jnp.int32) - (leaves & answer.ok)
-    w = compiled_history.use(w, view, trace, seat.request, change)
+    w = compiled_history.use(w, view, trace, current.request, change)
     return w, answer
 
 
-def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Work:
+def _report(w: Work, view: View, m: Machine, current: Current, answer: Answer) -> Work:
     """Reports an allocation's status and value, and the request's lists then."""
     if w.sizes.ids == 0:
         return w
@@ -295,10 +298,10 @@ def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Wo
     def one(v: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
         (group,) = local
         v, (length,) = peek(
-            group >= 0, lambda u: (u.read("requests", u.length(seat.slot, 0, group)),), v, ("requests",), (0,)
+            group >= 0, lambda u: (u.read("requests", u.length(current.slot, 0, group)),), v, ("requests",), (0,)
         )
         v = v.emit(length)
-        row = v.row(seat.slot, 0, group)
+        row = v.row(current.slot, 0, group)
 
         def block(u: Work, at: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
             return u.emit(u.read("rows", row + at[0])), (at[0] + 1,)
@@ -310,20 +313,20 @@ def _report(w: Work, view: View, m: Machine, seat: Seated, answer: Answer) -> Wo
     return loop(lambda c: c[0] < end, one, w, (0,), reads=("rows", "requests"), writes=("ids", "num_ids"))[0]
 
 
-def _follow(w: Work, view: View, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Work, Machine]:
+def _follow(w: Work, view: View, trace: Trace, m: Machine, current: Current, answer: Answer) -> tuple[Work, Machine]:
     """Transition of the schedule by the cache's answer."""
     refused = schedule_loop.among(answer.status, VERDICTS[1:])
     m = schedule_loop.fail(m, answer.ok, answer.status, refused)
     granted, denied = m.at(Mode.TAKE) & answer.ok, m.at(Mode.TAKE) & refused
     never = denied & ((m.active == 0) | (answer.status == int(Status.NO_ROOM_FOR_SEQUENCE)))
-    new = jnp.minimum(seat.tokens - answer.value, m.budget)
+    new = jnp.minimum(current.tokens - answer.value, m.budget)
     m = m.when(granted, hit=answer.value, new=new)
-    w, m, grown, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
-    w, m, _ = schedule_loop.after_seating(w, m, seat, answer.ok)
-    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
-    w = w.set(jnp.where(left | never, seat.slot, w.spare_slot), Request.LIVE, 0)
-    noop_until = jnp.where(granted, seat.tokens, _same_slots(view, trace, seat.tokens))
-    return w.write_if(granted | grown, "seats", noop_until, w.seat(seat.slot, Seat.NOOP_UNTIL)), m
+    w, m, grown, left = schedule_loop.after_running(w, m, current, answer.ok, refused)
+    w, m, _ = schedule_loop.after_request(w, m, current, answer.ok)
+    w, m = schedule_loop.after_taking(w, m, current, granted, never, denied & ~never)
+    w = w.set(jnp.where(left | never, current.slot, w.spare_slot), Request.LIVE, 0)
+    noop_until = jnp.where(granted, current.tokens, _same_slots(view, trace, current.tokens))
+    return w.write_if(granted | grown, "running_words", noop_until, w.running_word(current.slot, Running.NOOP_UNTIL)), m
 
 
 def _same_slots(view: View, trace: Trace, tokens: Scalar) -> Scalar:

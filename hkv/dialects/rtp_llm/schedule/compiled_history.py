@@ -14,7 +14,7 @@ from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS
 from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule_state import (
-    FATE,
+    RESULT_COLUMNS,
     SCHEDULE_ARRAYS,
     Arriving,
     Number,
@@ -191,7 +191,7 @@ def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -
 
 def diagnose(work: Work, view: View, trace: Trace, request: Scalar, enabled: Scalar) -> Work:
     """Records how far a request's blocks were computed, and what is missing from each group there."""
-    names = ("items", "history", "fates")
+    names = ("items", "history", "request_results")
     caching, size = trace.number(Number.CACHING) != 0, view.whole(CacheField.BLOCK)
     asked = jnp.where(caching, divide(trace.request(request, Arriving.ASKED), size), 0)
     start = trace.request(request, Arriving.KEY_START)
@@ -223,9 +223,9 @@ def diagnose(work: Work, view: View, trace: Trace, request: Scalar, enabled: Sca
             reason = jnp.where(computed == 0, NOTHING_CODE, reason)
             shared = full | view.flag(group, GroupField.VOTES)
             reason = jnp.where(caching, jnp.where(shared, reason, UNSHARED), OFF)
-            return v.write("fates", reason, v.fate(request, FATE + group)), (group + 1,)
+            return v.write("request_results", reason, v.request_result(request, RESULT_COLUMNS + group)), (group + 1,)
 
         w, _ = loop(lambda c: c[0] < view.num_groups, name, w, (0,), writes=names)
-        return w.write("fates", computed * size, w.computed(request))
+        return w.write("request_results", computed * size, w.computed(request))
 
     return when(enabled, body, work, writes=names)

@@ -148,14 +148,14 @@ class Ends(NamedTuple):
 
     In tokens, but `keys` in prefix keys, and `first` and `length` in entries of the row.
 
-    `junction`: length at which others were seen to branch off, if the request comes to compute it now; else -1.
+    `shared_boundary`: length at which others were seen to branch off, if the request comes to compute it now; else -1.
     `shared`: the same length, always. `exported`: length at which the chunk exports a state; 0 if it exports none.
     `standing`: `Row.STANDING`, with the entry inside which that chunk began.
     """
 
     cacheable: Scalar
     prompt: Scalar
-    junction: Scalar
+    shared_boundary: Scalar
     shared: Scalar
     keys: Scalar
     first: Scalar

@@ -74,9 +74,9 @@ def _unregistered(view: View, group: Scalar, cached: Scalar, known: _Known) -> S
     tail = view.group(group, GroupField.TAIL)
     end = resumable(view, known.prompt, view.whole(CacheField.HASH_BLOCK))
     least = jnp.minimum(known.computed + 1, known.tokens) - view.whole(CacheField.REPREFILLABLE)
-    passed = least - view.whole(CacheField.GRAIN) >= end
+    passed = least - view.whole(CacheField.REGISTRATION_ALIGNMENT) >= end
     before = jnp.where(passed, UNLIMITED, end - 1)
-    before = jnp.where((view.whole(CacheField.JUNCTIONS) != 0) & (known.computed < known.prompt), 0, before)
+    before = jnp.where((view.whole(CacheField.SHARED_BOUNDARIES) != 0) & (known.computed < known.prompt), 0, before)
     before = jnp.where(tail == 2, before, jnp.where(tail == 1, 0, UNLIMITED))
     # One token less than fills the next block.
     return jnp.minimum((cached + 1) * block - 1, before)

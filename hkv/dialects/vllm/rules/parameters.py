@@ -41,9 +41,9 @@ CacheField = enum.IntEnum(
         "RETAINED",
         "SCHEDULER_BLOCK",
         "FINDER_ERROR",
-        "GRAIN",
-        "JUNCTIONS",
-        "BELOW_JUNCTIONS",
+        "REGISTRATION_ALIGNMENT",
+        "SHARED_BOUNDARIES",
+        "BELOW_SHARED_BOUNDARIES",
         "TAILS_AGAIN",
         "MOST_SCRATCH",
         "SILENT",
@@ -51,11 +51,11 @@ CacheField = enum.IntEnum(
     start=0,
 )
 """Columns of `Parameters.cache`: what belongs to no group. Lengths are in tokens, `NUM_BLOCKS` and `WATERMARK` in
-blocks. ALIGNMENT: to what hits are aligned. GRAIN: to what registration is. RETAINED: to what lengths that are retained
-are rounded, 0 where retention is dense. JUNCTIONS: whether states are kept where others were seen to branch off.
-BELOW_JUNCTIONS, TAILS_AGAIN: `VllmConfig.retains_below_junctions` and `registers_tails_again`.
-MOST_SCRATCH: most blocks of scratch in a row. SILENT: whether nothing need be noted of blocks that are not registered,
-which only the reasons of misses ask for."""
+blocks. ALIGNMENT: to what hits are aligned. REGISTRATION_ALIGNMENT: to what registered lengths are. RETAINED: to what
+retained lengths are, 0 where retention is dense. SHARED_BOUNDARIES: whether states are kept where others were seen to
+branch off. BELOW_SHARED_BOUNDARIES, TAILS_AGAIN: `VllmConfig.retains_below_shared_boundaries` and
+`registers_tails_again`. MOST_SCRATCH: most blocks of scratch in a row. SILENT: whether nothing need be noted of blocks
+that are not registered, which only the reasons of misses ask for."""
 
 GroupField = enum.IntEnum(
     "GroupField",
@@ -216,9 +216,9 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
         "WATERMARK": config.watermark_blocks,
         "EXTERNAL_NOT_COUNTED": "external-state-not-counted" in config.bugs,
         "DROPS": config.eagle,
-        "GRAIN": 1 if config.partial_hits else config.scheduler_block_size,
-        "JUNCTIONS": keeps_junctions(config),
-        "BELOW_JUNCTIONS": config.retains_below_junctions,
+        "REGISTRATION_ALIGNMENT": 1 if config.partial_hits else config.scheduler_block_size,
+        "SHARED_BOUNDARIES": keeps_shared_boundaries(config),
+        "BELOW_SHARED_BOUNDARIES": config.retains_below_shared_boundaries,
         "TAILS_AGAIN": config.registers_tails_again,
         "MOST_SCRATCH": table[:, GroupField.SCRATCH].max(),
         "TAIL_OUTLIVES": "tail-key-outlives-state" in config.bugs,
@@ -235,7 +235,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     return Parameters(cache=cache, groups=table)  # type: ignore[arg-type]
 
 
-def keeps_junctions(config: VllmConfig) -> bool:
+def keeps_shared_boundaries(config: VllmConfig) -> bool:
     """True if recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
     asked = config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1
     return asked and (config.uses_eagle or bool(config.topology.eagle_groups))

@@ -34,7 +34,7 @@ def cacheable_tokens(view: Any, group: Scalar, tokens: Scalar) -> Scalar:
     """
     # Tokens that drafts may have to compute again are not final.
     certain = jnp.maximum(tokens - view.whole(CacheField.REPREFILLABLE), 0)
-    alignment = view.whole(CacheField.GRAIN)
+    alignment = view.whole(CacheField.REGISTRATION_ALIGNMENT)
     aligned = tokens - remainder(tokens, alignment)
     eagle = (view.group(group, GroupField.EAGLE) != 0) & (aligned > 0)
     block = view.group(group, GroupField.BLOCK)
@@ -59,8 +59,8 @@ def register(
     )
     # A request may have more tokens than keys: keys lag behind by the look-ahead of multimodal hashing.
     keys = hashed_keys(view, tokens_held, keys)
-    ahead = (view.whole(CacheField.JUNCTIONS) != 0) & (computed < shared) & (shared <= prompt)
-    junction = jnp.where(ahead, shared, -1)
+    ahead = (view.whole(CacheField.SHARED_BOUNDARIES) != 0) & (computed < shared) & (shared <= prompt)
+    shared_boundary = jnp.where(ahead, shared, -1)
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, failed = local
@@ -70,7 +70,7 @@ def register(
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         full = jnp.minimum(divide(cacheable, block), divide(keys, scale))
         first = rows.start(view, group, first)
-        ends = Ends(cacheable, prompt, junction, shared, keys, first, length, exported, standing)
+        ends = Ends(cacheable, prompt, shared_boundary, shared, keys, first, length, exported, standing)
         w, fails = _group(w, view, slot, group, done, full, ends)
         w = unwritten.note_row(w, view, slot, group, jnp.maximum(done, first), full)
         return w, (group + 1, failed | fails)
@@ -214,7 +214,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     # A state at a block's end stands in that block; a tail of attention at its end would be the whole block's key.
     index = divide(units, scale) - (snapshot & (part == 0))
     end = units * hash_block
-    exact = (end == tail.cacheable) & ((end == last) | (end == tail.junction))
+    exact = (end == tail.cacheable) & ((end == last) | (end == tail.shared_boundary))
     due = jnp.where(snapshot, exact, (end <= tail.cacheable) & (part != 0))
     wanted = (units > 0) & due & (index >= tail.first) & (index < tail.length) & (units <= tail.keys)
     places = ("rows", work.row(slot, group) + index), ("chains", work.chain(slot) + units - 1)

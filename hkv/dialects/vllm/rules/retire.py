@@ -140,12 +140,12 @@ def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Work
     )
 
 
-def expected_ends(view: Any, group: Scalar, prompt: Scalar, junction: Scalar) -> tuple[Scalar, ...]:
+def expected_ends(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Scalar) -> tuple[Scalar, ...]:
     """Ends of the retained blocks, for each length from which somebody is expected to resume.
 
     A repeated prompt computes its last token again (vLLM 0.33 `_get_replay_boundaries`). Under the EAGLE drop its hit
-    loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a junction
-    loses a block in the groups under the drop. Elementwise.
+    loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a shared
+    boundary loses a block in the groups under the drop. Elementwise.
     """
     unit = view.whole(CacheField.SCHEDULER_BLOCK)
     drops = view.whole(CacheField.DROPS) != 0
@@ -159,11 +159,11 @@ def expected_ends(view: Any, group: Scalar, prompt: Scalar, junction: Scalar) ->
         return jnp.where(length >= 0, whole, 0)
 
     last = jnp.maximum(prompt - 1, 0)
-    known = junction > 0
-    eagle = known & (view.group(group, GroupField.EAGLE) != 0) & (view.whole(CacheField.BELOW_JUNCTIONS) != 0)
+    known = shared_boundary > 0
+    eagle = known & (view.group(group, GroupField.EAGLE) != 0) & (view.whole(CacheField.BELOW_SHARED_BOUNDARIES) != 0)
     return (
         end(jnp.where(drops, replayed(last), last)),
         end(jnp.where(drops, replayed(prompt), last)),
-        end(jnp.where(known, junction, -1)),
-        end(jnp.where(eagle, junction - block, -1)),
+        end(jnp.where(known, shared_boundary, -1)),
+        end(jnp.where(eagle, shared_boundary - block, -1)),
     )

@@ -27,8 +27,8 @@ from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
 from hkv.replay.observed import Kind, Sampling
 from hkv.replay.schedule import Recorder, Schedule
-from hkv.replay.schedule_loop import Seated
-from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Seat, Trace, flat, shaped
+from hkv.replay.schedule_loop import Current
+from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Running, Trace, flat, shaped
 from hkv.state import free_queue
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
 from hkv.state.state import GROUP_WORDS, REQUEST_WORDS, Counter, Request, Row, State
@@ -220,9 +220,9 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w = _made_copies(w, view, m.at(Mode.RECORD))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
-    w, seat, op = _operation(w, view, trace, m)
-    w, answer = perform(w, view, trace, m, seat, op)
-    w, m, given = _follow(w, trace, m, seat, answer)
+    w, current, op = _operation(w, view, trace, m)
+    w, answer = perform(w, view, trace, m, current, op)
+    w, m, given = _follow(w, trace, m, current, answer)
     return note(w, view, trace, op.slot, given), m
 
 
@@ -256,12 +256,12 @@ def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
     return w.replace(num_copies=jnp.where(enabled, 0, w.num_copies))
 
 
-def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seated, Op]:
+def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Current, Op]:
     """The operation that the mode calls for, and what it is about."""
     codes = {
         Mode.ASK: Code.ALLOCATE,
         Mode.PREEMPT: Code.FREE,
-        Mode.SEAT: Code.REQUEST,
+        Mode.REQUEST: Code.REQUEST,
         Mode.FIND: Code.LOOKUP,
         Mode.TAKE: Code.ALLOCATE,
         Mode.FINISH: Code.FREE,
@@ -269,26 +269,26 @@ def _operation(w: Any, view: View, trace: Trace, m: Machine) -> tuple[Any, Seate
     code = jnp.int32(int(Code.END))
     for mode, each in codes.items():
         code = jnp.where(m.at(mode), int(each), code)
-    w, seat = schedule_loop.at_hand(w, m)
-    slot, request, taking = seat.slot, seat.request, m.at(Mode.TAKE)
-    w = w.set(jnp.where(m.at(Mode.SEAT), slot, w.spare_slot), Request.LIVE, EMPTY)
-    grown = jnp.where(seat.asking, slot, w.spare_slot)
-    w = w.set(grown, Request.COMPUTED, seat.computed).set(grown, Request.TOKENS, seat.tokens)
+    w, current = schedule_loop.at_hand(w, m)
+    slot, request, taking = current.slot, current.request, m.at(Mode.TAKE)
+    w = w.set(jnp.where(m.at(Mode.REQUEST), slot, w.spare_slot), Request.LIVE, EMPTY)
+    grown = jnp.where(current.asking, slot, w.spare_slot)
+    w = w.set(grown, Request.COMPUTED, current.computed).set(grown, Request.TOKENS, current.tokens)
     arguments = {
         Argument.CODE: code,
         Argument.SLOT: slot,
-        Argument.TOKENS: jnp.where(m.at(Mode.SEAT), trace.request(request, Arriving.PROMPT), 0),
+        Argument.TOKENS: jnp.where(m.at(Mode.REQUEST), trace.request(request, Arriving.PROMPT), 0),
         Argument.KEYS: _num_keys(view, trace, request),
         Argument.KEY_START: trace.request(request, Arriving.KEY_START),
         Argument.NEW: m.new,
         Argument.HIT: jnp.where(taking, m.hit, 0),
         Argument.LOOKAHEAD: trace.number(Number.LOOKAHEAD),
         Argument.MUST_FIT: taking.astype(jnp.int32),
-        Argument.SHARED_PREFIX: jnp.where(taking, seat.junction, -1),
+        Argument.SHARED_PREFIX: jnp.where(taking, current.shared_boundary, -1),
     }
     row = tuple(arguments.get(argument, jnp.int32(0)) for argument in Argument)
     w, op = transitions.fetch(w, jnp.stack(row), jnp.int32(0), code)
-    return w, seat, op
+    return w, current, op
 
 
 def _num_keys(view: View, trace: Trace, request: Scalar) -> Scalar:
@@ -298,7 +298,7 @@ def _num_keys(view: View, trace: Trace, request: Scalar) -> Scalar:
 
 
 def perform(
-    w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, op: Op, settles: bool = False
+    w: Any, view: View, trace: DiagnosedTrace, m: Machine, current: Current, op: Op, settles: bool = False
 ) -> tuple[Any, Answer]:
     """The operation, as `hkv.dialects.vllm.rules.execute` performs it; an admission's reasons just before its blocks.
 
@@ -313,7 +313,7 @@ def perform(
     w, answer = transitions.arrive(w, view, op, answer, payload)
     w, answer = transitions.lookup(w, view, op, answer)
     w, answer, plan = transitions.admit_or_give_back(w, view, op, answer)
-    w = _diagnosed(w, view, trace, m, seat, answer.ok & m.at(Mode.TAKE))
+    w = _diagnosed(w, view, trace, m, current, answer.ok & m.at(Mode.TAKE))
     w, answer, certain = transitions.allocate(w, view, op, answer, plan)
     if settles:
         answer, certain = transitions.commit(op, answer, certain)
@@ -325,9 +325,9 @@ def perform(
     return w, answer
 
 
-def _diagnosed(w: Any, view: View, trace: DiagnosedTrace, m: Machine, seat: Seated, admitted: Scalar) -> Any:
+def _diagnosed(w: Any, view: View, trace: DiagnosedTrace, m: Machine, current: Current, admitted: Scalar) -> Any:
     """Reasons why the hit of the candidate ended, where it is admitted for the first time; nothing was taken yet."""
-    asked = admitted & (seat.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
+    asked = admitted & (current.preemptions == 0) & (trace.number(Number.DIAGNOSE) != 0)
     looking = View(view.cache, trace.diagnosed.reshape(-1), None, view.width)
     keys, boundary = _num_keys(view, trace, m.head), trace.request(m.head, Arriving.ASKED)
     lookup = compiled_reasons.Lookup(m.candidate, m.head, m.hit, boundary, keys)
@@ -338,21 +338,21 @@ REFUSALS = (Status.NO_ROOM, Status.NO_ROOM_FOR_SEQUENCE, Status.NOT_YET_WRITTEN)
 """Statuses with which an allocation may end in a replay, besides success."""
 
 
-def _follow(w: Any, trace: Trace, m: Machine, seat: Seated, answer: Answer) -> tuple[Any, Machine, Scalar]:
+def _follow(w: Any, trace: Trace, m: Machine, current: Current, answer: Answer) -> tuple[Any, Machine, Scalar]:
     """Transition of the schedule by the cache's answer: also True if a request got its blocks."""
     refused = ~answer.ok & schedule_loop.among(answer.status, REFUSALS)
     m = schedule_loop.fail(m, answer.ok, answer.status, refused)
     found, granted, denied = m.at(Mode.FIND) & answer.ok, m.at(Mode.TAKE) & answer.ok, m.at(Mode.TAKE) & ~answer.ok
     never = denied & (m.active == 0)
-    w, m, grown, left = schedule_loop.after_running(w, m, seat, answer.ok, refused)
-    w, m, seated = schedule_loop.after_seating(w, m, seat, answer.ok)
-    w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
-    new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, answer.value, m.budget)
-    w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
+    w, m, grown, left = schedule_loop.after_running(w, m, current, answer.ok, refused)
+    w, m, accepted = schedule_loop.after_request(w, m, current, answer.ok)
+    w = w.set(accepted, Request.TOKENS, current.waiting_tokens)
+    new = schedule_loop.chunk(trace, m.head, current.tokens, answer.shared_prefix, answer.value, m.budget)
+    w = w.write_if(found, "running_words", answer.shared_prefix, w.running_word(m.candidate, Running.SHARED_BOUNDARY))
     mode = jnp.where(new > 0, int(Mode.TAKE), int(Mode.RECORD))
     m = m.when(found, mode=mode, new=new, hit=answer.value)
-    w, m = schedule_loop.after_taking(w, m, seat, granted, never, denied & ~never)
-    w = w.set(jnp.where(left | never, seat.slot, w.spare_slot), Request.LIVE, EMPTY)
+    w, m = schedule_loop.after_taking(w, m, current, granted, never, denied & ~never)
+    w = w.set(jnp.where(left | never, current.slot, w.spare_slot), Request.LIVE, EMPTY)
     return w, m, grown | granted
 
 
@@ -367,4 +367,4 @@ def note(work: Any, view: View, trace: Trace, slot: Scalar, enabled: Scalar) -> 
     work = noop.note(work, view, slot, enabled)
     work, (quiet,) = work.peek_request(enabled, slot, Request.NOOP_UNTIL)
     quiet = quiet - trace.number(Number.LOOKAHEAD)
-    return work.write_if(enabled, "seats", quiet, work.seat(slot, Seat.NOOP_UNTIL))
+    return work.write_if(enabled, "running_words", quiet, work.running_word(slot, Running.NOOP_UNTIL))

@@ -13,7 +13,7 @@ from hkv.dialects.vllm.rules.parameters import CacheField, GroupField, View
 from hkv.dialects.vllm.schedule.schedule import OF_ABSENCE, REASONS
 from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING
 from hkv.replay.schedule_state import (
-    FATE,
+    RESULT_COLUMNS,
     SCHEDULE_ARRAYS,
     ScheduleArrays,
     ScheduleResident,
@@ -26,7 +26,7 @@ from hkv.state.state import EVICTED, NEVER_SEEN, NOT_RETAINED, RETIRED, State
 from hkv.state.workspace import ARRAYS, COUNTERS, OUTPUTS, Workspace
 
 READS = ("table", "chains")
-WRITES = ("table", "chains", "fates")
+WRITES = ("table", "chains", "request_results")
 """Arrays that finding the reasons writes; `table` and `chains` only in their spare elements."""
 
 CODES = {
@@ -113,7 +113,7 @@ class _Group:
 
 
 def diagnose(work: ScheduleWorkspace, view: View, lookup: Lookup, enabled: Scalar) -> ScheduleWorkspace:
-    """Writes to a request's fate up to where its blocks have been computed, and what each group lacks there.
+    """Writes to a request's result up to where its blocks have been computed, and what each group lacks there.
 
     In `view`, `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
     """
@@ -133,12 +133,16 @@ def _diagnose(w: ScheduleWorkspace, view: View, lookup: Lookup) -> ScheduleWorks
     start = (0, jnp.where(asks, lookup.asked, lookup.hit))
     end = jnp.where(asks, groups, 0)
     w, (_, boundary) = loop(lambda c: c[0] < end, least, w, start, writes=READS)
-    spare = w.fates.shape[0] - 1
+    spare = w.request_results.shape[0] - 1
 
     def tell(v: ScheduleWorkspace, local: tuple[Scalar, ...]) -> tuple[ScheduleWorkspace, tuple[Scalar, ...]]:
         number, reason, eviction = local
-        v = v.write("fates", reason, jnp.where(number > 0, v.fate(lookup.request, FATE + number - 1), spare))
-        v = v.write("fates", eviction, jnp.where(number > 0, v.eviction(lookup.request, number - 1), spare))
+        v = v.write(
+            "request_results",
+            reason,
+            jnp.where(number > 0, v.request_result(lookup.request, RESULT_COLUMNS + number - 1), spare),
+        )
+        v = v.write("request_results", eviction, jnp.where(number > 0, v.eviction(lookup.request, number - 1), spare))
         group = _Group(view, jnp.minimum(number, groups - 1))
         mine = caching & group.shared & (number < groups) & (lookup.hit < boundary)
         v, missing, value = _missing(v, group, lookup, boundary, mine)
@@ -147,7 +151,7 @@ def _diagnose(w: ScheduleWorkspace, view: View, lookup: Lookup) -> ScheduleWorks
         return v, (number + 1, jnp.where(caching, reason, OFF_CODE), eviction)
 
     w, _ = loop(lambda c: c[0] <= groups, tell, w, (0, 0, 0), writes=WRITES)
-    return w.write("fates", boundary, w.computed(lookup.request))
+    return w.write("request_results", boundary, w.computed(lookup.request))
 
 
 def _lacking_sink(

@@ -1,7 +1,7 @@
 """The compiled schedule with a second tier: vLLM 0.33's offloading in the same loop as its cache.
 
 A trip is as `compiled` has it, with a few more things in it. Transfers that are done are reported as a step begins.
-Requests whose loads go on hold seats in a list of their own, and come before the queue. What a lookup on the GPU finds
+Requests whose loads go on hold slots, are listed apart, and come before the queue. What a lookup on the GPU finds
 is looked up further in the tier, and a request of which a chunk is on its way is put aside. Once every request has its
 blocks, those that run offer their chunks, then those that ended, in the order of their names. The twin of
 `hkv.dialects.vllm.schedule.tiered`; the rules are in `hkv.dialects.vllm.rules.offload`.
@@ -34,8 +34,8 @@ from hkv.dialects.vllm.schedule import compiled
 from hkv.dialects.vllm.schedule.compiled_links import transferred
 from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace
 from hkv.replay import schedule_loop
-from hkv.replay.schedule_loop import Seated
-from hkv.replay.schedule_state import Arriving, Ending, Machine, Mode, Number, Seat
+from hkv.replay.schedule_loop import Current
+from hkv.replay.schedule_state import Arriving, Ending, Machine, Mode, Number, Running
 from hkv.state.loops import Scalar, divide, loop, read
 from hkv.state.state import Request
 from hkv.state.status import Status
@@ -57,9 +57,9 @@ def trip(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     m = m.when(m.at(Mode.REST), mode=int(Mode.BEGIN))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
-    w, seat, op = _operation(w, view, trace, m)
-    w, answer = compiled.perform(w, view, trace, m, seat, op, settles=True)
-    return _follow(w, view, trace, m, seat, answer)
+    w, current, op = _operation(w, view, trace, m)
+    w, answer = compiled.perform(w, view, trace, m, current, op, settles=True)
+    return _follow(w, view, trace, m, current, answer)
 
 
 def prefix(view: Any, trace: DiagnosedTrace, request: Scalar) -> Prefix:
@@ -81,7 +81,7 @@ def _deliver(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, resting: Scal
     w = pool.deliver(w, done)
 
     def request_of(v: Any, slot: Scalar, enabled: Scalar) -> tuple[Any, Scalar]:
-        v, (request,) = v.peek(enabled, "seats", v.seat(slot, Seat.REQUEST))
+        v, (request,) = v.peek(enabled, "running_words", v.running_word(slot, Running.REQUEST))
         return v, request
 
     return lookup.end_loads(w, view, done, functools.partial(prefix, view, trace), request_of)
@@ -107,12 +107,12 @@ def _choose(w: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     )
     w = w.write("lists", slot, place).replace(visited=visited, kept=kept)
     slot = jnp.where(found, slot, w.spare_slot)
-    columns = (Seat.REQUEST, Seat.COMPUTED, Seat.TOKENS, Seat.JUNCTION)
-    places = [("seats", w.seat(slot, column)) for column in columns]
-    w, (request, computed, tokens, junction, state) = w.peek_each(
+    columns = (Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.SHARED_BOUNDARY)
+    places = [("running_words", w.running_word(slot, column)) for column in columns]
+    w, (request, computed, tokens, shared_boundary, state) = w.peek_each(
         found, *places, ("tables", w.slot_word(slot, Told.STATE))
     )
-    new = schedule_loop.chunk(trace, request, tokens, junction, computed, m.budget)
+    new = schedule_loop.chunk(trace, request, tokens, shared_boundary, computed, m.budget)
     mode = jnp.where(new > 0, int(Mode.HELD), int(Mode.RECORD))
     mode = jnp.where(state == LOADED, int(Mode.SETTLE), mode)
     queue = m.waiting - (w.kept + w.held - w.visited) - w.aside
@@ -169,10 +169,10 @@ def _order(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
         ends, gone = ~runs & there & ~ending, ~runs & there & ending
         slot = jnp.where(runs, slot, jnp.where(ends, last, v.spare_slot))
         offering = slot != v.spare_slot
-        words = (Seat.REQUEST, Seat.COMPUTED, Seat.SCHEDULED, Seat.TOKENS, Seat.JUNCTION)
-        v, seat = v.peek(offering, "seats", *(v.seat(slot, each) for each in words))
-        request = jnp.where(runs, seat[0], request)
-        v = _offer(v, view, trace, m.step, slot, request, seat, ends, offering)
+        words = (Running.REQUEST, Running.COMPUTED, Running.SCHEDULED, Running.TOKENS, Running.SHARED_BOUNDARY)
+        v, running = v.peek(offering, "running_words", *(v.running_word(slot, each) for each in words))
+        request = jnp.where(runs, running[0], request)
+        v = _offer(v, view, trace, m.step, slot, request, running, ends, offering)
         v = pool.end(v, view, prefix(view, trace, request), gone)
         v = _forget(v, gone, place)
         left = gone & (last != v.spare_slot)
@@ -188,17 +188,17 @@ def _order(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
 
 
 def _offer(
-    w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, slot: Scalar, request: Scalar, seat: Any, ends: Scalar,
+    w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, slot: Scalar, request: Scalar, running: Any, ends: Scalar,
     enabled: Scalar,
 ) -> Any:  # fmt: skip
     """A request offers what it will have computed by the end of the step, or had in the end."""
-    _, computed, new, tokens, junction = seat
+    _, computed, new, tokens, shared_boundary = running
     prompt = trace.request(request, Arriving.PROMPT)
     whole = prompt + trace.request(request, Arriving.OUTPUT)
     named = jnp.where(ends, tokens + (tokens < whole), tokens)
     stop = jnp.minimum(jnp.where(ends, jnp.maximum(prompt, named - 1), computed + new), named)
     limit = jnp.where(view.tier.number(TierNumber.PROMPT_ONLY) != 0, prompt, offers.ENDLESS)
-    about = prompt, junction, ends
+    about = prompt, shared_boundary, ends
     of = prefix(view, trace, request)
     return _store(w, view, step, slot, of, jnp.minimum(stop, limit), named, about, limit, enabled)
 
@@ -210,7 +210,20 @@ LAST_NAME = 2**31 - 1
 """Place of a name after all others."""
 
 ORDER_WRITES = (
-    *("order", "seats", "tables", "lists", "vacant", "rows", "told", "fresh", "chains", "ended", "stamp", "next_job"),
+    *(
+        "order",
+        "running_words",
+        "tables",
+        "lists",
+        "vacant",
+        "rows",
+        "told",
+        "fresh",
+        "chains",
+        "ended",
+        "stamp",
+        "next_job",
+    ),
     *pool.STORE_WRITES,
     *("store_step", "store_high", "store_low", "overflow"),
 )
@@ -222,12 +235,14 @@ def _next_running(w: Any, at: Scalar, active: Scalar) -> tuple[Any, Scalar, Scal
     def look(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         place, _, _ = carried
         slot = v.read("order", place)
-        computed, new = v.get_seat(slot, Seat.COMPUTED, Seat.SCHEDULED)
+        computed, new = v.get_running(slot, Running.COMPUTED, Running.SCHEDULED)
         due = (new > 0) & (computed + new >= v.read("tables", v.slot_word(slot, Told.OFFERS)))
         return v, (place + ~due, slot, due)
 
     start = (at, w.spare_slot, False)
-    w, (at, slot, due) = loop(lambda c: (c[0] < active) & ~c[2], look, w, start, reads=("order", "seats", "tables"))
+    w, (at, slot, due) = loop(
+        lambda c: (c[0] < active) & ~c[2], look, w, start, reads=("order", "running_words", "tables")
+    )
     return w, at, jnp.where(due, slot, w.spare_slot), due
 
 
@@ -292,12 +307,12 @@ def _store(
 # The operation.
 
 
-def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[Any, Seated, Op]:
+def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[Any, Current, Op]:
     """The operation that the mode calls for, and what it is about."""
     codes = {
         Mode.ASK: Code.ALLOCATE,
         Mode.PREEMPT: Code.FREE,
-        Mode.SEAT: Code.REQUEST,
+        Mode.REQUEST: Code.REQUEST,
         Mode.FIND: Code.LOOKUP,
         Mode.TAKE: Code.ALLOCATE,
         Mode.FINISH: Code.FREE,
@@ -311,18 +326,18 @@ def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[An
     # What a request cannot read any more it gives back before the rest: the queue's order depends on it.
     retires = m.at(Mode.FINISH) & (w.retired == 0)
     code = jnp.where(retires, int(Code.RETIRE), code)
-    w, seat = schedule_loop.at_hand(w, m)
-    w, (scheduled,) = w.peek(retires, "seats", w.seat(seat.slot, Seat.SCHEDULED))
-    slot, request = seat.slot, seat.request
+    w, current = schedule_loop.at_hand(w, m)
+    w, (scheduled,) = w.peek(retires, "running_words", w.running_word(current.slot, Running.SCHEDULED))
+    slot, request = current.slot, current.request
     taking: Any = m.at(Mode.TAKE)
     held: Any = m.at(Mode.HELD)
     loads: Any = taking & (w.external > 0)
     w, reserved = _reserved(w, view, m, loads)
-    w = w.set(jnp.where(m.at(Mode.SEAT), slot, w.spare_slot), Request.LIVE, EMPTY)
-    grown = jnp.where(seat.asking | held, slot, w.spare_slot)
-    w = w.set(grown, Request.COMPUTED, seat.computed).set(grown, Request.TOKENS, seat.tokens)
-    tokens = jnp.where(m.at(Mode.SEAT), trace.request(request, Arriving.PROMPT), 0)
-    tokens = jnp.where(m.at(Mode.SETTLE), seat.computed, jnp.where(retires, seat.computed + scheduled, tokens))
+    w = w.set(jnp.where(m.at(Mode.REQUEST), slot, w.spare_slot), Request.LIVE, EMPTY)
+    grown = jnp.where(current.asking | held, slot, w.spare_slot)
+    w = w.set(grown, Request.COMPUTED, current.computed).set(grown, Request.TOKENS, current.tokens)
+    tokens = jnp.where(m.at(Mode.REQUEST), trace.request(request, Arriving.PROMPT), 0)
+    tokens = jnp.where(m.at(Mode.SETTLE), current.computed, jnp.where(retires, current.computed + scheduled, tokens))
     admits = int(Flag.STATUS | Flag.WAITING | Flag.OTHERS)
     admits = jnp.where(m.active > 0, admits | int(Flag.SCHEDULED), admits)
     asks: Any = taking | held
@@ -339,12 +354,12 @@ def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[An
         Argument.DELAY: loads.astype(jnp.int32),
         Argument.MUST_FIT: asks.astype(jnp.int32),
         Argument.RESERVED: reserved,
-        Argument.SHARED_PREFIX: jnp.where(asks, seat.junction, -1),
+        Argument.SHARED_PREFIX: jnp.where(asks, current.shared_boundary, -1),
         Argument.FLAGS: jnp.where(asks, admits, jnp.where(m.at(Mode.SETTLE), int(Flag.LIVE), 0)),
     }
     row = tuple(arguments.get(argument, jnp.int32(0)) for argument in Argument)
     w, op = transitions.fetch(w, jnp.stack(row), jnp.int32(0), code)
-    return w, seat, op
+    return w, current, op
 
 
 def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scalar]:
@@ -358,8 +373,10 @@ def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scal
         v, (running,) = v.peek(runs, "order", at)
         v, (held,) = v.peek(~runs, "lists", at - m.active)
         slot = jnp.where(runs, running, held)
-        words = (Seat.COMPUTED, Seat.TOKENS, Seat.SCHEDULED, Seat.CAME)
-        v, (computed, tokens, scheduled, came) = v.peek(at >= 0, "seats", *(v.seat(slot, word) for word in words))
+        words = (Running.COMPUTED, Running.TOKENS, Running.SCHEDULED, Running.CAME)
+        v, (computed, tokens, scheduled, came) = v.peek(
+            at >= 0, "running_words", *(v.running_word(slot, word) for word in words)
+        )
         # Admitted in this very step, it has computed nothing yet.
         prefills = ~runs | (jnp.where(computed > 0, computed, scheduled) < came)
         whole = jnp.minimum(tokens, length)
@@ -367,7 +384,7 @@ def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scal
         v, needed = admit.estimate(v, view, Demand(slot, whole, whole, computed, zero, zero, zero, no), prefills)
         return v, (at + 1, total + needed)
 
-    writes = ("order", "lists", "seats", *admit.WRITES)
+    writes = ("order", "lists", "running_words", *admit.WRITES)
     w, (_, total) = loop(lambda c: c[0] < count, one, w, (0, 0), writes=writes)
     return w, total
 
@@ -375,7 +392,7 @@ def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scal
 # What follows.
 
 
-def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Current, answer: Answer) -> Pair:
     """Transition of the schedule, and of the tier, by the cache's answer."""
     ok, step = answer.ok, m.step
     refused = ~ok & schedule_loop.among(answer.status, compiled.REFUSALS)
@@ -388,13 +405,13 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, 
     loads = took & (w.external > 0)
     runs = took & ~loads
     w = w.replace(retired=jnp.where(m.at(Mode.FINISH), retiring & ok, w.retired != 0).astype(jnp.int32))
-    w = pool.fence(w, seat.request, finished | alone | given_up)
-    w = _flush_jobs(w, seat.request, step, preempted | given_up)
-    w, m, grown, left = schedule_loop.after_running(w, m, seat, ok, refused, finishing=finished, others=w.held > 0)
-    w = _end(w, finished | alone | given_up, seat.request, jnp.where(finished, seat.slot, w.spare_slot))
-    w, m, seated = schedule_loop.after_seating(w, m, seat, ok)
-    w = w.set(seated, Request.TOKENS, seat.waiting_tokens)
-    w, m = _found(w, view, trace, m, seat, answer)
+    w = pool.fence(w, current.request, finished | alone | given_up)
+    w = _flush_jobs(w, current.request, step, preempted | given_up)
+    w, m, grown, left = schedule_loop.after_running(w, m, current, ok, refused, finishing=finished, others=w.held > 0)
+    w = _end(w, finished | alone | given_up, current.request, jnp.where(finished, current.slot, w.spare_slot))
+    w, m, accepted = schedule_loop.after_request(w, m, current, ok)
+    w = w.set(accepted, Request.TOKENS, current.waiting_tokens)
+    w, m = _found(w, view, trace, m, current, answer)
     others = (m.active > 0) | (w.kept > 0) | (m.at(Mode.HELD) & (w.held - w.visited > 1))
     never = denied & ~others
     waits = denied & others
@@ -402,20 +419,20 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, 
     blocked = waits & m.at(Mode.HELD) & (m.active == 0) & (w.kept == 0)
     hopeless = m.at(Mode.TAKE) & never
     m = m.when(never & m.at(Mode.HELD), mode=int(Mode.GIVE_UP))
-    w, m = schedule_loop.after_taking(w, m, seat, runs, hopeless, waits)
+    w, m = schedule_loop.after_taking(w, m, current, runs, hopeless, waits)
     w = _end(w, hopeless, m.head, w.spare_slot)
-    w, m = _hold(w, m, seat, loads)
-    w, m = _go_on(w, m, seat, held)
-    w, m = _settle(w, m, seat, settled)
-    w, m = _leave(w, m, seat, given_up)
-    slot, admitted = seat.slot, took | held
-    w = w.write_if(took, "seats", seat.tokens, w.seat(slot, Seat.CAME))
+    w, m = _hold(w, m, current, loads)
+    w, m = _go_on(w, m, current, held)
+    w, m = _settle(w, m, current, settled)
+    w, m = _leave(w, m, current, given_up)
+    slot, admitted = current.slot, took | held
+    w = w.write_if(took, "running_words", current.tokens, w.running_word(slot, Running.CAME))
     w = w.write_if(runs | held, "tables", 0, w.slot_word(slot, Told.OFFERS))
     w = offers.tell(w, view, offers.Telling(slot, step, admitted, took, ~loads), grown | admitted)
-    w = _begin_load(w, view, trace, step, seat, loads)
-    asked = trace.request(seat.request, Arriving.ASKED)
+    w = _begin_load(w, view, trace, step, current, loads)
+    asked = trace.request(current.request, Arriving.ASKED)
     start = w.local + w.external
-    w = lookup.lack(w, view, slot, start, asked, took & (seat.preemptions == 0), seat.tokens)
+    w = lookup.lack(w, view, slot, start, asked, took & (current.preemptions == 0), current.tokens)
     w = w.set(jnp.where(left | hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
     w = compiled.note(w, view, trace, slot, grown | runs | held)
     m = m.when((w.overflow != 0) | (m.vacant < 0), mode=int(Mode.FAILED), status=int(Status.NO_SUCH_SLOT))
@@ -432,14 +449,14 @@ def _flush_jobs(w: Any, request: Scalar, step: Scalar, enabled: Scalar) -> Any:
     return pool.each_job(w, request, enabled, one, ("flushed", "urgent"))
 
 
-def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, answer: Answer) -> Pair:
+def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Current, answer: Answer) -> Pair:
     """The head of the queue was looked up on the GPU; now it is in the tier."""
     found, local = m.at(Mode.FIND) & answer.ok, answer.value
-    w = w.write_if(found, "seats", answer.shared_prefix, w.seat(m.candidate, Seat.JUNCTION))
-    user = w.user(seat.request)
+    w = w.write_if(found, "running_words", answer.shared_prefix, w.running_word(m.candidate, Running.SHARED_BOUNDARY))
+    user = w.user(current.request)
     w, (jobs, waited) = w.peek(found, "nodes", w.node(user, User.JOBS), w.node(user, User.WAITED))
     asks = found & (jobs == 0)
-    w, external, later = lookup.external_hit(w, view, m.candidate, seat.tokens, local, asks)
+    w, external, later = lookup.external_hit(w, view, m.candidate, current.tokens, local, asks)
     aside = found & (later | (jobs > 0))
     w = w.write_if(aside, "nodes", 1, w.node(user, User.WAITED))
     w = w.replace(waits=w.waits + (aside & (waited == 0)), wait_steps=w.wait_steps + aside)
@@ -451,34 +468,34 @@ def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, seat: Seated, a
     goes = found & ~aside
     w = w.replace(local=jnp.where(goes, local, w.local), external=jnp.where(goes, external, w.external))
     start = local + external
-    new = schedule_loop.chunk(trace, m.head, seat.tokens, answer.shared_prefix, start, m.budget)
+    new = schedule_loop.chunk(trace, m.head, current.tokens, answer.shared_prefix, start, m.budget)
     new = jnp.where(external > 0, 0, new)
     mode = jnp.where((external > 0) | (new > 0), int(Mode.TAKE), int(Mode.RECORD))
     return w, m.when(goes, mode=mode, new=new, hit=start)
 
 
-def _hold(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+def _hold(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
     """The candidate waits with blocks for what is loaded into them; another slot takes the next candidate."""
     slot, spare = m.candidate, w.spare_request
     w = w.write_if(enabled, "lists", slot, w.kept)
-    w = w.write_if(enabled, "seats", m.hit, w.seat(slot, Seat.COMPUTED))
+    w = w.write_if(enabled, "running_words", m.hit, w.running_word(slot, Running.COMPUTED))
     w = w.set(jnp.where(enabled, slot, w.spare_slot), Request.COMPUTED, m.hit)
-    first = enabled & (seat.preemptions == 0)
-    w = w.set_fate(jnp.where(first, m.head, spare), hit=m.hit, admitted=m.step)
-    w = w.set_fate(
+    first = enabled & (current.preemptions == 0)
+    w = w.set_result(jnp.where(first, m.head, spare), hit=m.hit, admitted=m.step)
+    w = w.set_result(
         jnp.where(enabled & ~first, m.head, spare),
-        recomputed=seat.recomputed + seat.tokens,
-        recovered=seat.recovered + m.hit,
+        recomputed=current.recomputed + current.tokens,
+        recovered=current.recovered + m.hit,
     )
-    w = w.write_if(first, "nodes", w.external, w.node(w.user(seat.request), User.LOADED))
+    w = w.write_if(first, "nodes", w.external, w.node(w.user(current.request), User.LOADED))
     w, (next_slot,) = w.peek(enabled, "vacant", jnp.maximum(m.vacant - 1, 0))
     again = m.stacked > 0
-    m = m.when(first, prompt_tokens=m.prompt_tokens + seat.tokens, hit_tokens=m.hit_tokens + m.hit)
+    m = m.when(first, prompt_tokens=m.prompt_tokens + current.tokens, hit_tokens=m.hit_tokens + m.hit)
     w = w.replace(held=w.held + enabled, visited=w.visited + enabled, kept=w.kept + enabled)
     return w, m.when(
         enabled,
         mode=int(Mode.ADMIT),
-        seated=-1,
+        candidate_request=-1,
         taken=jnp.where(again, m.taken, m.head + 1),
         stacked=jnp.where(again, m.stacked - 1, 0),
         candidate=next_slot,
@@ -486,38 +503,38 @@ def _hold(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
     )
 
 
-def _go_on(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+def _go_on(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
     """A request runs whose prefix was loaded."""
-    slot = seat.slot
+    slot = current.slot
     w = w.write("order", slot, jnp.where(enabled, m.active, w.spare_slot))
-    w = w.write_if(enabled, "seats", m.new, w.seat(slot, Seat.SCHEDULED))
+    w = w.write_if(enabled, "running_words", m.new, w.running_word(slot, Running.SCHEDULED))
     w, (began,) = w.peek(enabled, "tables", w.slot_word(slot, Told.BEGAN))
     w = w.write_if(enabled, "tables", 0, w.slot_word(slot, Told.STATE))
     w = w.replace(load_steps=w.load_steps + jnp.where(enabled, m.step - began, 0), visited=w.visited + enabled)
     return w, m.when(enabled, mode=int(Mode.ADMIT), active=m.active + 1, waiting=m.waiting - 1, budget=m.budget - m.new)
 
 
-def _settle(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
+def _settle(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
     """Notes that what was loaded is registered; the last token of a request is computed in any case."""
-    w = w.write_if(enabled, "tables", SETTLED, w.slot_word(seat.slot, Told.STATE))
-    computed = seat.computed - (seat.computed == seat.tokens)
-    w = w.write_if(enabled, "seats", computed, w.seat(seat.slot, Seat.COMPUTED))
-    w = w.set(jnp.where(enabled, seat.slot, w.spare_slot), Request.COMPUTED, computed)
+    w = w.write_if(enabled, "tables", SETTLED, w.slot_word(current.slot, Told.STATE))
+    computed = current.computed - (current.computed == current.tokens)
+    w = w.write_if(enabled, "running_words", computed, w.running_word(current.slot, Running.COMPUTED))
+    w = w.set(jnp.where(enabled, current.slot, w.spare_slot), Request.COMPUTED, computed)
     return w, m.when(enabled, mode=int(Mode.ADMIT))
 
 
-def _leave(w: Any, m: Machine, seat: Seated, enabled: Scalar) -> Pair:
-    """A request that was loaded for will never fit, and leaves its seat."""
-    w = w.set_fate(jnp.where(enabled, seat.request, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
-    w = w.write("vacant", seat.slot, jnp.where(enabled, m.vacant, w.spare_slot))
-    w = w.write_if(enabled, "tables", 0, w.slot_word(seat.slot, Told.STATE)).replace(visited=w.visited + enabled)
+def _leave(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
+    """A request that was loaded for will never fit, and leaves its slot."""
+    w = w.set_result(jnp.where(enabled, current.request, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
+    w = w.write("vacant", current.slot, jnp.where(enabled, m.vacant, w.spare_slot))
+    w = w.write_if(enabled, "tables", 0, w.slot_word(current.slot, Told.STATE)).replace(visited=w.visited + enabled)
     return w, m.when(enabled, mode=int(Mode.ADMIT), vacant=m.vacant + 1, waiting=m.waiting - 1, ended=m.ended + 1)
 
 
-def _begin_load(w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, seat: Seated, enabled: Scalar) -> Any:
+def _begin_load(w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, current: Current, enabled: Scalar) -> Any:
     """The load that a request waits for."""
-    tier, slot, external = view.tier, seat.slot, w.external
-    of = prefix(view, trace, seat.request)
+    tier, slot, external = view.tier, current.slot, w.external
+    of = prefix(view, trace, current.request)
     w, count = lookup.load(w, view, slot, of, w.local, w.local + external, enabled)
     w, end = transferred(w, tier, "load", step, count, enabled)
     for word, value in ((Told.END, end), (Told.STATE, LOADS), (Told.BEGAN, step)):

@@ -74,7 +74,7 @@ class Replay(StepLoop):
         self._engine.advance(live.id, tokens)
 
     def _tokens(self, live: LiveRequest, budget: int) -> int:
-        return self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, live.computed, budget)
+        return self._chunking.tokens(live.arrival.prompt, live.tokens, live.shared_boundary, live.computed, budget)
 
     def _grow(self, live: LiveRequest, new: int) -> bool:
         return self._engine.allocate(self._operation(live, new)).blocks is not None
@@ -90,8 +90,8 @@ class Replay(StepLoop):
 
     def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
         hit = self._engine.lookup(live.id)
-        live.junction = hit.shared_prefix
-        new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, hit.hit, budget)
+        live.shared_boundary = hit.shared_prefix
+        new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.shared_boundary, hit.hit, budget)
         if not new:
             return Refusal.LATER
         self._observer.looked_up(live, hit.hit)
@@ -140,17 +140,17 @@ class Chunking:
         fine = config.hash_block_size if config.partial_hits else 0
         return cls(step_tokens, keep, config.uses_eagle, fine)
 
-    def tokens(self, prompt: int, tokens: int, junction: int, start: int, budget: int) -> int:
+    def tokens(self, prompt: int, tokens: int, shared_boundary: int, start: int, budget: int) -> int:
         """Tokens to compute next, from `start` on, at most `budget`. 0 when the budget does not reach the next stop.
 
         A request's prompt and all its tokens, and the shared prefix of its lookup, as `LiveRequest` has them.
         """
         end = min(tokens, start + budget)
         if self.block_size and start < max(prompt, tokens - 1):
-            end = self._last_stop(prompt, tokens, junction, start, end)
+            end = self._last_stop(prompt, tokens, shared_boundary, start, end)
         return max(end - start, 0)
 
-    def _last_stop(self, prompt: int, tokens: int, junction: int, start: int, end: int) -> int:
+    def _last_stop(self, prompt: int, tokens: int, shared_boundary: int, start: int, end: int) -> int:
         """States are kept where chunks end: chunks end on block boundaries, and never run past one that is needed."""
         size = self.block_size
         if end < max(prompt, tokens - 1):
@@ -161,8 +161,8 @@ class Chunking:
         stops = [last]
         if start % size:
             stops.append((start // size + 1) * size)
-        if start < junction < end:
-            stops.append(start + (junction - start) // size * size)
+        if start < shared_boundary < end:
+            stops.append(start + (shared_boundary - start) // size * size)
         if self.hash_block_size:
             tail = self._last_kept(prompt, self.hash_block_size)
             if last < tail < prompt:

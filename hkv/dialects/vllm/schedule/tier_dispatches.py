@@ -353,7 +353,7 @@ class TierReplay(compiled.CompiledReplay):
 
 
 def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming, factor: int) -> Sizes:
-    """Sizes that a replay fits, with seats for those that run, those that just ended, and those that are loaded for.
+    """Sizes that a replay fits, with slots for those that run, those that just ended, and those that are loaded for.
 
     How many wait for loads at a time is known once they do: where there are more, `factor` is doubled.
     """

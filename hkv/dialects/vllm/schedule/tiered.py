@@ -404,7 +404,7 @@ class TieredReplay(Replay):
             return self._go_on(live, load, budget)
         manager, unit = self._manager, self._tier.config.cache.scheduler_block_size
         found = manager.lookup(live.id)
-        live.junction = manager.requests[live.id].shared_prefix = found.shared_prefix
+        live.shared_boundary = manager.requests[live.id].shared_prefix = found.shared_prefix
         rows, local, external = found.blocks, found.hit, 0
         matched, _ = self._connector.match(live.id, local - local % unit)
         if matched is None:
@@ -418,7 +418,7 @@ class TieredReplay(Replay):
             external = matched
         start, new = local + external, 0
         if not external:
-            new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, start, budget)
+            new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.shared_boundary, start, budget)
             if not new:
                 return Refusal.LATER
         self._observer.looked_up(live, start)
@@ -448,7 +448,7 @@ class TieredReplay(Replay):
             delay=bool(external),
             must_fit=True,
             reserved=self._reserved() if external else 0,
-            shared_prefix=live.junction,
+            shared_prefix=live.shared_boundary,
             rows=rows if local else None,
             waiting=True,
             scheduled=bool(self._running),
@@ -470,7 +470,7 @@ class TieredReplay(Replay):
             if live.computed == live.tokens:
                 live.computed -= 1
                 operations.computed(manager, live.id, live.computed)
-        new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.junction, live.computed, budget)
+        new = self._chunking.tokens(live.arrival.prompt, live.tokens, live.shared_boundary, live.computed, budget)
         if not new:
             return Refusal.LATER
         if not self._allocate(live, new, 0, (), 0):

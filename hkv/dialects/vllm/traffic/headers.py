@@ -222,8 +222,8 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
     if version > 1 and not caching and choices.chance(50):
         groups = [{**group, "cache_mode": "none"} if KINDS[group["kind"]].snapshot else group for group in groups]
     partial = derive_partial_hits(specs, hash_size, ranks, caching)
-    junctions = version > 1 and partial and choices.chance(50)
-    eagle = feature == "eagle" or (feature == "retention" and choices.chance(40)) or junctions
+    shared_boundaries = version > 1 and partial and choices.chance(50)
+    eagle = feature == "eagle" or (feature == "retention" and choices.chance(40)) or shared_boundaries
     sparse = any(retained_sparsely(spec) for spec in specs)
     longest = choices.pick((400, 400, 64, 40))
     bugs = _draw_bugs(choices, groups, feature) if version > 1 else []
@@ -242,14 +242,14 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
         caching=caching,
         eagle=eagle,
         eagle_groups=[i for i in range(len(groups)) if choices.chance(40)] if eagle and choices.chance(50) else [],
-        prefill_lookahead=_draw_prefill_lookahead(choices, specs, scheduler) if eagle and not junctions else 0,
+        prefill_lookahead=_draw_prefill_lookahead(choices, specs, scheduler) if eagle and not shared_boundaries else 0,
         retention_interval=_draw_retention(choices, feature, scheduler, sparse),
         partial_hits=partial,
         max_model_len=max(longest, 2 * scheduler),
         max_in_flight_tokens=choices.pick((None, 8, 16, 40, 3)),
         context_parallel=ranks,
         watermark=choices.pick((0.0, 0.05, 0.1, 0.25)) if version > 1 else 0.0,
-        shared_prefix_checkpoint=junctions,
+        shared_prefix_checkpoint=shared_boundaries,
         bugs=bugs,
     )
 

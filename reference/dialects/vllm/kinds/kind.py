@@ -314,7 +314,7 @@ class Kind:
         found = replay_boundaries(request.num_prompt, config.scheduler_block_size, config.uses_eagle)
         if request.shared_prefix:
             found += (request.shared_prefix,)
-            if self.eagle and config.retains_below_junctions:
+            if self.eagle and config.retains_below_shared_boundaries:
                 found += (request.shared_prefix - self.block_size,)
         return found
 

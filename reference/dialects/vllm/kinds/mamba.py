@@ -317,7 +317,7 @@ class MambaKind(Kind):
         if tokens <= 0 or tokens % self.hash_block_size:
             return None
         at_prompt_end = tokens == self._checkpoint_of(request.num_prompt, self.hash_block_size)
-        if not at_prompt_end and not self._at_junction(request, tokens):
+        if not at_prompt_end and not self._at_shared_boundary(request, tokens):
             return None
         column = ceil_div(tokens, self.block_size) - 1
         if column >= len(row.blocks) or row.blocks[column] == NULL:
@@ -332,7 +332,7 @@ class MambaKind(Kind):
             row.tail = Offer(request.id, block, tokens, key) if self.config.offers(self.group) else None
         return key
 
-    def _at_junction(self, request: Request, tokens: int) -> bool:
+    def _at_shared_boundary(self, request: Request, tokens: int) -> bool:
         """True if the prompt's chunk being computed ends where other requests were seen to branch off."""
         config = self.config
         if not (config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1):

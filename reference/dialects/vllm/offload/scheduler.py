@@ -393,7 +393,7 @@ class OffloadScheduler:
             whole = end // size * size
             if whole > start or size <= config.step_tokens:
                 end = whole
-        junction, drop = request.shared_prefix, config.cache.uses_eagle
+        shared_boundary, drop = request.shared_prefix, config.cache.uses_eagle
         last = checkpoint_position(request.num_tokens, size, drop, 0)
         stops = [last]
         if config.cache.partial_hits:
@@ -401,8 +401,8 @@ class OffloadScheduler:
             stops += [tail] if last < tail < request.num_prompt else []
         if start % size:
             stops.append((start // size + 1) * size)
-        if start < junction < end:
-            stops.append(start + (junction - start) // size * size)
+        if start < shared_boundary < end:
+            stops.append(start + (shared_boundary - start) // size * size)
         return max(0, min((stop for stop in stops if start < stop < end), default=end) - start)
 
     # Its output.

@@ -134,7 +134,9 @@ def both(config, schedule, arrivals):
         unaware = [dataclasses.replace(arrival, asked=0) for arrival in arrivals]
         waiting = compiled_replay(config, schedule, unaware)
         assert waiting.run(asks=told_in_pieces([arrival.asked for arrival in arrivals])) == steps
-        assert np.array_equal(waiting.resident.fates, mine.resident.fates), "boundaries came too late"
+        assert np.array_equal(waiting.resident.request_results, mine.resident.request_results), (
+            "boundaries came too late"
+        )
     return outcome
 
 

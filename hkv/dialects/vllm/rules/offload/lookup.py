@@ -285,6 +285,6 @@ def end_loads(w: Any, view: Any, step: Scalar, prefix_of: Any, request_of: Any) 
         of_slot,
         w,
         (start,),
-        writes=("lists", "tables", "seats", "where", "nodes", "marks", "idle", "loading"),
+        writes=("lists", "tables", "running_words", "where", "nodes", "marks", "idle", "loading"),
     )
     return w

@@ -98,7 +98,7 @@ def collect(
     how many chunks are lacked, how many of the others are idle, and the request's number.
     """
     width = w.sizes.buckets.groups
-    prompt, junction, finished = about
+    prompt, shared_boundary, finished = about
     w = w.replace(stamp=w.stamp + enabled)
     w, (told_step,) = w.peek(enabled, "tables", w.slot_word(slot, Told.STEP))
 
@@ -110,7 +110,7 @@ def collect(
             group >= 0, "tables", *(v.told_word(slot, group, word) for word in words)
         )
         stop = jnp.minimum(jnp.minimum(divide(tokens, size), divide(named, size)), told)
-        kept = _kept(view, group, prompt, junction, stop, finished)
+        kept = _kept(view, group, prompt, shared_boundary, stop, finished)
         row, chain, bit = v.row(slot, group), v.chain(slot) + (scale - 1), jnp.left_shift(jnp.int32(1), group)
         marks, window = prefix.start + (scale - 1), view.tier.group(group, TierField.WINDOW) > 0
         spare = v.marks.shape[0] - 1
@@ -166,7 +166,7 @@ def collect(
     return w, count, idle, number
 
 
-def _kept(view: Any, group: Scalar, prompt: Scalar, junction: Scalar, stop: Scalar, finished: Scalar) -> Kept:
+def _kept(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Scalar, stop: Scalar, finished: Scalar) -> Kept:
     """Chunks that are offered: all, or the tails of segments and those before expected ends."""
     tier, size = view.tier, view.group(group, GroupField.BLOCK)
     masked, keep = tier.group(group, TierField.MASKED) != 0, tier.group(group, TierField.KEEP)
@@ -184,7 +184,11 @@ def _kept(view: Any, group: Scalar, prompt: Scalar, junction: Scalar, stop: Scal
         least=jnp.where(masked, period - keep, 0),
         shift=jnp.int32(0),
         keep=keep,
-        ends=(end(prompt - 1, ends), end(junction, ends & (junction > 0)), jnp.where(masked & horizon, settled, 0)),
+        ends=(
+            end(prompt - 1, ends),
+            end(shared_boundary, ends & (shared_boundary > 0)),
+            jnp.where(masked & horizon, settled, 0),
+        ),
     )
 
 
