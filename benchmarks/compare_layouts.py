@@ -56,11 +56,11 @@ def outcome(case: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 
 def _nests(shape: list[int], strides: list[int]) -> bool:
-    reach = 1
+    span = 1
     for stride, extent in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
-        if stride < reach:
+        if stride < span:
             return False
-        reach += (extent - 1) * stride
+        span += (extent - 1) * stride
     return True
 
 

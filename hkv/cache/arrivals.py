@@ -325,10 +325,10 @@ def _spans(groups: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array,
       int32[G, n] three times; the last one is 1 for EAGLE groups, which prove by it what they are given.
     """
     shape = (groups.shape[0], lengths.shape[0])
-    unit, reach, halvings = (jnp.broadcast_to(groups[:, each, None], shape) for each in READ_FIELDS)
+    unit, lookback, halvings = (jnp.broadcast_to(groups[:, each, None], shape) for each in READ_FIELDS)
     tokens = jnp.broadcast_to(lengths[None], shape)
     end = divide(tokens, _blocks(groups)[:, None])
-    begin = divide(reads.skipped_tokens(tokens, unit, reach, halvings), _blocks(groups)[:, None])
+    begin = divide(reads.skipped_tokens(tokens, unit, lookback, halvings), _blocks(groups)[:, None])
     run = jnp.maximum(groups[:, GroupField.NEED, None], 0)
     run_alone = (groups[:, GroupField.BACKWARD, None] != 0) & (unit <= 1) & (halvings == 0)
     begin = jnp.where(run_alone, jnp.maximum(end - run, 0), begin)

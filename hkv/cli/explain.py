@@ -20,8 +20,8 @@ from hkv.oracle.verbs import explain
 MOST_BLOCKS = 24
 """Blocks whose history is printed; `--json` has all."""
 
-MOST_LACKS = 3
-"""Lacking entries of a group that are printed; `--json` has all."""
+MOST_MISSING = 3
+"""Most missing entries of a group that are printed; `--json` has all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,15 +96,15 @@ def _print_groups(found: Explanation, title: str) -> None:
         click.echo(f"full attention has them; a load has to bring the end of groups {lagging} (equal specs together)")
     beyond = next((group.next for group in found.groups), None)
     lacks = "lacks nothing more: no longer hit is possible" if beyond is None else f"lacks for {beyond} tokens"
-    rows = ((each.group, f"{each.kind}:{each.block_size}", each.largest, _lacks(each)) for each in found.groups)
+    rows = ((each.group, f"{each.kind}:{each.block_size}", each.largest, _missing(each)) for each in found.groups)
     console().print(table(f">group|=kind|>alone|{lacks}", rows, box=None, pad_edge=False))
 
 
-def _lacks(group: Resumption) -> str:
+def _missing(group: Resumption) -> str:
     if group.next is None:
         return ""
     if not group.lacks:
         return "nothing"
-    lines = [f"tokens {lack.first} to {lack.last}: {lack.why}" for lack in group.lacks[:MOST_LACKS]]
-    more = len(group.lacks) - MOST_LACKS
+    lines = [f"tokens {lack.first} to {lack.last}: {lack.why}" for lack in group.lacks[:MOST_MISSING]]
+    more = len(group.lacks) - MOST_MISSING
     return "\n".join(lines + ([f"and {more} more"] if more > 0 else []))

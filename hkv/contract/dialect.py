@@ -213,7 +213,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect has no moves.
         """
-        raise self.lacks("moves")
+        raise self.unsupported("moves")
 
     def topology(self, header: Any) -> Topology:
         """Groups of a header as `hkv.spec` describes them."""
@@ -225,7 +225,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect has no such cases.
         """
-        raise self.lacks("cases of hits")
+        raise self.unsupported("cases of hits")
 
     # Judging
 
@@ -234,7 +234,7 @@ class Dialect(abc.ABC):
         """Parts of answers that an engine may lack, with their meanings; only what it has is compared and judged."""
         return MappingProxyType({})
 
-    def lacking(self, engine: Any) -> frozenset[str]:
+    def missing_capabilities(self, engine: Any) -> frozenset[str]:
         """Capabilities that an engine says it lacks: those that its attribute `lacks` names, if it has one.
 
         A program that speaks the process protocol answers the header with `{"lacks": [...]}`.
@@ -264,7 +264,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect has no invariants, or the engine too little for any.
         """
-        raise self.lacks("invariants")
+        raise self.unsupported("invariants")
 
     def watch_log(self, log: Log) -> LogWatch:
         """The cache that a log tells of: invariants are asked wherever the log says what they ask about.
@@ -272,7 +272,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect has no invariants that logs are judged by.
         """
-        raise self.lacks("invariants of logs")
+        raise self.unsupported("invariants of logs")
 
     def explain(self, log: Log, line: int, request: str | None) -> Explanation | None:
         """Account of a request up to a line of a log, and the reason why its hit is not longer; None where
@@ -298,7 +298,7 @@ class Dialect(abc.ABC):
           LookupError: there is no such request.
           UnsupportedConfigError: the dialect does not give them.
         """
-        raise self.lacks("explanations")
+        raise self.unsupported("explanations")
 
     def snapshot(self, header: Any, state: Any) -> Snapshot:
         """Blocks at one moment, of what an engine answered to `state`.
@@ -306,7 +306,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect does not give them.
         """
-        raise self.lacks("states that can be drawn")
+        raise self.unsupported("states that can be drawn")
 
     @property
     def coverage(self) -> Mapping[str, str]:
@@ -343,7 +343,7 @@ class Dialect(abc.ABC):
           UnsupportedConfigError: the dialect observes no live caches.
           HKVError: this one cannot be observed.
         """
-        raise self.lacks("live caches that can be observed")
+        raise self.unsupported("live caches that can be observed")
 
     def attach_all(self, session: Session) -> Callable[[], None]:
         """Observes every cache of its engine that this process makes; calling what it returns ends that.
@@ -351,7 +351,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect observes no live caches.
         """
-        raise self.lacks("live caches that can be observed")
+        raise self.unsupported("live caches that can be observed")
 
     # Replay and commands
 
@@ -361,7 +361,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect plans no memory.
         """
-        raise self.lacks("memory plans")
+        raise self.unsupported("memory plans")
 
     def explore_command(self) -> ExploreCommand | None:
         """The dialect's part of `hkv explore`; None where `next_operations` and `canonical` of its engine say it."""
@@ -373,7 +373,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect's caches are not explored.
         """
-        raise self.lacks("an explorer")
+        raise self.unsupported("an explorer")
 
     def canonical(self, engine: Any) -> Hashable:
         """State of a built-in engine, equal for two that differ in nothing that a rule can read; clocks count as ranks.
@@ -381,7 +381,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect's caches are not explored.
         """
-        raise self.lacks("an explorer")
+        raise self.unsupported("an explorer")
 
     def refuses(self, answer: Any) -> bool:
         """True if an answer refuses blocks; an exploration counts them."""
@@ -394,7 +394,7 @@ class Dialect(abc.ABC):
         Raises:
           UnsupportedConfigError: the dialect replays no traces.
         """
-        raise self.lacks("replays of request traces")
+        raise self.unsupported("replays of request traces")
 
     def engine(self, name: str) -> Callable[[Any], Any] | None:
         """The factory of a built-in engine; None where the dialect has none of that name."""
@@ -404,6 +404,6 @@ class Dialect(abc.ABC):
         module, _, attribute = place.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
-    def lacks(self, what: str) -> UnsupportedConfigError:
+    def unsupported(self, what: str) -> UnsupportedConfigError:
         """The error that refuses what the dialect has not."""
         return UnsupportedConfigError("dialect", self.names[0], f"a dialect with {what}")

@@ -14,7 +14,7 @@ Event: TypeAlias = tuple[int, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Lack:
+class MissingEntry:
     """An entry of the cache that a group would have to have.
 
     Attributes:
@@ -48,7 +48,7 @@ class Resumption:
     block_size: int
     largest: int
     next: int | None
-    lacks: tuple[Lack, ...]
+    lacks: tuple[MissingEntry, ...]
 
 
 @dataclasses.dataclass(frozen=True)

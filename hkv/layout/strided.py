@@ -49,13 +49,13 @@ class StridedView:
         self._check_nested()
 
     def _check_nested(self) -> None:
-        reach = self.itemsize
+        span = self.itemsize
         for stride, extent in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1):
-            if stride < reach:
-                expected = f"to nest, each beyond the reach of the smaller ones, so that {self.shape} shares no byte"
+            if stride < span:
+                expected = f"to nest, each beyond the span of the smaller ones, so that {self.shape} shares no byte"
                 raise LayoutError("strides", self.strides, expected)
-            reach += (extent - 1) * stride
-        if self.offset + reach > MAX_BYTES:
+            span += (extent - 1) * stride
+        if self.offset + span > MAX_BYTES:
             raise LayoutError("shape", self.shape, f"at most {MAX_BYTES} bytes from the first to the last")
 
     @property

@@ -158,7 +158,7 @@ class Watching:
         return Found(feature, seed, version, header, tuple(operations), broken, found)
 
     def _note_lacks(self, engine: Any) -> None:
-        lacks = self._rules.lacking(engine)
+        lacks = self._rules.missing_capabilities(engine)
         invariants = self._rules.invariants.values()
         asked = {each.name for each in judged(invariants, lacks)}
         self.lacks = {name: each for name, each in self._rules.capabilities.items() if name in lacks}

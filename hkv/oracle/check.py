@@ -77,7 +77,7 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
     except Exception as error:
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
     dialect = registry.dialect_of(log.header.dialect)
-    lacks = dialect.lacking(engine)
+    lacks = dialect.missing_capabilities(engine)
     given = answers(dialect, engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
     for index, got in enumerate(given):
         operation = log.operations[index]
@@ -227,7 +227,7 @@ class FollowedLog:
             self._header = self._dialect.log.parse_header(line, found, self.path)
             self._lifecycle = self._dialect.lifecycle(self._header)
             self._engine = self._factory(self._header)
-            self._lacks = self._dialect.lacking(self._engine)
+            self._lacks = self._dialect.missing_capabilities(self._engine)
             return
         operation = self._dialect.log.parse_operation(line, self.path, self._line, self._header)
         try:

@@ -217,7 +217,9 @@ class Comparison:
         rules = registry.dialect_of(self._only.dialect)
         for factory in (self._tested, self._right):
             try:
-                lacks = rules.lacking(make_engine(factory, draw(features[0], 0, self._versions[0], self._only)[0]))
+                lacks = rules.missing_capabilities(
+                    make_engine(factory, draw(features[0], 0, self._versions[0], self._only)[0])
+                )
                 self._not_compared |= {name: each for name, each in rules.capabilities.items() if name in lacks}
             except UnsupportedConfigError:  # it may implement the next one
                 continue

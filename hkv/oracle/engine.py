@@ -144,7 +144,7 @@ class Pair:
         self.right = right
         self.timed_out = False
         self._dialect, self._version, self._names = dialect, version, names
-        self._lacks = dialect.lacking(tested) | dialect.lacking(right)
+        self._lacks = dialect.missing_capabilities(tested) | dialect.missing_capabilities(right)
 
     def perform(self, operation: Any) -> tuple[Any, Mismatch | None]:
         """The right engine's answer, or the Failure in its place, and where the tested one's differs from it."""

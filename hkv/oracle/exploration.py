@@ -43,7 +43,7 @@ def explore_command_of(dialect: Dialect) -> ExploreCommand:
     if own is not None:
         return own
     if type(dialect).next_operations is Dialect.next_operations:
-        raise dialect.lacks("an explorer")
+        raise dialect.unsupported("an explorer")
     return PlainExploreCommand(dialect)
 
 
@@ -81,7 +81,7 @@ class PlainWorld:
         assert factory is not None
         self._dialect, self._header, self._space, self._engine = dialect, header, space, factory(header)
         if not hasattr(self._engine, "evictions"):
-            raise dialect.lacks("an engine that counts its evictions, which an exploration tells of")
+            raise dialect.unsupported("an engine that counts its evictions, which an exploration tells of")
         self._watch = dialect.watch(self._engine, header) if dialect.invariants else None
 
     @property

@@ -215,7 +215,7 @@ def look_of(dialect: Dialect) -> Any:
     """The operation that is answered with the whole state."""
     state = dialect.log.operations.get("state")
     if state is None:
-        raise dialect.lacks("an operation `state`, which a page is drawn from")
+        raise dialect.unsupported("an operation `state`, which a page is drawn from")
     return state()
 
 

@@ -62,7 +62,7 @@ class Side:
     ) -> None:
         self._dialect, self._header, self.name = dialect, header, name
         self._engine, self._whole, self._most_queued = engine, whole, queued
-        self.lacks = frozenset[str]() if engine is None else dialect.lacking(engine)
+        self.lacks = frozenset[str]() if engine is None else dialect.missing_capabilities(engine)
         self.first = 0
         self.given: list[Any] = []
         self._answers: list[str] = []

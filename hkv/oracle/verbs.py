@@ -204,7 +204,7 @@ class Check:
         def make(header: Any) -> Any:
             assert self._factory is not None
             engine = self._factory(header)
-            lacks = dialect.lacking(engine)
+            lacks = dialect.missing_capabilities(engine)
             self._not_compared |= {name: each for name, each in dialect.capabilities.items() if name in lacks}
             return engine
 

@@ -266,8 +266,8 @@ def _seen(queries: _Queries, mask: _Mask, column: jax.Array, walked: jax.Array, 
     row = jnp.maximum(queries.row, 0)
     state = column[row][:, None] * block + jnp.arange(block, dtype=jnp.int32)
     position = queries.position[:, None]
-    reach = (state >= mask.first(position)) | (state < mask.sink_tokens)
-    return reach & (state <= position) & walked[row][:, None] & (queries.row >= 0)[:, None]
+    read = (state >= mask.first(position)) | (state < mask.sink_tokens)
+    return read & (state <= position) & walked[row][:, None] & (queries.row >= 0)[:, None]
 
 
 def _more(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hkv.columns import Columns
-from hkv.replay.observed import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, Lacking
+from hkv.replay.observed import CACHING_OFF, COMPLETE, EVICTED, HAD, NOT_RETAINED, NOT_SHARED, NOTHING, MissReason
 from hkv.replay.schedule import Recorder, RequestRecord
 
 FIRST_USE = "first use"
@@ -72,7 +72,7 @@ class Missed:
     Attributes:
       tokens: by cause; with the hit tokens they add up to the prompts.
       by_group: of each group, tokens by cause of requests for which it lacked something; several may have lacked it.
-      lacking: of each group, requests by what it lacked at the boundary that was asked about: where a pool that evicts
+      reasons: of each group, requests by what it lacked at the boundary that was asked about: where a pool that evicts
         nothing would have resumed, if that is beyond the hit, else where everything computed would have taken it.
       evicted: the evictions among them, where the dialect tells of them.
       requests: one column a cause, int64[n], and of the eviction that was longest ago `evicted_steps_before` and
@@ -81,7 +81,7 @@ class Missed:
 
     tokens: Mapping[str, int]
     by_group: tuple[Mapping[str, int], ...]
-    lacking: tuple[Mapping[str, int], ...]
+    reasons: tuple[Mapping[str, int], ...]
     evicted: tuple[Evicted, ...]
     requests: Columns
 
@@ -110,7 +110,7 @@ def attributed(outcome: Finished) -> Missed:
     columns = _columns(outcome, records, others)
     groups = range(len(outcome.cache.groups))
     by_group: list[collections.Counter[str]] = [collections.Counter() for _ in groups]
-    lacking: list[collections.Counter[str]] = [collections.Counter() for _ in groups]
+    reasons: list[collections.Counter[str]] = [collections.Counter() for _ in groups]
     ages: dict[tuple[int, int], list[tuple[int, int]]] = collections.defaultdict(list)
     before, taker = np.full((2, len(records)), -1, np.int64)
     steps, lost = outcome.recorder.steps.step, columns[EVICTED].tolist()
@@ -118,7 +118,7 @@ def attributed(outcome: Finished) -> Missed:
     for place, (record, other) in enumerate(zip(records, others, strict=True)):
         if record.admitted < 0 or record.index < outcome.warmup:
             continue
-        for group, each in enumerate(record.lacking):
+        for group, each in enumerate(record.miss_reasons):
             if each.reason == EVICTED and lost[place]:
                 by_group[group][EVICTED] += lost[place]
                 if each.evicted:
@@ -126,10 +126,10 @@ def attributed(outcome: Finished) -> Missed:
                     ages[group, each.taker].append((age, lost[place]))
                     if age > before[place]:
                         before[place], taker[place] = age, each.taker
-        beyond: tuple[Lacking, ...] = () if other is None else other.lacking
+        beyond: tuple[MissReason, ...] = () if other is None else other.miss_reasons
         asked = record if lost[place] or other is None else other
-        for group, each in enumerate(asked.lacking):
-            lacking[group][NOTHING if each.reason == HAD and asked.computed <= asked.hit else each.reason] += 1
+        for group, each in enumerate(asked.miss_reasons):
+            reasons[group][NOTHING if each.reason == HAD and asked.computed <= asked.hit else each.reason] += 1
         for group, each in enumerate(beyond):
             if each.reason not in COMPLETE:
                 for cause, tokens in rest.items():
@@ -138,7 +138,7 @@ def attributed(outcome: Finished) -> Missed:
     return Missed(
         {cause: int(columns[cause].sum()) for cause in CAUSES},
         tuple(by_group),
-        tuple(lacking),
+        tuple(reasons),
         tuple(_evicted(*pair, found) for pair, found in sorted(ages.items())),
         {**columns, "evicted_steps_before": before, "evicted_for": taker},
     )
@@ -180,15 +180,15 @@ def _columns(outcome: Finished, records: Sequence[RequestRecord], others: Sequen
     ends = [*(limit for _, limit in cuts[1:]), hit]
     for (cause, limit), end in zip(cuts, ends, strict=True):
         columns[cause] = np.where(counted, np.maximum(limit, hit) - np.maximum(end, hit), 0)
-    short = np.array([other is not None and _all_had(other.lacking) for other in others], bool)
+    short = np.array([other is not None and _all_had(other.miss_reasons) for other in others], bool)
     columns[FELL_SHORT] = np.where(short, columns[NOT_RETAINED], 0)
     columns[NOT_RETAINED] -= columns[FELL_SHORT]
     return columns
 
 
-def _all_had(lacking: Sequence[Lacking]) -> bool:
+def _all_had(found: Sequence[MissReason]) -> bool:
     """True if every group that shares blocks had all that was needed, and the lookup found less nevertheless."""
-    reasons = {each.reason for each in lacking}
+    reasons = {each.reason for each in found}
     return HAD in reasons and reasons <= COMPLETE
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hkv.errors import ConfigError, EngineFailure
 from hkv.machine.kept_programs import KeptProgram
-from hkv.replay.observed import Boundaries, Lacking
+from hkv.replay.observed import Boundaries, MissReason
 from hkv.replay.schedule import (
     FINISHED,
     NEVER_FITS,
@@ -249,22 +249,27 @@ class Dispatches:
         """int32[requests, 8 + groups]: `RequestResult` of each request of the trace, and why its hit ended."""
         return np.asarray(self._resident.request_results)[: self._trace.count, : RESULT_COLUMNS + self._groups]
 
-    def _lacking(self, reasons: Sequence[str]) -> list[tuple[int, tuple[Lacking, ...]]]:
+    def _miss_reasons(self, reasons: Sequence[str]) -> list[tuple[int, tuple[MissReason, ...]]]:
         """Of each request, up to where its blocks were computed, and what each group lacked there."""
         results = np.asarray(self._resident.request_results)[: self._trace.count]
         width = (results.shape[1] - RESULT_COLUMNS - 1) // 2
         told: list[list[int]] = results[:, RESULT_COLUMNS : RESULT_COLUMNS + self._groups].tolist()
         past: list[list[int]] = results[:, RESULT_COLUMNS + width :].tolist()
-        found: list[tuple[int, tuple[Lacking, ...]]] = []
+        found: list[tuple[int, tuple[MissReason, ...]]] = []
         for codes, (computed, *values) in zip(told, past, strict=True):
             pairs = zip(codes, values, strict=False)
-            found.append((computed, tuple(Lacking(reasons[code], *eviction_of(each, width)) for code, each in pairs)))
+            found.append(
+                (computed, tuple(MissReason(reasons[code], *eviction_of(each, width)) for code, each in pairs))
+            )
         return found
 
     def _record(self, recorder: Recorder, reasons: Sequence[str]) -> None:
         """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it."""
         results = self.request_results
-        seen, lacking = np.broadcast_to(self._trace.seen, len(results)), self._lacking(reasons) if reasons else ()
+        seen, miss_reasons = (
+            np.broadcast_to(self._trace.seen, len(results)),
+            self._miss_reasons(reasons) if reasons else (),
+        )
         for index, (row, result) in enumerate(zip(self._trace.requests.tolist(), results.tolist(), strict=False)):
             recorder.requests[index] = RequestRecord(
                 index=index,
@@ -276,7 +281,7 @@ class Dispatches:
                 **{name: result[place] for name, place in RECORDED.items()},
             )
             if reasons and result[RequestResult.ADMITTED] >= 0:
-                recorder.requests[index].computed, recorder.requests[index].lacking = lacking[index]
+                recorder.requests[index].computed, recorder.requests[index].miss_reasons = miss_reasons[index]
         columns = [part.T for part in self._samples]
         names = [field.name for field in dataclasses.fields(StepRecords)]
         if columns:

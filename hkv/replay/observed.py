@@ -31,7 +31,7 @@ NOT_COMPUTED = frozenset((NEVER_SEEN, UNFINISHED))
 """Reasons of groups whose blocks nobody has computed to the end."""
 
 
-class Lacking(NamedTuple):
+class MissReason(NamedTuple):
     """State of the blocks that one group needs at a boundary.
 
     Attributes:
@@ -48,7 +48,7 @@ class Lacking(NamedTuple):
 class HitReasons(Protocol):
     """Says what groups lack beyond a hit."""
 
-    def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
+    def miss_reasons(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[MissReason]]:
         """State of each group's blocks, for a request that is about to be allocated its own.
 
         Returns:

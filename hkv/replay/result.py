@@ -30,7 +30,7 @@ class ReplayResult:
       engine: name of the engine.
       totals: numbers over the whole replay, by name; None where the engine does not count.
       groups: one entry a group: `group`, `layers` (how many), `eagle`, and, where the engine tells, the number of
-        requests by what the group lacked beyond their hits (`hkv.replay.attribution.Missed.lacking`).
+        requests by what the group lacked beyond their hits (`hkv.replay.attribution.Missed.reasons`).
       requests: one entry a request, in the trace's order: the fields of `hkv.replay.schedule.RequestRecord` but for
         what groups lacked, its prompt tokens by the cause for which they were no hits
         (`hkv.replay.attribution.CAUSES`), and `evicted_steps_before` and `evicted_for` (who got the block that was
@@ -52,7 +52,7 @@ class ReplayResult:
 def result_of(outcome: Outcome, engine: str) -> ReplayResult:
     """The result of a replay by the engine of that name."""
     requests = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
-    fields = [field.name for field in dataclasses.fields(RequestRecord) if field.name != "lacking"]
+    fields = [field.name for field in dataclasses.fields(RequestRecord) if field.name != "miss_reasons"]
     told = groups(outcome)
     counted = outcome.cache.reasons if told and told[0]["reasons"] is not None else ()
     columns: Columns = {} if outcome.trace is None else outcome.missed.requests
@@ -164,7 +164,7 @@ def _trace(outcome: Outcome) -> dict[str, Any]:
 
 def groups(outcome: Outcome) -> list[dict[str, Any]]:
     """Per group: name, layers if known, whether it serves a draft module, and what it lacked, over first admissions."""
-    counters, known = None if outcome.trace is None else outcome.missed.lacking, outcome.cache.reasons
+    counters, known = None if outcome.trace is None else outcome.missed.reasons, outcome.cache.reasons
     if counters is not None and not any(counters):
         counters = None
     return [

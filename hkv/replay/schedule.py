@@ -11,7 +11,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.limits import MAX_TOKENS, check_whole
-from hkv.replay.observed import HitReasons, Lacking
+from hkv.replay.observed import HitReasons, MissReason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -312,7 +312,7 @@ class RequestRecord:
       recovered: of these, tokens found in the cache.
       seen: tokens at its start that an earlier request had too (`hkv.replay.schedule.Arrival.seen`).
       computed: tokens, at most `hkv.replay.schedule.Arrival.asked`, whose blocks had been computed by anybody then.
-      lacking: what each group lacked there; nothing where the engine cannot tell.
+      miss_reasons: what each group lacked there; nothing where the engine cannot tell.
       loaded: of the hit, tokens that were loaded from a second tier.
     """
 
@@ -329,7 +329,7 @@ class RequestRecord:
     recovered: int = 0
     seen: int = 0
     computed: int = 0
-    lacking: tuple[Lacking, ...] = ()
+    miss_reasons: tuple[MissReason, ...] = ()
     loaded: int = 0
 
 
@@ -363,13 +363,13 @@ class Recorder:
         self._capacity = num_blocks - 1
         self._diagnosis = diagnosis
         self._progress = progress
-        self._told: tuple[int, Sequence[Lacking]] = 0, ()
+        self._told: tuple[int, Sequence[MissReason]] = 0, ()
         self._sums = dict.fromkeys(SUMS, 0)
 
     def looked_up(self, live: LiveRequest, hit: int) -> None:
         """The request at the head of the queue, of which `hit` tokens are cached, is about to ask for blocks."""
         if self._diagnosis is not None and not live.preemptions:
-            self._told = self._diagnosis.lacking(live.keys, hit, live.arrival.asked)
+            self._told = self._diagnosis.miss_reasons(live.keys, hit, live.arrival.asked)
 
     def put_off(self) -> None:
         """The request just looked up was refused and stays at the head of the queue."""
@@ -383,7 +383,7 @@ class Recorder:
             record.recovered += hit
             return
         record.hit, record.admitted, record.loaded = hit, step, loaded
-        record.computed, record.lacking = self._told[0], tuple(self._told[1])
+        record.computed, record.miss_reasons = self._told[0], tuple(self._told[1])
         self._sums["prompt_tokens"] += live.tokens
         self._sums["hit_tokens"] += hit
 

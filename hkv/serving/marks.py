@@ -160,7 +160,7 @@ def require_seen(
       before: int32[Q], the position of each query's first token.
       ends: int32[Q], the end of its last; 0 for queries that read nothing.
     """
-    first = jnp.maximum(divide(before, jnp.int32(layer.unit)) * layer.unit - layer.reach, 0)
+    first = jnp.maximum(divide(before, jnp.int32(layer.unit)) * layer.unit - layer.lookback, 0)
     position, written = _positions(marks.layers[index], table)
     seen = (position[None] >= first[:, None]) | (position[None] < layer.sink_tokens)
     _require(f"attend: layer {layer.name!r}", "query", written | ~seen | (position[None] >= ends[:, None]))

@@ -107,10 +107,10 @@ def _info(index: int, size: int, fields: np.ndarray) -> EngineGroupInfo | None:
         return None
     if fields[GroupField.RECURRENT]:
         return EngineGroupInfo(index, (), size, window=size, recurrent=True)
-    reach = int(fields[GroupField.REACH])
-    if fields[GroupField.UNIT] > 1 or fields[GroupField.HALVINGS] or reach >= UNLIMITED or fields[GroupField.SINKS]:
+    lookback = int(fields[GroupField.LOOKBACK])
+    if fields[GroupField.UNIT] > 1 or fields[GroupField.HALVINGS] or lookback >= UNLIMITED or fields[GroupField.SINKS]:
         return EngineGroupInfo(index, (), size)
-    return EngineGroupInfo(index, (), size, window=max(1, -(-reach // size), int(fields[GroupField.NEED])) * size)
+    return EngineGroupInfo(index, (), size, window=max(1, -(-lookback // size), int(fields[GroupField.NEED])) * size)
 
 
 @functools.lru_cache(maxsize=32)

@@ -32,8 +32,8 @@ class LayerPages:
       group: its group.
       layout: layout of the layers that it lies among.
       index: its index among them.
-      unit: tokens; a query at n reads from `reach` before the last multiple of `unit` on.
-      reach: tokens; see `unit`.
+      unit: tokens; a query at n reads from `lookback` before the last multiple of `unit` on.
+      lookback: tokens; see `unit`.
       sink_tokens: first tokens of a request that every query reads besides.
       states: whether its pages hold recurrent or opaque states, not a token in each slot.
     """
@@ -43,7 +43,7 @@ class LayerPages:
     layout: Layout
     index: int
     unit: int
-    reach: int
+    lookback: int
     sink_tokens: int
     states: bool
 
@@ -61,7 +61,9 @@ def placed(
     fields = np.asarray(of_config(config, len(config.topology.specs) + 1).groups)
     for name, group in groups.items():
         if fields[group, GroupField.HALVINGS]:
-            raise ConfigError(f"layers[{name!r}]", config.topology.specs[group].kind, "a reach that no length changes")
+            raise ConfigError(
+                f"layers[{name!r}]", config.topology.specs[group].kind, "a lookback that no length changes"
+            )
     return tuple(
         LayerPages(
             name=name,
@@ -69,7 +71,7 @@ def placed(
             layout=layout,
             index=index,
             unit=max(1, int(fields[groups[name], GroupField.UNIT])),
-            reach=int(fields[groups[name], GroupField.REACH]),
+            lookback=int(fields[groups[name], GroupField.LOOKBACK]),
             sink_tokens=config.topology.specs[groups[name]].sinks,
             states=bool(fields[groups[name], GroupField.STATES]),
         )

@@ -299,12 +299,14 @@ def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **setting
     """
     at = serving.layer(layer, states=False)
     seen: dict[str, Any] = {"sink_tokens": at.sink_tokens}
-    if at.unit > 1 and at.reach:
-        raise ConfigError(f"layers[{layer!r}]", f"unit {at.unit}, reach {at.reach}", "a window, chunks or all tokens")
+    if at.unit > 1 and at.lookback:
+        raise ConfigError(
+            f"layers[{layer!r}]", f"unit {at.unit}, lookback {at.lookback}", "a window, chunks or all tokens"
+        )
     if at.unit > 1:
         seen["chunk"] = at.unit
-    elif at.reach < UNLIMITED:
-        seen["window"] = at.reach + 1
+    elif at.lookback < UNLIMITED:
+        seen["window"] = at.lookback + 1
     table = turn.tables[:, at.group]
     if serving.marks is not None:
         span = _span(serving, turn, "attend")

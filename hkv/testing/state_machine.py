@@ -61,7 +61,7 @@ def engine_machine(
     """
     rules = registry.dialect_of(only.dialect)
     if not rules.move_names:
-        raise rules.lacks("moves")
+        raise rules.unsupported("moves")
 
     def start(self: EngineMachine, header: Any, data: Drawing) -> None:
         try:

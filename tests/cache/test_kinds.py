@@ -24,12 +24,12 @@ def test_every_kind_of_layer_has_rules() -> None:
 
 
 @pytest.mark.parametrize("unit", [1, 4, 6, 16])
-@pytest.mark.parametrize("reach", [0, 1, 3, 8, 13, reads.UNLIMITED])
-def test_the_last_query_is_the_inverse(unit: int, reach: int) -> None:
-    skipped = reads.skipped_tokens(N, unit, reach).tolist()
+@pytest.mark.parametrize("lookback", [0, 1, 3, 8, 13, reads.UNLIMITED])
+def test_the_last_query_is_the_inverse(unit: int, lookback: int) -> None:
+    skipped = reads.skipped_tokens(N, unit, lookback).tolist()
     assert skipped == sorted(skipped)
     for end in (1, 4, 8, 40):
-        last = int(reads.last_query(jnp.int32(end), unit, reach))
+        last = int(reads.last_query(jnp.int32(end), unit, lookback))
         assert [n for n in range(200) if skipped[n] < end] == list(range(min(last + 1, 200)))
 
 
@@ -48,5 +48,5 @@ def test_what_is_skipped_is_what_the_reference_skips(kind: str, seed: int) -> No
     config = _config(spec)
     own = all_kinds()[kind](0, spec, config, Pool(config.num_blocks))
     group = np.asarray(of_config(config, 4).groups)[0]
-    found = reads.skipped_tokens(N, group[GroupField.UNIT], group[GroupField.REACH])
+    found = reads.skipped_tokens(N, group[GroupField.UNIT], group[GroupField.LOOKBACK])
     assert found.tolist() == [max(0, own.skipped_tokens(n)) for n in range(200)]

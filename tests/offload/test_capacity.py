@@ -29,7 +29,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.log_file import Log
 from hkv.replay.schedule import Schedule
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, SlidingWindow
-from reference.dialects.vllm.offload.reach import Reach, reachable
+from reference.dialects.vllm.offload.offers import Progress, offered_chunks
 from reference.dialects.vllm.request import Request
 from tests.cli.commands import run
 
@@ -59,8 +59,8 @@ def test_a_prompt_takes_the_chunks_that_the_reference_offers(data: st.DataObject
     request = Request("a", tokens, tokens, [])
     for group, size in enumerate(config.chunk_tokens):
         count = tokens // size
-        reach = Reach(finished=False, chunks=count, prompt=count, cursor=0)
-        _, offered = reachable(config, request, group, [1] * (count * per_chunk), reach)
+        progress = Progress(finished=False, chunks=count, prompt=count, cursor=0)
+        _, offered = offered_chunks(config, request, group, [1] * (count * per_chunk), progress)
         assert stored_chunks(config, tokens)[group] == len(offered)
 
 

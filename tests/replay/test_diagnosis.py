@@ -1,4 +1,4 @@
-"""Blocks lacking beyond a hit: told by hand, through the reference engine, and by definition; known boundaries."""
+"""Blocks missing beyond a hit: told by hand, through the reference engine, and by definition; known boundaries."""
 
 import threading
 
@@ -34,8 +34,8 @@ def config(groups, **options):
     return cache_config(specs, 100, Schedule(step_tokens=64, max_model_len=256), **options)
 
 
-def lacking(groups, cached, others, hit, asked, **options):
-    told = Diagnosis(config(groups, **options), ToldCache(cached, others)).lacking(list(range(64)), hit, asked)
+def reasons(groups, cached, others, hit, asked, **options):
+    told = Diagnosis(config(groups, **options), ToldCache(cached, others)).miss_reasons(list(range(64)), hit, asked)
     return told[0], [each.reason for each in told[1]]
 
 
@@ -45,17 +45,17 @@ def keys(*ranges):
 
 def test_a_state_is_needed_where_the_hit_ends():
     passed = {0: "retired", **dict.fromkeys(range(2, 6), "retired")}
-    assert lacking("full:4,mamba:4", [keys((0, 6)), {1}], [{}, passed], 8, 24) == (24, [HAD, RETIRED])
-    told = lacking("full:4,mamba:4", [keys((0, 2)), {4}], [{2: "evicted", 3: "evicted", 4: "evicted"}, passed], 8, 20)
+    assert reasons("full:4,mamba:4", [keys((0, 6)), {1}], [{}, passed], 8, 24) == (24, [HAD, RETIRED])
+    told = reasons("full:4,mamba:4", [keys((0, 2)), {4}], [{2: "evicted", 3: "evicted", 4: "evicted"}, passed], 8, 20)
     assert told == (20, ["evicted", HAD])
 
 
 def test_states_inside_blocks():
     """Blocks of 16 of a recurrent group among blocks of 4: a state inside a block that is known was not kept."""
     assert config("full:4,mamba:16").partial_hits
-    told = lacking("full:4,mamba:16", [keys((0, 8)), set()], [{}, {3: "evicted"}], 0, 4)
+    told = reasons("full:4,mamba:16", [keys((0, 8)), set()], [{}, {3: "evicted"}], 0, 4)
     assert told == (4, [HAD, "not retained"])
-    assert lacking("full:4,mamba:16", [keys((0, 8)), {5}], None, 24, 32) == (28, [HAD, "never seen"])
+    assert reasons("full:4,mamba:16", [keys((0, 8)), {5}], None, 24, 32) == (28, [HAD, "never seen"])
 
 
 NAMES = {
@@ -145,7 +145,7 @@ def reasons_are_what_they_say(text, eagle, data):
     ]
     hit = data.draw(st.sampled_from(possible), label="hit")
     asked = data.draw(st.sampled_from(boundaries), label="asked")
-    computed, told = Diagnosis(config, cache).lacking(list(range(64)), hit, asked)
+    computed, told = Diagnosis(config, cache).miss_reasons(list(range(64)), hit, asked)
     assert (computed, [each.reason for each in told]) == by_definition(config, cache, hit, asked, boundaries)
     for each in told:
         event(each.reason)

@@ -130,7 +130,7 @@ def test_a_large_pool_finds_every_named_prefix(tmp_path):
         whole = (tokens + line["output_tokens"])[: len(tokens) + len(line["output_tokens"]) - 1]
         seen.update(tuple(whole[:end]) for end in range(4, len(whole) + 1, 4))
     assert outcome.evictions == 0
-    assert set(outcome.missed.lacking[0]) == {"nothing to find"}
+    assert set(outcome.missed.reasons[0]) == {"nothing to find"}
 
 
 def test_ids_find_less_than_tokens_but_not_nothing(tmp_path):

@@ -141,7 +141,7 @@ def longest(diagnosis: RtpDiagnosis, keys: Sequence[int]) -> int:
     """The longest prefix of `keys` whose groups lack nothing, in keys."""
     size = diagnosis._config.block_size
     for count in range(len(keys), 0, -1):
-        computed, told = diagnosis.lacking(keys, 0, count * size)
+        computed, told = diagnosis.miss_reasons(keys, 0, count * size)
         if computed == count * size and all(each.reason in COMPLETE for each in told):
             return count
     return 0

@@ -12,7 +12,7 @@ from hkv.replay.schedule import Schedule
 from hkv.serving.block_objects import longest_load, offered
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, SlidingWindow, retained_sparsely
 from reference.dialects.vllm.offload.lookup import chunks_of_hit, external_hit
-from reference.dialects.vllm.offload.reach import Reach, reachable
+from reference.dialects.vllm.offload.offers import Progress, offered_chunks
 from reference.dialects.vllm.request import Request
 
 SCHEDULE = Schedule(step_tokens=64, max_model_len=1024)
@@ -40,8 +40,8 @@ def test_what_is_stored_is_what_the_reference_offers(given_rules: OffloadConfig,
     for group, size in enumerate(given_rules.chunk_tokens):
         if group in given_rules.aligned:  # whose states the cache hands over
             continue
-        whole = Reach(finished=False, chunks=min(computed, prompt) // size, prompt=prompt // size, cursor=0)
-        _, wanted = reachable(given_rules, request, group, [1] * (prompt // size), whole)
+        whole = Progress(finished=False, chunks=min(computed, prompt) // size, prompt=prompt // size, cursor=0)
+        _, wanted = offered_chunks(given_rules, request, group, [1] * (prompt // size), whole)
         assert found[group] == wanted
 
 

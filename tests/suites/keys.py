@@ -34,10 +34,10 @@ class TwoTexts:
     def content(self, text: int, block: int) -> tuple[object, ...]:
         """All that the content of the first `block + 1` hash blocks depends on."""
         identity, end = self.identities[text], (block + 1) * self.size
-        reach = end + self.lookahead
-        items = tuple((name, offset) for name, offset, _ in identity.multimodal if offset < reach)
-        embeds = None if identity.embeds is None else identity.embeds[:reach]
-        return (self.tokens[text][:reach], identity.lora, items, identity.salt or None, embeds)
+        until = end + self.lookahead
+        items = tuple((name, offset) for name, offset, _ in identity.multimodal if offset < until)
+        embeds = None if identity.embeds is None else identity.embeds[:until]
+        return (self.tokens[text][:until], identity.lora, items, identity.salt or None, embeds)
 
 
 NAMES = ("x", "y", "x" * 20)

@@ -111,8 +111,8 @@ def regions(case: Store) -> Iterator[str]:
         yield f"kernel groups {[group.members for group in objects]} are not each in one object"
     for group in objects:
         windows = {case.groups[member].info.window for member in group.members}
-        reach = {-1 if window == -1 else -(-window // case.chunk) for window in windows}
-        if case.separate and reach != {group.window}:
+        chunks = {-1 if window == -1 else -(-window // case.chunk) for window in windows}
+        if case.separate and chunks != {group.window}:
             yield f"an object that is read {group.window} chunks back holds groups of windows {windows}"
     layouts = [object_layout(case.groups, group, case.chunk) for group in objects]
     for group, layout in zip(objects, layouts, strict=True):

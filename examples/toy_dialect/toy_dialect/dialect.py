@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hkv.contract.dialect import Dialect
-from hkv.contract.explanation import Lack, Resumption
+from hkv.contract.explanation import MissingEntry, Resumption
 from hkv.contract.log import LogFormat, NamedRequests, PlainHeader
 from hkv.contract.traffic import Choices
 from hkv.replay.plain import PlainReplayCommand
@@ -62,7 +62,7 @@ class ToyDialect(Dialect):
         tokens = operation.tokens if isinstance(operation, AdmitOp) else engine.requests[id].tokens
         hit = len(engine.longest(tokens[:-1])) * engine.size
         more = hit + engine.size if hit + engine.size < len(tokens) else None
-        lacks = (Lack(hit, hit + engine.size - 1, "never entered, or evicted"),) if more else ()
+        lacks = (MissingEntry(hit, hit + engine.size - 1, "never entered, or evicted"),) if more else ()
         return (Resumption(0, "full_attention", engine.size, hit, more, lacks),)
 
     def replay_command(self) -> PlainReplayCommand:

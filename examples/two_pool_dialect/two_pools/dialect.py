@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hkv.contract.dialect import Dialect
-from hkv.contract.explanation import Lack, Resumption
+from hkv.contract.explanation import MissingEntry, Resumption
 from hkv.contract.explore_command import TOKENS, Space
 from hkv.contract.invariant import Invariant, PlainMoment, PlainWatch, Register
 from hkv.contract.log import LogFormat, NamedRequests, PooledHeader
@@ -91,8 +91,8 @@ class TwoPools(Dialect):
         path, size = engine.walk(tokens[:-1]), engine.size
         full, window = len(path) * size, len(engine.longest(path)) * size
         more = full + size if full + size < len(tokens) else None
-        lacks = (Lack(full, full + size - 1, "never entered, or evicted"),) if more else ()
-        lost = (Lack(window, full - 1, "its window's blocks were evicted"),) if window < full else ()
+        lacks = (MissingEntry(full, full + size - 1, "never entered, or evicted"),) if more else ()
+        lost = (MissingEntry(window, full - 1, "its window's blocks were evicted"),) if window < full else ()
         return (
             Resumption(0, "full_attention", size, full, more, lacks),
             Resumption(1, "sliding_window", size, window, full if lost else more, lost or lacks),

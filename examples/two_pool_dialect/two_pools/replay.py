@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hkv.contract.options import option
-from hkv.replay.observed import EVICTED, HAD, NEVER_SEEN, Lacking
+from hkv.replay.observed import EVICTED, HAD, NEVER_SEEN, MissReason
 from hkv.replay.plain import PlainLoop, PlainMisses, PlainReplayCommand
 from hkv.replay.schedule import LiveRequest
 from two_pools.cache import FULL, WINDOW, RadixPools
@@ -43,11 +43,11 @@ class PoolsMisses(PlainMisses):
     def __init__(self, engine: RadixPools, key_tokens: int) -> None:
         self._engine = engine
 
-    def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
+    def miss_reasons(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[MissReason]]:
         size = self._engine.size
         path = self._engine.walk([int(key) for key in keys[: asked // size] for _ in range(size)])
         window = HAD if len(self._engine.longest(path)) == len(path) else EVICTED
-        return len(path) * size, [Lacking(HAD if len(path) * size >= asked else NEVER_SEEN), Lacking(window)]
+        return len(path) * size, [MissReason(HAD if len(path) * size >= asked else NEVER_SEEN), MissReason(window)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

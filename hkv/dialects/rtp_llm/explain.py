@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from hkv.contract.answer import Failure, compare
-from hkv.contract.explanation import Event, Explanation, Lack, Resumption, check_there, find_request
+from hkv.contract.explanation import Event, Explanation, MissingEntry, Resumption, check_there, find_request
 from hkv.contract.log import Log, describe
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL
@@ -119,7 +119,7 @@ def _resumptions(story: RtpStory, id: str, keys: list[int], size: int) -> tuple[
             ()
             if beyond is None
             else tuple(
-                Lack(
+                MissingEntry(
                     index * size if policy.group_type is GroupType.FULL else 0,
                     (index + 1) * size - 1,
                     *_why(story, id, group, keys[index]),

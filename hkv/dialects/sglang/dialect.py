@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hkv.contract.dialect import Dialect
-from hkv.contract.explanation import Lack, Resumption
+from hkv.contract.explanation import MissingEntry, Resumption
 from hkv.contract.explore_command import TOKENS, Space
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
@@ -109,9 +109,9 @@ class SGLangDialect(Dialect):
         from hkv.contract.invariant import PlainWatch
 
         if header.tree:
-            raise self.lacks("invariants of a tree alone, which logs of live caches are about")
-        if "tree" in self.lacking(engine):
-            raise self.lacks("an engine that shows its tree, which invariants look at")
+            raise self.unsupported("invariants of a tree alone, which logs of live caches are about")
+        if "tree" in self.missing_capabilities(engine):
+            raise self.unsupported("an engine that shows its tree, which invariants look at")
         return PlainWatch(engine, header, self.invariants.values(), structs.StateOp())
 
     def snapshot(self, header: structs.Header, state: Any) -> Snapshot:
@@ -162,12 +162,12 @@ class SGLangDialect(Dialect):
             tokens, namespace = request.tokens, request.namespace
         size, full = engine.manager.config.page_size, engine.alone(tokens[:-1], namespace, "FULL")
         beyond = full + size if full + size < len(tokens) else None
-        absent = (Lack(full, full + size - 1, "never entered, or evicted"),) if beyond else ()
+        absent = (MissingEntry(full, full + size - 1, "never entered, or evicted"),) if beyond else ()
         found = [Resumption(0, structs.FULL_ATTENTION, size, full, beyond, absent)]
         for number, group in enumerate(engine.header.groups[1:], start=1):
             name, why = LOST[group["kind"]]
             length = engine.alone(tokens[:-1], namespace, name)
-            gone = (Lack(length, full - 1, why),) if length < full else absent
+            gone = (MissingEntry(length, full - 1, why),) if length < full else absent
             found.append(Resumption(number, group["kind"], size, length, full if length < full else beyond, gone))
         return found
 

@@ -165,7 +165,7 @@ class VllmDialect(Dialect):
         from hkv.contract.invariant import judged
         from hkv.dialects.vllm.invariants import Watch
 
-        if "state" in (lacks := self.lacking(engine)):
+        if "state" in (lacks := self.missing_capabilities(engine)):
             raise UnsupportedConfigError("engine", "one without a state", "one with a state, which invariants look at")
         return Watch(engine, header, judged(self.invariants.values(), lacks))
 

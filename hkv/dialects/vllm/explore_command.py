@@ -32,8 +32,8 @@ DEFECTS = MappingProxyType(
     {
         "window-one-short": Patch(
             f"{RULES}kinds.sliding_window:parameters",
-            '"REACH": kept,',
-            '"REACH": kept - 1,',
+            '"LOOKBACK": kept,',
+            '"LOOKBACK": kept - 1,',
         ),
         "window-run-too-long": Patch(
             f"{RULES}rules.hit:_search",

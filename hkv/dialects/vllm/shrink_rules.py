@@ -273,8 +273,8 @@ def _allocate(operation: oplog.AllocateOp, state: RequestState, found: Hit | Non
     if start > state.tokens and not state.running:
         return None
     # Tokens that a hit no longer brings are computed, so that the request gets as far as it did.
-    reach = operation.hit + operation.external + operation.new - hit - external
-    new = max(0, min(reach if not state.running else operation.new, max(state.tokens - start, operation.new)))
+    needed = operation.hit + operation.external + operation.new - hit - external
+    new = max(0, min(needed if not state.running else operation.new, max(state.tokens - start, operation.new)))
     if not hit + external + new:
         return None
     in_flight = min(operation.in_flight, state.computed)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hkv.dialects.vllm.config import check_truncation
 from reference.dialects.vllm.coordinator import Coordinator
-from reference.dialects.vllm.hits import Found, reach
+from reference.dialects.vllm.hits import Found, search_limit
 from reference.dialects.vllm.manager import Manager
 from reference.dialects.vllm.request import Request
 
@@ -64,7 +64,7 @@ def alone(cache: Coordinator, request: Request, limit: int | None) -> tuple[list
         kind = member.first
         length = most
         if member.eagle and not cache.alone:
-            length = reach(kind, most, request.keys, cache.config.partial_hits)
+            length = search_limit(kind, most, request.keys, cache.config.partial_hits)
         alignment = kind.block_size if cache.alone else kind.alignment
         found, hit = kind.find(request.keys, length, member.groups, member.eagle, alignment)
         for group, row in zip(member.groups, found, strict=True):

@@ -97,7 +97,7 @@ def find_together(
                 candidate = min(candidate, found[index][1])
                 continue
             drop = group.eagle and index not in dropped
-            length = reach(kind, candidate, keys, partial_hits) if drop else candidate
+            length = search_limit(kind, candidate, keys, partial_hits) if drop else candidate
             found[index] = kind.find(keys, length, group.groups, drop, kind.alignment)
             length = found[index][1]
             if drop:
@@ -114,7 +114,7 @@ def find_together(
     return Found(hit, _rows(members, found, hit, num_groups), longest if longest > hit else 0)
 
 
-def reach(kind: Kind, candidate: int, keys: Sequence[Chain], partial_hits: bool) -> int:
+def search_limit(kind: Kind, candidate: int, keys: Sequence[Chain], partial_hits: bool) -> int:
     """Length up to which a group that will drop looks: a margin beyond the candidate proves what it would give up."""
     if kind.spec.snapshot:
         return candidate

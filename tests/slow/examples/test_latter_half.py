@@ -1,4 +1,4 @@
-"""A kind whose reach depends on the length, by three files: what it reads, the plain rules, the compiled numbers."""
+"""A kind whose lookback depends on the length, by three files: what it reads, the plain rules, the compiled numbers."""
 
 from __future__ import annotations
 

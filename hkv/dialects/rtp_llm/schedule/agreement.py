@@ -16,7 +16,7 @@ from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
 from hkv.dialects.rtp_llm.log import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
 from hkv.model.group_policy import GroupType
 from hkv.replay.agreement import Compared, Difference, Lockstep, Part
-from hkv.replay.observed import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, Lacking
+from hkv.replay.observed import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, MissReason
 from hkv.replay.schedule import LiveRequest, Recorder
 
 # Record of a replay under RTP-LLM's rules: also verdicts, what the cache holds, and its reasons.
@@ -63,15 +63,15 @@ class RtpDiagnosis:
             or (config.policies[group].group_type is GroupType.SWA and config.policies[group].enable_prefix_reuse)
         ]
 
-    def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
+    def miss_reasons(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[MissReason]]:
         """State of each group at the furthest boundary that was computed. Nobody knows `hit` yet; it is not used."""
         groups, size = range(len(self._config.policies)), self._config.block_size
         if not self._caching:
-            return 0, [Lacking(CACHING_OFF) for _ in groups]
+            return 0, [MissReason(CACHING_OFF) for _ in groups]
         states = (self._engine.absence(0, key) for key in keys[: asked // size])
         unfinished = (place for place, state in enumerate(states) if REASON[state] in NOT_COMPUTED)
         computed = next(unfinished, asked // size)
-        return computed * size, [Lacking(self._reason(group, keys[:computed])) for group in groups]
+        return computed * size, [MissReason(self._reason(group, keys[:computed])) for group in groups]
 
     def _reason(self, group: int, keys: Sequence[int]) -> str:
         """State of the first key missing from a full group, and of the last one in a group that keeps the end alone."""

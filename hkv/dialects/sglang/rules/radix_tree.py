@@ -196,7 +196,7 @@ def remove(work: Work, present: Scalar, leaf: Scalar) -> Work:
 
 def refresh(work: Work, view: View, present: Scalar, node: Scalar) -> Work:
     """Window pages behind a position come to the front, the nearest foremost, a window and a page back."""
-    reach = view.whole(Field.WINDOW) + view.page
+    window = view.whole(Field.WINDOW) + view.page
 
     def one(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         at, front, passed = local
@@ -207,7 +207,7 @@ def refresh(work: Work, view: View, present: Scalar, node: Scalar) -> Work:
         return w, (parent - 1, jnp.where(live != 0, at, front), passed + (end - start) * view.page)
 
     begin = jnp.where(jnp.asarray(present) & view.windowed, node, 0)
-    return loop(lambda c: (c[0] > 0) & (c[2] < reach), one, work, (begin, 0, 0), writes=("nodes",))[0]
+    return loop(lambda c: (c[0] > 0) & (c[2] < window), one, work, (begin, 0, 0), writes=("nodes",))[0]
 
 
 def _publish(work: Work, present: Scalar, node: Scalar) -> Work:

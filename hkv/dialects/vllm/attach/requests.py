@@ -238,12 +238,12 @@ def _hash_of(tracked: Tracked, header: Header) -> tuple[str, str]:
     extra = _extra(tracked.request)
     if extra is None:
         return GIVEN, header.hash_seed
-    reach = header.hash_block_size + header.hash_lookahead
+    until = header.hash_block_size + header.hash_lookahead
     for name, digest in DIGESTS.items():
         try:
             identity = PLAIN if extra == ExtraKeys() else identity_of(extra)
             chain = KeyChain(digest, header.hash_block_size, header.hash_lookahead, identity, seed)
-            chain.extend(tracked.tokens[:reach])
+            chain.extend(tracked.tokens[:until])
         except HKVError:
             continue
         if chain.keys and chain.keys[0] == tracked.hashes[0]:

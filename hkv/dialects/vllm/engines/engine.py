@@ -181,13 +181,13 @@ def describe_stored(
     prefix that it names, in tokens, and `ahead`, looked at only under a hash lookahead, the tokens after its block that
     it covers. The event is changed.
     """
-    spec, reach = config.topology.specs[event.group], config.hash_lookahead
+    spec, lookahead = config.topology.specs[event.group], config.hash_lookahead
     event.medium, event.spec_kind = DEVICE, kinds.layer(spec).event_kind or UNKNOWN
     event.window = getattr(spec, "window", 0)
     event.lora_name = "" if identity.lora is None else identity.lora[0]
     event.session = session
-    event.extra_keys = [untagged(extra_keys(identity, end - event.block_size, end + reach)) for end in ends]
-    event.lookahead = [list(tokens) for tokens in ahead] if reach else []
+    event.extra_keys = [untagged(extra_keys(identity, end - event.block_size, end + lookahead)) for end in ends]
+    event.lookahead = [list(tokens) for tokens in ahead] if lookahead else []
     return event
 
 

@@ -299,7 +299,7 @@ class JaxEngine:
             flags |= Flag.ROWS
             payload = [number for row in operation.rows for number in (len(row), *row)]
             self._add(Code.FOUND, request, payload=payload, tokens=operation.hit)
-        reach = request.num_tokens + operation.new + operation.lookahead + operation.external + encoder
+        needed = request.num_tokens + operation.new + operation.lookahead + operation.external + encoder
         if self._offering or (self.config.zeroing and operation.external):
             self._flush()
         pending = len(self._answers.pending_copies)
@@ -307,7 +307,7 @@ class JaxEngine:
         boundary = -1 if operation.shared_prefix is None else operation.shared_prefix
         columns: dict[str, Any] = {name: int(getattr(operation, name)) for name in (*AMOUNTS, "delay", "must_fit")}
         more: dict[str, Any] = {"shared_prefix": boundary, "tokens": encoder, "flags": int(flags)}
-        room, read = self._room_of(reach), self._answers.allocation
+        room, read = self._room_of(needed), self._answers.allocation
         later = self._add(Code.ALLOCATE, request, room=room, read=read, **columns, **more)
         if self.config.zeroing and operation.external:
             self._flush()

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from hkv.contract.answer import Failure
-from hkv.contract.explanation import Event, Explanation, Lack, Resumption, check_there, find_request
+from hkv.contract.explanation import Event, Explanation, MissingEntry, Resumption, check_there, find_request
 from hkv.contract.log import Log, describe
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import attempt
@@ -109,10 +109,10 @@ def _resumptions(story: Story, id: str, operation: Operation) -> tuple[int, tupl
     for group, spec in enumerate(config.topology.specs):
         if not spec.prefix_cacheable:
             continue
-        able = [length for length in lengths if not judge.lacks(group, length)]
+        able = [length for length in lengths if not judge.missing(group, length)]
         largest = max(able, default=0)
         beyond = wanted if wanted in lengths else None
-        lacks = () if beyond is None else tuple(judge.lacks(group, beyond))
+        lacks = () if beyond is None else tuple(judge.missing(group, beyond))
         groups.append(Resumption(group, spec.kind, config.block_size(group), largest, beyond, lacks))
     return hit, tuple(groups), lagging
 
@@ -129,7 +129,7 @@ class _Judge:
         key = self._key(end)
         return key is not None and self._story.engine.manager.pool.find(key, (group,)) is not None
 
-    def lacks(self, group: int, length: int) -> list[Lack]:
+    def missing(self, group: int, length: int) -> list[MissingEntry]:
         """The entries that a group would need to resume at `length` tokens and does not have."""
         config, has = self._config, self.has_entry
         if hits.can_read(config, has, group, length) and hits.can_draft(config, has, group, length):
@@ -138,7 +138,7 @@ class _Judge:
         ranges = spec.reads(length)
         if spec.snapshot:
             ends = [position + 1 for position in itertools.chain(*ranges) if not has(group, position + 1)]
-            return [Lack(0, end - 1, *self._why(group, (end,))) for end in ends]
+            return [MissingEntry(0, end - 1, *self._why(group, (end,))) for end in ends]
         found = [lack for positions in ranges for lack in self._missing(group, positions)]
         if not hits.can_draft(config, has, group, length):
             unit = min(config.block_size(group), hits.hit_alignment(config))
@@ -148,13 +148,13 @@ class _Judge:
             ]
         return found
 
-    def _missing(self, group: int, positions: range) -> Iterator[Lack]:
+    def _missing(self, group: int, positions: range) -> Iterator[MissingEntry]:
         size = self._config.block_size(group)
         for block in sorted({position // size for position in positions}):
             last = min((block + 1) * size, positions.stop)
             ends = range(last, (block + 1) * size + 1)
             if not any(self.has_entry(group, end) for end in ends):
-                yield Lack(max(block * size, positions.start), last - 1, *self._why(group, tuple(ends)))
+                yield MissingEntry(max(block * size, positions.start), last - 1, *self._why(group, tuple(ends)))
 
     def _key(self, end: int) -> Chain | None:
         size = self._config.hash_block_size

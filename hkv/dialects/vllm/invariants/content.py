@@ -129,9 +129,9 @@ def registration(moment: Moment) -> Iterator[str]:
     for block, (group, covered, key) in moment.after.cached.items():
         fresh = moment.before.cached.get(block) != (group, covered, key) and (group, key) not in moved
         if fresh and covered > registrable(config, group, tokens):
-            reach = registrable(config, group, tokens)
+            limit = registrable(config, group, tokens)
             whose = f"the first {covered} tokens of {operation.id}"
-            yield f"block {block} of group {group} is cached as {whose}, beyond the {reach} that a hit may end in"
+            yield f"block {block} of group {group} is cached as {whose}, beyond the {limit} that a hit may end in"
     granted = isinstance(moment.answer, oplog.Allocation) and moment.answer.blocks is not None
     dense = config.caching and config.retention_interval is None and not config.partial_hits
     dense = dense and not any(kinds.layer(spec).replays for spec in config.topology.specs)
@@ -308,9 +308,9 @@ def _group(moment: Moment, event: CacheEvent) -> Iterator[str]:
     kind, window = kinds.layer(spec).event_kind or UNKNOWN, getattr(spec, "window", 0)
     if event.spec_kind not in (None, kind) or event.window not in (None, window):
         yield f"blocks of group {event.group}, {kind} with window {window}, are {event.spec_kind} with {event.window}"
-    reach = moment.config.hash_lookahead
+    lookahead = moment.config.hash_lookahead
     for name, entries in (("extra_keys", event.extra_keys), ("lookahead", event.lookahead)):
-        wanted = len(event.keys or ()) if name == "extra_keys" or reach else 0
+        wanted = len(event.keys or ()) if name == "extra_keys" or lookahead else 0
         if entries is not None and event.keys is not None and len(entries) != wanted:
             yield f"{len(event.keys)} keys are stored with {len(entries)} entries of {name}"
 
@@ -323,8 +323,8 @@ def _key(moment: Moment, event: CacheEvent, place: int, key: str) -> Iterator[st
     adapter = record.extra.lora[0] if record.extra.lora else ""
     if event.lora_name not in (None, adapter):
         yield f"key {key} is of adapter {adapter!r}, and is stored under {event.lora_name!r}"
-    reach = moment.config.hash_lookahead
-    covered = untagged(extra_keys(identity_of(record.extra), end - event.block_size, end + reach))
+    lookahead = moment.config.hash_lookahead
+    covered = untagged(extra_keys(identity_of(record.extra), end - event.block_size, end + lookahead))
     if event.extra_keys is not None and _plain(event.extra_keys[place]) != _plain(covered):
         mine, theirs = (_plain(entry) or [] for entry in (covered, event.extra_keys[place]))
         lacks = [_component(record, part) for part in mine if part not in theirs]
@@ -332,8 +332,8 @@ def _key(moment: Moment, event: CacheEvent, place: int, key: str) -> Iterator[st
         wrong = [f"without {', '.join(lacks)}"] * bool(lacks) + [f"with {', '.join(has)}"] * bool(has)
         said = " and ".join(wrong) or f"in the order {theirs}, not {mine}"
         yield f"the first {end} tokens of {record.id} are stored {said}, other than what their key {key} covers"
-    ahead = record.tokens[end : end + reach]
-    if reach and event.lookahead is not None and event.lookahead[place] != ahead:
+    ahead = record.tokens[end : end + lookahead]
+    if lookahead and event.lookahead is not None and event.lookahead[place] != ahead:
         yield f"key {key} covers the tokens {ahead} after its block, and is stored with {event.lookahead[place]}"
 
 

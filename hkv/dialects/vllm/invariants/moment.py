@@ -286,18 +286,18 @@ class Ledger:
             prefix = self._parents[prefix]
         return prefix
 
-    def _content(self, record: RequestRecord, start: int, end: int, reach: int) -> tuple[Hashable, ...]:
-        """All that a key of the hash block `[start, end)` may depend on besides its parent; it looks up to `reach`."""
+    def _content(self, record: RequestRecord, start: int, end: int, until: int) -> tuple[Hashable, ...]:
+        """All that a key of the hash block `[start, end)` may depend on besides its parent; it looks up to `until`."""
         extra = record.extra
         items = [
             (name, offset - start)
             for name, offset, length in extra.multimodal
-            if offset < reach and offset + length > start
+            if offset < until and offset + length > start
         ]
         return (
-            tuple(record.tokens[start:reach]),
+            tuple(record.tokens[start:until]),
             None if extra.lora is None else tuple(extra.lora),
             tuple(items),
             (extra.salt or None) if start == 0 else None,
-            tuple(extra.embeds[start:reach]) if extra.embeds else None,
+            tuple(extra.embeds[start:until]) if extra.embeds else None,
         )

@@ -17,7 +17,7 @@ def parameters(config: VllmConfig, group: int, spec: ChunkPair, eagle: bool) -> 
     del group, eagle
     in_flight = min(2 * spec.chunk + config.in_flight_limit, config.max_model_len)
     blocks = spec.chunk // spec.block_size
-    return {"UNIT": spec.chunk, "REACH": spec.chunk, "NEED": blocks, "CAP": -(-in_flight // spec.block_size)}
+    return {"UNIT": spec.chunk, "LOOKBACK": spec.chunk, "NEED": blocks, "CAP": -(-in_flight // spec.block_size)}
 
 
 class ChunkPairLayer(AttentionLayer):

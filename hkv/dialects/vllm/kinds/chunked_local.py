@@ -26,7 +26,7 @@ def parameters(config: VllmConfig, group: int, spec: ChunkedLocal, eagle: bool) 
         expected = f"the {config.hit_alignment} tokens to which hits are aligned"
         raise ConfigError(f"groups[{group}].block_size", config.block_size(group), expected)
     in_flight = min(spec.chunk + config.in_flight_limit, config.max_model_len)
-    return {"UNIT": spec.chunk, "REACH": 0, "CAP": -(-in_flight // spec.block_size)}
+    return {"UNIT": spec.chunk, "LOOKBACK": 0, "CAP": -(-in_flight // spec.block_size)}
 
 
 class ChunkedLocalLayer(AttentionLayer):

@@ -31,7 +31,7 @@ def parameters(config: VllmConfig, group: int, spec: Mamba, eagle: bool) -> dict
     cached = config.caching and spec.prefix_cacheable
     coarse = config.block_size(group) != config.hash_block_size
     return {
-        "REACH": 1,
+        "LOOKBACK": 1,
         "NEED": 1,
         "TAIL": 2 * cached,
         "FINE": cached and coarse and config.partial_hits,

@@ -13,12 +13,12 @@ from hkv.spec.sliding_window import SinkWindow
 
 
 def parameters(config: VllmConfig, group: int, spec: SinkWindow, eagle: bool) -> dict[str, Any]:
-    """The window's reach, the blocks it needs, and the most that admission counts, the sinks' among them."""
+    """The window's lookback, the blocks it needs, and the most that admission counts, the sinks' among them."""
     del group, eagle
-    block, reach = spec.block_size, spec.window - 1
-    in_flight = min(reach + config.in_flight_limit, config.max_model_len)
-    sinks, need = -(-spec.sink_len // block), -(-reach // block)
-    return {"REACH": reach, "NEED": need or -1, "CAP": sinks - (-in_flight // block) + 1}
+    block, lookback = spec.block_size, spec.window - 1
+    in_flight = min(lookback + config.in_flight_limit, config.max_model_len)
+    sinks, need = -(-spec.sink_len // block), -(-lookback // block)
+    return {"LOOKBACK": lookback, "NEED": need or -1, "CAP": sinks - (-in_flight // block) + 1}
 
 
 class SinkWindowLayer(AttentionLayer):

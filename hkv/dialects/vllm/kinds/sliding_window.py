@@ -16,14 +16,14 @@ from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: SlidingWindow, eagle: bool) -> dict[str, Any]:
-    """The window's reach, the blocks it needs, and the most that admission counts."""
+    """The window's lookback, the blocks it needs, and the most that admission counts."""
     kept = spec.window - 1 + spec.extra_retained_tokens
     in_flight = min(kept + config.in_flight_limit, config.max_model_len)
     need = -(-(spec.window - 1) // config.block_size(group))
     keep = need + eagle
     free = spec.window == 1 and "window-one-never-hits" not in config.bugs
     return {
-        "REACH": kept,
+        "LOOKBACK": kept,
         "NEED": -1 if free else need,
         "PERIOD": _period(config, group, keep),
         "KEEP": keep,

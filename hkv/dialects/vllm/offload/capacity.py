@@ -158,7 +158,7 @@ def _stored(config: OffloadConfig, group: int, tokens: int) -> int:
 def kept_chunks(config: OffloadConfig, group: int, tokens: int, shared: int = 0) -> Collection[int]:
     """Chunks of a group that are stored of a prompt of so many tokens, where the cache has them to store.
 
-    `reference.dialects.vllm.offload.reach` asks for each block. Of a recurrent group they are those whose states the
+    `reference.dialects.vllm.offload.offers` asks for each block. Of a recurrent group they are those whose states the
     cache keeps, if a step ends there. `shared` are tokens up to which others were seen to share the prompt, or 0.
     """
     most, per_chunk = tokens // config.chunk_tokens[group], config.blocks_per_chunk

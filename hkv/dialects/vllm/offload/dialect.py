@@ -100,5 +100,5 @@ class OffloadDialect(Dialect):
 
     def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
         if not hasattr(engine, "resumptions"):
-            raise self.lacks("explanations: a pool by itself has no hits")
+            raise self.unsupported("explanations: a pool by itself has no hits")
         return engine.resumptions(id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from hkv.contract.explanation import Lack, Resumption
+from hkv.contract.explanation import MissingEntry, Resumption
 from hkv.dialects.vllm.engines.numpy import key_text
 from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.config import SIMPLE
@@ -230,7 +230,10 @@ class NumpyScheduler(_NumpyScheduler):
 
             best = max(end for end in range(len(there) + 1) if not gone(end))
             kind, block = config.cache.topology.specs[group].kind, config.cache.block_size(group)
-            lacks = [Lack(at * size, (at + 1) * size - 1, "not in the tier") for at in gone(min(best + 1, len(there)))]
+            lacks = [
+                MissingEntry(at * size, (at + 1) * size - 1, "not in the tier")
+                for at in gone(min(best + 1, len(there)))
+            ]
             beyond = (best + 1) * size if best < len(there) else None
             found.append(Resumption(group, kind, block, best * size, beyond, tuple(lacks)))
         return found

@@ -30,7 +30,7 @@ class Query(NamedTuple):
       block: tokens in a manager block.
       scale: hash blocks in it.
       unit: tokens, as in `hkv.dialects.vllm.rules.reads`.
-      reach: likewise.
+      lookback: likewise.
       halvings: likewise.
       need: blocks a window needs.
       steps: manager blocks between two lengths that a hit may have.
@@ -46,7 +46,7 @@ class Query(NamedTuple):
     block: Scalar
     scale: Scalar
     unit: Scalar
-    reach: Scalar
+    lookback: Scalar
     halvings: Scalar
     need: Scalar
     steps: Scalar

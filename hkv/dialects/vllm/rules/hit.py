@@ -108,7 +108,7 @@ def longest_hit(
             block=block,
             scale=scale,
             unit=view.group(group, GroupField.UNIT),
-            reach=view.group(group, GroupField.REACH),
+            lookback=view.group(group, GroupField.LOOKBACK),
             halvings=view.group(group, GroupField.HALVINGS),
             need=view.group(group, GroupField.NEED),
             steps=view.group(group, GroupField.STEPS),
@@ -185,7 +185,7 @@ def _search(view: View, group: Scalar, query: Query) -> Search:
     drop = query.drop & (view.group(group, GroupField.RECURRENT) == 0)
     anywhere = (query.need < 0) & ~drop
     need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + drop, 1))
-    start = divide(reads.skipped_tokens(query.length, query.unit, query.reach, query.halvings), query.block)
+    start = divide(reads.skipped_tokens(query.length, query.unit, query.lookback, query.halvings), query.block)
     sinks = view.group(group, GroupField.SINKS)
     return Search(view.group(group, GroupField.BACKWARD) != 0, start, need, drop, sinks)
 

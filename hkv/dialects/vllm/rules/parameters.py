@@ -63,7 +63,7 @@ GroupField = enum.IntEnum(
         "UNIT",
         "BLOCK",
         "SCALE",
-        "REACH",
+        "LOOKBACK",
         "NEED",
         "EAGLE",
         "CAP",
@@ -97,7 +97,7 @@ GroupField = enum.IntEnum(
 )
 """Columns of `Parameters.groups`.
 
-BLOCK: tokens in a manager block. SCALE: hash blocks in it. UNIT and REACH, in tokens, and HALVINGS say what a query
+BLOCK: tokens in a manager block. SCALE: hash blocks in it. UNIT and LOOKBACK, in tokens, and HALVINGS say what a query
 needs (`hkv.dialects.vllm.rules.reads`). NEED: blocks in a run to resume behind, -1 where none is needed anywhere.
 EAGLE: whether a hit drops a block. CAP: most blocks admission counts. COLUMN: the group's column in the key table.
 CACHEABLE: whether it is ever hit. STEPS: manager blocks between two lengths that a hit may have. TAIL: whether the
@@ -119,7 +119,7 @@ first column and number of the groups that are looked up together, as the j-th. 
 is c.
 """
 
-READ_FIELDS = (GroupField.UNIT, GroupField.REACH, GroupField.HALVINGS)
+READ_FIELDS = (GroupField.UNIT, GroupField.LOOKBACK, GroupField.HALVINGS)
 """Columns that say what a query needs, in the order in which `hkv.dialects.vllm.rules.reads` takes it."""
 
 FIELDS = 32
@@ -173,7 +173,7 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
             # Defaults of a kind without more to say: it reads everything before the query. What differs, its module
             # says.
             "UNIT": 1,
-            "REACH": UNLIMITED,
+            "LOOKBACK": UNLIMITED,
             "ONCE": spec.reads_all,
             "BACKWARD": kinds.layer(spec).seeks_run or spec.snapshot,
             "RECURRENT": spec.keeps_states,

@@ -138,11 +138,11 @@ def inputs_of(
 
 
 def diagnosed(config: VllmConfig, parameters: Parameters) -> np.ndarray:
-    """`Parameters.groups` with a draft's proof, in tokens, for `EAGLE`, and for `REACH` what queries read."""
+    """`Parameters.groups` with a draft's proof, in tokens, for `EAGLE`, and for `LOOKBACK` what queries read."""
     groups = np.array(parameters.groups)
     for group, spec in enumerate(config.topology.specs):
         groups[group, GroupField.EAGLE] = proof(config, group)
-        groups[group, GroupField.REACH] -= kinds.layer(spec).kept_beyond
+        groups[group, GroupField.LOOKBACK] -= kinds.layer(spec).kept_beyond
     return groups
 
 

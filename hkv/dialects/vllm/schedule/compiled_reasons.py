@@ -115,7 +115,7 @@ class _Group:
 def diagnose(work: ScheduleWorkspace, view: View, lookup: Lookup, enabled: Scalar) -> ScheduleWorkspace:
     """Writes to a request's result up to where its blocks have been computed, and what each group lacks there.
 
-    In `view`, `EAGLE` is a draft's proof in tokens and `REACH` what queries read.
+    In `view`, `EAGLE` is a draft's proof in tokens and `LOOKBACK` what queries read.
     """
     return when(enabled, lambda w: _diagnose(w, view, lookup), work, writes=WRITES)
 

@@ -161,8 +161,8 @@ def _blocks_needed(config: VllmConfig, group: int, tokens: int, requests: int, s
         return everything
     kept = requests * RESUMPTIONS * (spec.most_read // block + 2)
     step = config.in_flight_limit + schedule.lookahead
-    reach = spec.most_read + kinds.layer(spec).kept_beyond
-    return min(everything, kept + schedule.max_running * ((reach + step) // block + 3))
+    held = spec.most_read + kinds.layer(spec).kept_beyond
+    return min(everything, kept + schedule.max_running * ((held + step) // block + 3))
 
 
 RESUMPTIONS = 4

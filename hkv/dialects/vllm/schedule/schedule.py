@@ -26,7 +26,7 @@ from hkv.replay.observed import (
     RETIRED,
     HitUnits,
     Kind,
-    Lacking,
+    MissReason,
     Sampling,
 )
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
@@ -255,13 +255,13 @@ class Diagnosis:
         self._caching = config.caching
         self._groups = [_GroupView(config, group, engine) for group in range(len(config.topology.groups))]
 
-    def lacking(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[Lacking]]:
-        """State of each group at the furthest boundary that was computed: see `HitReasons.lacking`."""
+    def miss_reasons(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[MissReason]]:
+        """State of each group at the furthest boundary that was computed: see `HitReasons.miss_reasons`."""
         if not self._caching:
-            return hit, [Lacking(CACHING_OFF) for _ in self._groups]
+            return hit, [MissReason(CACHING_OFF) for _ in self._groups]
         sharing = [group for group in self._groups if group.shared] if hit < asked else []
         boundary = min((group.computed(keys, hit, asked) for group in sharing), default=max(hit, asked))
-        return boundary, [group.lacking(keys, hit, boundary) for group in self._groups]
+        return boundary, [group.miss_reason(keys, hit, boundary) for group in self._groups]
 
 
 class _GroupView:
@@ -278,19 +278,19 @@ class _GroupView:
         self._sinks = -(-self._spec.sinks // self._block)
         self.shared = self._spec.prefix_cacheable
 
-    def lacking(self, keys: Sequence[int], hit: int, boundary: int) -> Lacking:
+    def miss_reason(self, keys: Sequence[int], hit: int, boundary: int) -> MissReason:
         """The block that is missing and keeps this group from resuming at `boundary`.
 
         The first block it lacks of sinks, and for groups whose queries read everything; else the last, where the search
         for a window or a state begins.
         """
         if boundary == hit or not self.shared:
-            return Lacking(NOTHING if self.shared else NOT_SHARED)
+            return MissReason(NOTHING if self.shared else NOT_SHARED)
         for absence, key in self._absences(keys, hit, boundary):
             if absence != CACHED:
                 evicted = self._engine.eviction(self._index, key) if absence == "evicted" else None
-                return Lacking(OF_ABSENCE[absence], *(evicted or ()))
-        return Lacking(HAD)
+                return MissReason(OF_ABSENCE[absence], *(evicted or ()))
+        return MissReason(HAD)
 
     def computed(self, keys: Sequence[int], hit: int, top: int) -> int:
         """The furthest boundary up to `top` whose needed blocks somebody computed, cached or not; at least `hit`.

@@ -213,11 +213,11 @@ def _small_configs(specs: list[LayerSpec], eagle: list[int], lookahead: int) -> 
 
 def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
     size = config.hash_block_size
-    reach = max(0, num_tokens - config.hash_lookahead) // size * size
+    longest = max(0, num_tokens - config.hash_lookahead) // size * size
     possible = [
         (group, end)
         for group, spec in enumerate(config.topology.specs)
-        for end in range(size, reach + 1, size)
+        for end in range(size, longest + 1, size)
         if _may_hold(config, group, spec, end) and (config.partial_hits or end % config.block_size(group) == 0)
     ]
     for count in range(len(possible) + 1):

@@ -20,10 +20,10 @@ from hkv.dialects.vllm.offload.config import (
 )
 from hkv.errors import EngineFailure, OperationError
 from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
+from reference.dialects.vllm.offload.offers import Progress, offered_chunks
 from reference.dialects.vllm.offload.orders import Orders, Rows, Step, Transfer
 from reference.dialects.vllm.offload.policies import Key
 from reference.dialects.vllm.offload.pool import ChunkPool, Context, Stored
-from reference.dialects.vllm.offload.reach import Reach, reachable
 from reference.dialects.vllm.request import Request
 
 
@@ -382,8 +382,8 @@ class Connector:
         ranges, offered = [], list[Key]()
         for group in range(len(state.keys)):
             count = self._storable_chunks(state, group, tokens)
-            reach = Reach(state.finished, count, prompt // self.config.chunk_tokens[group], state.cursors[group])
-            start, wanted = reachable(self.config, request, group, state.blocks[group], reach)
+            progress = Progress(state.finished, count, prompt // self.config.chunk_tokens[group], state.cursors[group])
+            start, wanted = offered_chunks(self.config, request, group, state.blocks[group], progress)
             ranges.append((start, count))
             offered += [state.keys[group][place] for place in wanted]
         stored = self._take(state, offered) if offered else None

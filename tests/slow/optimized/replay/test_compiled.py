@@ -211,7 +211,7 @@ def test_the_traffic_meets_every_outcome():
         seen["evictions"] += outcome.evictions
         for kind in Kind:
             seen[kind] = seen.get(kind, 0) + int(outcome.occupancy.blocks[kind].sum())
-        reasons |= {each.reason for record in records for each in record.lacking}
+        reasons |= {each.reason for record in records for each in record.miss_reasons}
     assert all(seen.values()), seen
     assert outcomes == {"finished", "never fits", "too long"}
     assert reasons >= set(REASONS) - {"never shared", "caching is off"}, reasons

@@ -69,7 +69,7 @@ def test_the_traffic_meets_every_outcome():
         seen.update({"hits": sum(record.hit for record in records), "duplicates": running.duplicates})
         for kind, counts in outcome.extra["verdicts"].items():
             seen.update({f"{kind} {name}": count for name, count in counts.items()})
-        reasons.update(each.reason for record in records for each in record.lacking)
+        reasons.update(each.reason for record in records for each in record.miss_reasons)
     wanted = {"finished", "never fits", "preemptions", "evictions", "hits", "duplicates", "growth internal_error"}
     wanted |= {f"admission {name}" for name in NAMES}
     assert wanted <= {name for name, count in seen.items() if count}, seen
@@ -94,7 +94,7 @@ def test_a_wrong_count_is_noticed(field):
     if field == "cached_peak":
         outcome.extra["blocks_cached_peak"] += 1
     elif field == "reasons":
-        outcome.recorder.requests[0].lacking = ()
+        outcome.recorder.requests[0].miss_reasons = ()
     elif field == "verdicts":
         outcome.extra["verdicts"]["growth"]["granted"] += 1
     elif field == "duplicates":

@@ -1,6 +1,6 @@
 """Chunks that a request offers to the second tier, compiled: collected, and those known counted as used.
 
-The twin of `reference.dialects.vllm.offload.reach` and of the connector's stores. What a request's blocks were is
+The twin of `reference.dialects.vllm.offload.offers` and of the connector's stores. What a request's blocks were is
 known from what steps told of them: a window's block that it gave up is offered still, unless it was handed out since.
 """
 

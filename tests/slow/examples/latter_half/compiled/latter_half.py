@@ -15,7 +15,7 @@ def parameters(config: VllmConfig, group: int, spec: LatterHalf, eagle: bool) ->
     del group, eagle
     most = config.max_model_len
     held = min(-(-most // 2) + config.in_flight_limit, most)
-    return {"REACH": 0, "HALVINGS": 1, "NEED": 0, "CAP": -(-held // spec.block_size) + 1}
+    return {"LOOKBACK": 0, "HALVINGS": 1, "NEED": 0, "CAP": -(-held // spec.block_size) + 1}
 
 
 class LatterHalfLayer(AttentionLayer):

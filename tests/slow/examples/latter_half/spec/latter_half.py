@@ -1,4 +1,4 @@
-"""Latter half: a query at n reads [n / 2, n), so that its reach grows with the length. A kind of no engine."""
+"""Latter half: a query at n reads [n / 2, n), so that its lookback grows with the length. A kind of no engine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from reference.dialects.vllm.request import Request
 from reference.dialects.vllm.retention import tail_mask
 
 
-class Reach(NamedTuple):
+class Progress(NamedTuple):
     """Progress of a request, in chunks of one group.
 
     Attributes:
@@ -31,8 +31,8 @@ class Reach(NamedTuple):
     cursor: int
 
 
-def reachable(
-    config: OffloadConfig, request: Request, group: int, blocks: Sequence[int], reach: Reach
+def offered_chunks(
+    config: OffloadConfig, request: Request, group: int, blocks: Sequence[int], progress: Progress
 ) -> tuple[int, list[int]]:
     """First chunk that is looked at, and those that are offered.
 
@@ -41,33 +41,37 @@ def reachable(
       request: the request.
       group: the group.
       blocks: the request's blocks in it, 0 for those it has given up.
-      reach: how far the request is.
+      progress: how far the request is.
     """
     per_chunk, dense = config.blocks_per_chunk, config.cache.retention_interval is None
     alignment = _final_alignment(config, group)
-    again = reach.finished and reach.chunks != reach.prompt and dense and alignment is not None
+    again = progress.finished and progress.chunks != progress.prompt and dense and alignment is not None
     if not dense or group in config.eagle:
         horizon = None
-    elif reach.finished:
-        horizon = reach.chunks
+    elif progress.finished:
+        horizon = progress.chunks
     else:
-        horizon = reach.prompt if reach.chunks <= reach.prompt else None
-    start = reach.cursor
+        horizon = progress.prompt if progress.chunks <= progress.prompt else None
+    start = progress.cursor
     if again:
         assert alignment is not None
-        end = reach.chunks * per_chunk
+        end = progress.chunks * per_chunk
         start = min(start, (end - end % alignment) // per_chunk)
-    if group in config.aligned or reach.chunks <= start:
+    if group in config.aligned or progress.chunks <= start:
         return start, []
-    mask = _mask(config, request, group, start, reach.chunks, horizon)
-    known = _mask(config, request, group, start, reach.chunks, reach.prompt) if again else None
+    mask = _mask(config, request, group, start, progress.chunks, horizon)
+    known = _mask(config, request, group, start, progress.chunks, progress.prompt) if again else None
     offered = []
-    for place in range(start, reach.chunks):
+    for place in range(start, progress.chunks):
         columns = range(place * per_chunk, (place + 1) * per_chunk)
         kept = [mask is None or mask[column - start * per_chunk] for column in columns]
         if not blocks[columns[-1]] or not any(kept):
             continue
-        if again and place < reach.cursor and (known is None or any(known[at - start * per_chunk] for at in columns)):
+        if (
+            again
+            and place < progress.cursor
+            and (known is None or any(known[at - start * per_chunk] for at in columns))
+        ):
             continue
         if all(blocks[column] or not keep for column, keep in zip(columns, kept, strict=True)):
             offered.append(place)
