@@ -189,7 +189,7 @@ def documents(installed: Installed) -> None:
         (folder / path).write_bytes((ROOT / "tests" / "data" / "models" / f"{source}.json").read_bytes())
     (folder / "my_engine.py").write_text(ENGINE)
     (folder / "blind.py").write_text(BLIND)
-    page = (ROOT / "docs" / "new-engine-version.md").read_text()
+    page = (ROOT / "docs" / "versions.md").read_text()
     (folder / "vllm_next.py").write_text(re.findall(r"```python\n# vllm_next.py\n(.*?)```", page, re.DOTALL)[0])
     subprocess.run(["cc", "-std=c11", "-O2", "-o", "my-engine", *C_ENGINE], cwd=folder, check=True)
     first = (ROOT / "docs" / "my-engine.md").read_text()

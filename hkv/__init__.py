@@ -1,7 +1,7 @@
 """HKV: the executable reference for hybrid KV caches.
 
 Say what you cache, and what happened; HKV says what every block id, hit length, eviction, address and byte must be.
-`docs/library.md` describes what stands here, and the parts beside it: `hkv.views`, `hkv.mesh`, `hkv.block_tables`,
+`docs/api.md` describes what stands here, and the parts beside it: `hkv.views`, `hkv.mesh`, `hkv.block_tables`,
 `hkv.chunks`, `hkv.rtp_llm`, `hkv.serving` and `hkv.testing`; everything else is internal. Importing this package
 imports neither JAX nor NumPy: each name is loaded when it is first used.
 """

@@ -2,7 +2,7 @@
 
 A `PlannedCache` says where every layer lies; `write`, `gather`, `attention`, `scatter`, `copy` and `zero` work on its
 pools; `plan_moves` says which bytes of a request go from one `Server` to another, and `carry` moves them.
-`docs/rtp-llm.md` walks through it.
+`docs/dialects.md` walks through it.
 """
 
 from __future__ import annotations

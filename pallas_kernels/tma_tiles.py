@@ -27,7 +27,7 @@ WORTHWHILE_BYTES = 1152
 """Least tile that bulk copies are chosen for where there is a choice: the least that was measured to win.
 
 On an H200, rows of 1,152 bytes are written at 3,363 GB/s, by registers at 2,964; runs of 512 bytes are packed at 1,968
-and 3,319, of 256 bytes written at 1,068 and 3,374 (`docs/data-plane.md`). Starting and storing a tile costs about 90
+and 3,319, of 256 bytes written at 1,068 and 3,374 (`docs/layouts.md`). Starting and storing a tile costs about 90
 instructions in each of four warps, whatever its size.
 """
 

@@ -16,7 +16,7 @@ from tests.cli.commands import perform
 from tests.scripts import load_script
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "new-engine-version.md"
+PAGE = DOCS / "versions.md"
 
 
 def test_tables_are_written_by_the_script() -> None:
@@ -37,18 +37,23 @@ def test_the_delta_of_a_dialect_differs_where_its_rule_does(tmp_path: pathlib.Pa
 
 
 PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python\n" in path.read_text())
+MESH = "\n## Several devices\n"
+"""What stands above the part of `docs/serving.md` whose code wants a mesh."""
+
 ELSEWHERE = {
-    "serving": "tests/slow/serving/test_tiers.py",
-    "sharding": "tests/slow/sharding/on_eight_devices/test_resharding.py",
+    "serving": ("tests/slow/serving/test_tiers.py", "tests/slow/sharding/on_eight_devices/test_resharding.py"),
 }
 """Pages whose code compiles large programs or wants a mesh, and what runs them."""
 
 
-def run_page(page: str) -> None:
-    """Executes the Python blocks of a page, each after those before it."""
+def run_page(page: str, until: str | None = None, since: str = "") -> dict[str, object]:
+    """Names after the Python blocks of a page, or of its part between two lines, each block run after those before."""
     names: dict[str, object] = {"__name__": f"docs.{page}"}
-    for code in re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL):
+    text = (DOCS / f"{page}.md").read_text()
+    text = text[text.index(since) : None if until is None else text.index(until)]
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, f"docs/{page}.md", "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE])
@@ -61,9 +66,9 @@ def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(
 
 
 def test_pages_that_run_elsewhere_do() -> None:
-    for page, test in ELSEWHERE.items():
+    for page, tests in ELSEWHERE.items():
         assert page in PAGES
-        assert page in (DOCS.parent / test).read_text()
+        assert all(f'run_page("{page}"' in (DOCS.parent / test).read_text() for test in tests)
 
 
 def test_the_python_of_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

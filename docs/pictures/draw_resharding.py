@@ -1,4 +1,4 @@
-"""Draws the picture of `docs/sharding.md` from a real plan: who holds what on both sides, and who sends it.
+"""Draws the picture of `docs/serving.md` from a real plan: who holds what on both sides, and who sends it.
 
 Example:
   python docs/pictures/draw_resharding.py docs/pictures

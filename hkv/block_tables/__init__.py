@@ -1,4 +1,4 @@
-"""Block tables as engines keep them, and the addresses that kernels make of them (`docs/data-plane.md`).
+"""Block tables as engines keep them, and the addresses that kernels make of them (`docs/layouts.md`).
 
 `rows` has the operations on requests' rows of blocks and kernel blocks, `BlockRows`; `slots` says where tokens lie, on
 which rank, and what a forward pass is given. All are jitted functions of arrays, one group of layers at a time; `vmap`

@@ -2,7 +2,7 @@
 
 Sizes in tokens, slots, blocks and bytes meet here; every name says which it means: a *block id* is the engine's, a
 *slot* is one physical row of a page, a *chunk* is the tokens of one chunk object. All but `transfer` is host-only
-(`docs/data-plane.md`).
+(`docs/layouts.md`).
 """
 
 from __future__ import annotations

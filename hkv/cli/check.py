@@ -66,7 +66,8 @@ def command(given: _CheckOptions) -> int | None:
     read does not hide the others; one without operations agrees with nothing. A log that agrees once a known upstream
     defect is named (--bugs) gets the verdict "known defect", with the defect's name.
 
-    With --follow, logs that a live engine is still writing (docs/attach.md) are held against an engine in this process,
+    With --follow, logs that a live engine is still writing (docs/checking-your-engine.md) are held against an engine in
+    this process,
     a second behind: what the live engine pays is the recording alone.
 
     With --invariants no engine is asked: a log is judged by the invariants of any such cache

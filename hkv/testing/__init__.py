@@ -5,7 +5,7 @@
 - `strategies`: configurations, topologies, specs and cached sets that shrink (extra `testing`);
 - the pytest plugin `hkv.testing.plugin`, found by itself where HKV is installed: the fixture `hkv_run_watched`.
 
-Each is imported when it is first used. `docs/library.md` shows them; the other modules here are internal.
+Each is imported when it is first used. `docs/api.md` shows them; the other modules here are internal.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         metavar="FOLDER",
         help="record what the KV caches that tests make are asked and answer, one log each, into FOLDER; or settings"
-        " as a JSON object (docs/attach.md)",
+        " as a JSON object (docs/checking-your-engine.md)",
     )
 
 

@@ -17,7 +17,7 @@ from tests.scripts import load_script
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
-RTP_LLM = ROOT / "docs" / "rtp-llm.md"
+RTP_LLM = ROOT / "docs" / "dialects.md"
 
 
 def run(*arguments: object, **environment: str) -> str:
@@ -95,7 +95,7 @@ def test_a_suite_of_property_tests(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_page_lists_the_face() -> None:
-    page = (ROOT / "docs" / "library.md").read_text()
+    page = (ROOT / "docs" / "api.md").read_text()
     assert {name for name in hkv.__all__ if f"`{name}`" not in page} == {"testing"}
     generated = (ROOT / "docs" / "api.md").read_text()
     assert {name for name in hkv.__all__ if f"::: hkv.{name}\n" not in generated} == {"testing"}

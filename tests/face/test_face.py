@@ -303,7 +303,7 @@ def test_columns_are_of_one_length(trace: pathlib.Path) -> None:
         assert all(isinstance(column, np.ndarray) and column.ndim == 1 for column in table.values())
 
 
-# The parts beside the face, by the names under which `docs/library.md` has them: `hkv.views`, `hkv.mesh`, ...
+# The parts beside the face, by the names under which `docs/api.md` has them: `hkv.views`, `hkv.mesh`, ...
 
 SPEC = hkv.FullAttention(block_size=4, num_kv_heads=2, head_size=8)
 

@@ -190,7 +190,7 @@ TEXT = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "layouts.md").rea
 
 @pytest.fixture
 def names() -> dict:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     names: dict = {}
     exec(code, names)
     return names

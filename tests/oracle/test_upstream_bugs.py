@@ -1,4 +1,4 @@
-"""`docs/upstream-bugs.md`: every known defect is told, with something that shows it."""
+"""`docs/not-modelled.md`: every known defect is told, with something that shows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.oracle.sample import HEADER
 from tests.oracle.test_installed_vllm import foreign_warnings
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "upstream-bugs.md").read_text()
+PAGE = (DOCS / "not-modelled.md").read_text()
 LOGS = sorted((DOCS / "upstream-bugs").glob("*.jsonl"))
 VLLM_LOGS = [path for path in LOGS if path.stem in vllm.BUGS]
 SCRIPTS = ("planning", "chunks")

@@ -128,12 +128,12 @@ def test_addresses_are_those_of_the_strides(folder: pathlib.Path) -> None:
 
 
 def test_the_document_names_every_file() -> None:
-    text = (ROOT / "docs" / "formats.md").read_text()
+    text = (ROOT / "docs" / "command-line.md").read_text()
     assert set(re.findall(r"^\| `(\w+)\.json`", text, re.MULTILINE)) == set(FAMILIES)
 
 
 def test_the_recipe_of_the_key_bytes_gives_what_its_page_says() -> None:
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
     root = hashlib.sha256(bytes.fromhex("6e766c6c6d2d6e6f6e652d68617368")).digest()
     first = hashlib.sha256(cbor2.dumps([root, [1, 2], None], canonical=True)).digest()
     chain = KeyChain(sha256_cbor, 2)

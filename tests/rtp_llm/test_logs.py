@@ -184,18 +184,20 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": SCHEMA["$defs"]})
 
 
-# The logs in docs/dialects.md.
+# The logs in docs/dialects/, by the section of docs/dialects.md that is about them.
 
 
-TEXT = (pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "dialects.md").read_text()
+DOCS = pathlib.Path(__file__).resolve().parent.parent.parent / "docs"
 SECTIONS = {
-    section.splitlines()[0]: re.findall(r"```jsonl\n(.*?)```", section, re.DOTALL)
-    for section in TEXT.split("\n## ")[1:]
+    section.splitlines()[0]: [(DOCS / path).read_text() for path in found]
+    for section in (DOCS / "dialects.md").read_text().split("\n### ")[1:]
+    if (found := re.findall(r"\((dialects/[\w-]+\.jsonl)\)", section))
 }
 
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_both_logs_agree_with_the_reference(title: str) -> None:
+    assert len(list((DOCS / "dialects").iterdir())) == 2 * len(SECTIONS)
     logs = SECTIONS[title]
     assert len(logs) == 2
     for log, dialect, parse in zip(logs, ("vllm-0.33", "rtp-llm/"), (parse_log, parse_log), strict=True):
@@ -229,7 +231,7 @@ def test_what_the_text_says_of_the_logs() -> None:
 
 
 def test_the_description_on_the_page_about_memory_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "rtp-llm.md").read_text()
+    page = (DOCS / "dialects.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})
     assert f"# {capsys.readouterr().out.strip()}" in code

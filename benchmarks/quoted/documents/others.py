@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.quoted.claim import AnyClaim, Claim, Output
 from benchmarks.quoted.sources import MUTATE
 
-EXPLORE, SHARDING = "docs/explore.md", "docs/sharding.md"
+EXPLORE, SHARDING = "docs/explore.md", "docs/serving.md"
 
 
 def _resharded(row: str, name: str, forwarded: bool = False) -> Claim:
@@ -50,13 +50,13 @@ CLAIMS: tuple[AnyClaim, ...] = (
         _killed,
     ),
     Claim(
-        "docs/upstream-bugs.md",
+        "docs/not-modelled.md",
         "meets it at its {example}th example",
         ("late copy",),
         lambda made: {"example": made["mutants"][0]["examples"]},
     ),
     Claim(
-        "docs/upstream-bugs.md",
+        "docs/not-modelled.md",
         "in at most {operations} operations. Three",
         ("defect logs",),
         lambda made: {"operations": made["operations"]},
@@ -69,19 +69,19 @@ CLAIMS: tuple[AnyClaim, ...] = (
         lambda made: {name: made[name] for name in ("cases", "equal", "both", "alone")},
     ),
     Claim(
-        "docs/data-plane.md",
+        "docs/layouts.md",
         "the {formats} engine formats",
         ("declarations",),
         lambda made: {"formats": made["chunk_formats"]},
     ),
     Claim(
-        "docs/new-engine-version.md",
+        "docs/versions.md",
         "kinds of layers and {rules} rules (`hkv/contract/dialect.py`)",
         ("declarations",),
         lambda made: {"rules": made["rules"]},
     ),
     Claim(
-        "docs/data-plane.md",
+        "docs/layouts.md",
         "has the {fields} fields of RTP-LLM's `CacheGroupPolicy`",
         ("declarations",),
         lambda made: {"fields": made["policy_fields"]},

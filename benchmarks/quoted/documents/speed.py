@@ -108,7 +108,7 @@ def _compiled(row: str, name: str) -> Claim:
 def _moved(row: str, name: str) -> Claim:
     """The times of a row of the table of reshardings."""
     figures = {way: f"{name}_{way}" for way in ("plan", "arrays")}
-    return _times("docs/sharding.md", f"| {row} | {{plan}} | {{arrays}} |", "speed resharding", figures)
+    return _times("docs/serving.md", f"| {row} | {{plan}} | {{arrays}} |", "speed resharding", figures)
 
 
 FOUR = ("vllm_numpy", "rtp_numpy", "vllm_jax", "rtp_jax")

@@ -22,7 +22,7 @@ from hkv.tier.disk import DiskTier
 from hkv.tier.tier import MemoryTier
 from tests.cache.build import large_copies
 from tests.serving.test_serving import LONGEST, PROMPTS, Host, R, check, config
-from tests.test_documents import run_page
+from tests.test_documents import MESH, run_page
 
 PROMPT = PROMPTS[1]
 
@@ -271,4 +271,4 @@ def test_rules_of_another_cache_or_beyond_prompts_are_refused():
 
 def test_the_code_of_the_page_runs() -> None:
     """`docs/serving.md` serves with hits, in debug mode, through a tier and for a kernel."""
-    run_page("serving")
+    run_page("serving", until=MESH)

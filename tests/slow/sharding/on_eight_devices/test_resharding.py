@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from hkv.spec import FullAttention, LayerSpec, Mamba, MLAAttention
 from reference.resharding import fill, holdings
 from tests.cache.build import large_copies
 from tests.resharding.cases import TAG, Case, content, side
+from tests.test_documents import MESH, run_page
 
 HEADS = FullAttention(block_size=4, num_kv_heads=4, head_size=4, head_size_v=2)
 PAIR = dataclasses.replace(HEADS, num_kv_heads=2)
@@ -168,12 +168,8 @@ def test_requests_of_other_lengths_and_blocks_share_an_executable() -> None:
 
 
 def test_the_examples_of_the_documentation_run() -> None:
-    text = (pathlib.Path(__file__).parents[4] / "docs" / "sharding.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 3
-    names: dict = {}
-    exec("".join(blocks), names)
-    state = names["arrived"].view(jnp.bfloat16)
+    arrived: Any = run_page("serving", since=MESH)["arrived"]
+    state = arrived.view(jnp.bfloat16)
     assert state.shape[:3] == (1, 8, 1)
     assert float(jnp.sum(state)) == 2 * 2 * 4 * 2 * 16  # of three tokens two are moved, to two ranks a head, K and V
 
