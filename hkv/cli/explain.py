@@ -50,7 +50,7 @@ def command(given: _ExplainOptions) -> None:
         _print(found, registry.dialect_of(read.header.dialect).title)
     write_json(given.json_path, dataclasses.asdict(found))
     if given.html is not None:
-        again = {"says it in the terminal": command_line("explain", given.log, "--line", given.line)}
+        again = {"the same in the terminal": command_line("explain", given.log, "--line", given.line)}
         engines = ((REFERENCE, engine_factory(REFERENCE)),)
         case = log_case(read, engines, line=given.line, commands=again)
         write_page(given.html, f"hkv explain: {given.log}", [case])

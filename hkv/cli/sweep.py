@@ -141,11 +141,12 @@ def _table(answer: Mapping[str, Any]) -> Table:
         else:
             columns += [f"{row['preemptions']:,}", f"{sweep.refused(row):,}"]
             columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"] * bounded
-        rows.append((_shown(row), f"{row['hit_rate']:.2%}", *columns))
+        rows.append((_shown(row).removesuffix(" blocks"), f"{row['hit_rate']:.2%}", *columns))
+    size = "memory" if sweep.MEMORY in answer["points"][0]["options"] else "blocks"
     if tiered:
-        names = f">pool|>hit rate|{'>optimal|' * bounded}>in tier|>stored|>unread|>evictions"
+        names = f">{size}|>hit rate|{'>optimal|' * bounded}>in tier|>stored|>unread|>evictions"
     else:
-        names = f">pool|>hit rate|{'>optimal|>gap|' * bounded}>evictions|>preemptions|>refused"
+        names = f">{size}|>hit rate|{'>optimal|>gap|' * bounded}>evictions|>preemptions|>refused"
     return table(names, rows, title=answer["line"] or "Sweep")
 
 

@@ -126,7 +126,7 @@ class Watching:
             engine = make_engine(self._factory, header)
         except UnsupportedConfigError as error:
             self.not_implemented += 1
-            self.reason = self.reason or str(error.value)
+            self.reason = self.reason or str(error)
             return None
         except HKVError:
             raise
@@ -167,4 +167,5 @@ class Watching:
     def require_some(self) -> None:
         """Raises ConfigError if the engine implements nothing of what was drawn."""
         if self.not_implemented and not self.seeds:
-            raise ConfigError("engine", self.reason, "an engine that implements one of these configurations")
+            wanted = f"an engine that implements one of the {self.not_implemented} configurations that were drawn"
+            raise ConfigError("engine", self.reason, f"{wanted}; --kinds and --feature draw others")

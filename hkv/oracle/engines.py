@@ -57,10 +57,9 @@ def trusted_first(engines: Sequence[Any], dialect: str) -> tuple[Any, Any]:
 
 def forms() -> str:
     """Forms in which an engine may be named, for help texts and errors."""
-    versions = {name: version for dialect in registry.dialects() for name, version in dialect.engine_versions.items()}
-    others = "".join(f"{name}@VERSION for another than {version}, " for name, version in versions.items())
-    others += "'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS or MODULE:CLASS (an Engine)"
-    return f"{', '.join(built_in())}, {others}"
+    others = "NAME@VERSION for another version of an installed engine than the dialect's"
+    program = "'cmd:PROGRAM ARGS' (docs/oplog.md), or FILE.py:CLASS or MODULE:CLASS (an Engine)"
+    return f"{', '.join(built_in())}, {others}, {program}"
 
 
 def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:

@@ -71,7 +71,7 @@ def invariant_mark(dialect: Dialect, broken: Broken, engine: str) -> Mark:
     text = (
         broken.problem,
         f"promised by {dialect.title}'s rules{promises}: {said}",
-        "docs/invariants.md has all rules",
+        "docs/tables/invariants.md lists all rules",
     )
     return Mark(broken.line, "invariant", f"{engine} breaks: {broken.name}", text)
 

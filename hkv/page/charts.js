@@ -3,7 +3,8 @@
 // What is drawn is summed into bins of three pixels when it is drawn, from columns as long as the replay has steps or
 // requests: zooming in shows what a plot of fixed bins has averaged away.
 
-const MARGIN = { left: 62, right: 14, top: 24, bottom: 22 };
+const MARGIN = { left: 62, right: 14, bottom: 22 };
+const LEGEND = 16; // height of a line of a legend
 
 /** Panels, one below the other. `axis`: lowest and highest position, words for a position, `log` for a logarithmic one. */
 class Board {
@@ -39,7 +40,9 @@ class Board {
     const width = this.box.clientWidth, ratio = window.devicePixelRatio || 1;
     if (!width) return;
     const shares = this.panels.reduce((sum, panel) => sum + (panel.share || 1), 0);
-    const height = Math.max(this.box.clientHeight - 26 * this.panels.length, 130 * this.panels.length);
+    // On a narrow screen the box is as high as its charts, which therefore cannot be as high as the box.
+    const narrow = matchMedia("(max-width: 760px)").matches, least = (narrow ? 170 : 130) * this.panels.length;
+    const height = Math.max(narrow ? innerHeight * 0.55 : this.box.clientHeight - 26 * this.panels.length, least);
     this.width = width;
     for (const { panel, base, over } of this.charts) {
       const high = Math.floor((height * (panel.share || 1)) / shares);
@@ -125,13 +128,14 @@ class Board {
     const layers = (chart.layers = panel.layers(this.from, this.to, this.bins));
     const stacked = sums(layers.filter((layer) => layer.stack));
     const most = Math.max(panel.top || 0, ...stacked, ...layers.filter((layer) => !layer.stack).flatMap((layer) => [extreme(layer.values)]), 1) * (panel.top ? 1 : 1.06);
-    const y = (chart.y = (value) => high - MARGIN.bottom - (value / most) * (high - MARGIN.bottom - MARGIN.top));
+    const y = (chart.y = (value) => high - MARGIN.bottom - (value / most) * (high - MARGIN.bottom - chart.top));
+    this.legend(pen, chart);
     this.axes(pen, chart, most, y);
     const bottom = new Float64Array(this.bins);
     const wide = (width - MARGIN.left - MARGIN.right) / this.bins;
     pen.save();
     pen.beginPath();
-    pen.rect(MARGIN.left, 0, width - MARGIN.left - MARGIN.right + 1, high);
+    pen.rect(MARGIN.left - 4, 0, width - MARGIN.left - MARGIN.right + 8, high);
     pen.clip();
     for (const layer of layers) {
       pen.fillStyle = pen.strokeStyle = layer.colour;
@@ -160,25 +164,26 @@ class Board {
       pen.globalAlpha = 1;
     }
     pen.restore();
-    let x = MARGIN.left + 4;
+  }
+  /** Draws the legend over as many lines as it takes; the chart begins below it. */
+  legend(pen, chart) {
+    const { palette, width } = this, { panel, layers } = chart, start = MARGIN.left + 4;
+    let x = start, y = 12;
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
-    for (const layer of panel.legend ? [...panel.legend(), ...layers.filter((each) => !each.stack)] : layers.filter((each) => each.name)) {
-      const room = pen.measureText(layer.name).width + 26;
-      if (x + room > width) { // reading under the pointer names the rest
-        pen.fillStyle = palette.ink;
-        pen.fillText("…", Math.min(x, width - 12), 12);
-        break;
-      }
+    for (const layer of panel.legend ? panel.legend(layers) : layers.filter((each) => each.name)) {
+      const room = pen.measureText(layer.name).width + 30;
+      if (x > start && x + room > width) { x = start; y += LEGEND; }
       pen.fillStyle = pen.strokeStyle = layer.colour;
       pen.globalAlpha = layer.alpha ?? 1;
-      if (layer.stack) this.fill(pen, layer, x, 7, 12, 10);
-      else { pen.lineWidth = 2; pen.setLineDash(layer.dash || []); pen.beginPath(); pen.moveTo(x, 12); pen.lineTo(x + 12, 12); pen.stroke(); pen.setLineDash([]); }
+      if (layer.stack) this.fill(pen, layer, x, y - 5, 12, 10);
+      else { pen.lineWidth = 2; pen.setLineDash(layer.dash || []); pen.beginPath(); pen.moveTo(x, y); pen.lineTo(x + 16, y); pen.stroke(); pen.setLineDash([]); }
       pen.globalAlpha = 1;
       pen.fillStyle = palette.ink;
-      pen.fillText(layer.name, x + 16, 12);
+      pen.fillText(layer.name, x + 20, y);
       x += room;
     }
+    chart.top = y + 12;
   }
   /** A bar of a layer, hatched where it has a number, so that colours need not be told apart. */
   fill(pen, layer, ...box) {
@@ -203,7 +208,7 @@ class Board {
     const marks = this.axis.ticks ? this.axis.ticks.filter((value, at, all) => !at || this.x(value) - this.x(all[at - 1]) > 46 || at === all.length - 1) : ticks(this.from, this.to, Math.max(2, Math.floor(width / 110)), this.axis.unit);
     for (const value of marks) {
       pen.fillStyle = palette.grid;
-      pen.fillRect(this.x(value), MARGIN.top, 0.7, high - MARGIN.top - MARGIN.bottom);
+      pen.fillRect(this.x(value), chart.top, 0.7, high - chart.top - MARGIN.bottom);
       pen.fillStyle = palette.faint;
       const last = this.x(value) > width - 50;
       pen.textAlign = last ? "right" : "center";
@@ -224,7 +229,7 @@ class Board {
       read.textContent = "";
       if (this.cursor === null || this.cursor === undefined) continue;
       pen.fillStyle = this.palette.choice;
-      pen.fillRect(this.x(this.cursor), MARGIN.top - 4, 1, base.high - MARGIN.top);
+      pen.fillRect(this.x(this.cursor), chart.top - 4, 1, base.high - chart.top);
       const bin = Math.min(this.bins - 1, Math.max(0, Math.floor(((this.x(this.cursor) - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right)) * this.bins)));
       const words = chart.panel.words || counted;
       const said = chart.panel.read ? chart.panel.read(layers, bin) : layers.filter((layer) => layer.name).map((layer) => {
@@ -268,7 +273,7 @@ function counted(value) {
   return value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 0 });
 }
 
-function percent(value) { return `${value.toLocaleString("en", { maximumFractionDigits: 1 })} %`; }
+function percent(value, digits = 0) { return `${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: 1 })} %`; }
 
 /** Sums, or the largest, of values in bins over [from, to]; `at` is sorted. */
 function binned(at, values, from, to, bins, largest = false) {

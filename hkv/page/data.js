@@ -217,7 +217,7 @@ class Case {
     return a.status !== b.status || a.tokens !== b.tokens || one.keyOf(a) !== other.keyOf(b)
       || String(one.held(a.holders)) !== String(other.held(b.holders));
   }
-  /** Block that an operation is most likely about: one that is wrong in itself after it, or that the sides tell apart. */
+  /** Block that an operation is most likely about: wrong in itself after it, named by a mark, or unlike on the sides. */
   culprit(at) {
     const sides = this.sides.filter((side) => side.drawn);
     const wrong = ({ status }) => !(status & (FREE | HELD | CACHED)) || ((status & FREE) && (status & HELD));
@@ -225,6 +225,10 @@ class Case {
     for (const [number, side] of sides.entries()) {
       const found = changed[number].find((block) => wrong(side.cell(block, at)));
       if (found !== undefined) return found;
+    }
+    for (const mark of this.pools.length < 2 ? this.marks : []) {
+      const named = this.atLine(mark.line) === at && /\bblock ([\d.]+\d|\d+)/.exec(mark.text.join("\n"));
+      if (named && this.block(named[1]) >= 0) return this.block(named[1]);
     }
     const apart = changed.flat().find((block) => this.unlike(block, at));
     if (apart !== undefined) return apart;

@@ -16,7 +16,7 @@ class Page {
     this.cases = data.cases.map((given) => new Case(given));
     this.view = new View(byId("stage"), (choice) => this.chosen(choice));
     this.panel = new Panel(byId("panel"), (choice) => this.view.choose(choice, true));
-    byId("title").textContent = data.title;
+    byId("title").textContent = byId("title").title = data.title;
     const list = byId("cases");
     list.hidden = this.cases.length < 2;
     this.cases.forEach((each, at) => list.append(el("option", { value: String(at) }, each.name)));

@@ -127,14 +127,19 @@ function label(context, palette, text, x, y, wide, high, strong) {
   const room = Math.floor((wide - 5) / 6.2);
   if (!text || room < 2) return;
   const shown = short(text, room);
-  if (strong) {
-    context.lineWidth = 2.5;
-    context.lineJoin = "round";
-    context.strokeStyle = palette.ground;
-    context.strokeText(shown, x + 3, y + high / 2);
-  }
+  if (strong) return haloed(context, palette, shown, x + 3, y + high / 2, palette.ink);
   context.fillStyle = palette.ink;
   context.fillText(shown, x + 3, y + high / 2);
+}
+
+/** A text that can be read over bars and lines. */
+function haloed(context, palette, text, x, y, colour) {
+  context.lineWidth = 2.5;
+  context.lineJoin = "round";
+  context.strokeStyle = palette.ground;
+  context.strokeText(text, x, y);
+  context.fillStyle = colour;
+  context.fillText(text, x, y);
 }
 
 /** An edge where a key comes (a flag) or goes (a cross). */
@@ -284,22 +289,23 @@ function paintLabels(context, palette, shown, side, rows, frame, near) {
   const each = Math.max(1, Math.ceil(13 / sy));
   const unit = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000].find((step) => step >= each) ?? each;
   const from = Math.ceil(Math.max(0, frame.y) / unit) * unit;
-  for (let row = from; row < rows.count; row += unit) {
-    const y = top + (row - frame.y + Math.min(1, 6 / sy > 1 ? 0.5 : 0.5)) * sy;
-    if (y > height) break;
-    if (y >= top + 3) context.fillText(rows.label(row), 4, y);
-  }
   const headings = (rows.heads ??= rows.headings());
+  let free = top;
   for (const [row, text] of near || headings.length < 40 ? headings : []) {
     const y = top + (row - frame.y) * sy;
     if (y < top - 1 || y > height) continue;
     context.fillStyle = palette.grid;
     context.fillRect(0, y, width, 1.2);
-    if (rows.fixed && shown.pools.length < 2) continue;
-    context.fillStyle = palette.faint;
+    if (y < free - 1 || (rows.fixed && shown.pools.length < 2)) continue;
+    free = y + 13;
     context.textAlign = "right";
-    context.fillText(text, width - 6, y + 7);
+    haloed(context, palette, text, width - 6, y + 7, palette.faint);
     context.textAlign = "left";
+  }
+  for (let row = from; row < rows.count; row += unit) {
+    const y = top + (row - frame.y + 0.5) * sy;
+    if (y > height) break;
+    if (y >= top) haloed(context, palette, rows.label(row), 4, Math.max(y, top + 7), palette.faint);
   }
   paintTops(context, palette, shown, side, frame);
 }
@@ -316,22 +322,21 @@ function paintTops(context, palette, shown, side, frame) {
     if (x < GUTTER) continue;
     context.fillStyle = palette.faint;
     if (!words) {
-      context.textAlign = "center";
-      context.fillText(String(shown.lineAt(at)), x, top - 8);
-      context.textAlign = "left";
+      const text = String(shown.lineAt(at)), wide = context.measureText(text).width;
+      context.fillText(text, Math.min(x - wide / 2, width - wide - 2), top - 8);
       continue;
     }
     context.save();
     context.translate(x, top - 4);
     context.rotate(-Math.PI / 2);
     context.fillStyle = shown.differs[at] ? palette.wrong : palette.ink;
-    context.fillText(short(at ? `${shown.lineAt(at)} ${shown.words(at - 1)}` : `${shown.lineAt(0)} start`, Math.floor(top / 5.8)), 0, 0);
+    context.fillText(short(at ? `${shown.lineAt(at)} ${shown.words(at - 1)}` : `${shown.lineAt(0)} start`, Math.floor((top - 6) / 5.8)), 0, 0);
     context.restore();
   }
   for (const mark of shown.marks) {
     const x = GUTTER + (shown.atLine(mark.line) - frame.x + 0.5) * sx;
     if (x < GUTTER || x > width) continue;
-    context.strokeStyle = palette.wrong;
+    context.strokeStyle = mark.kind === "line" ? palette.choice : palette.wrong;
     context.lineWidth = 2;
     context.setLineDash(mark.kind === "difference" ? [] : [4, 3]);
     context.strokeRect(x - Math.max(3, sx / 2), 1, Math.max(6, sx), frame.height - 2);

@@ -128,7 +128,8 @@ class Panel {
         const place = side.place(block, at), status = place < 0 ? FREE : side.changes.status[side.order[place]];
         if (status & HELD) held++; else if (status & CACHED) cached++; else if (status & FREE) free++; else lost++;
       }
-      return el("tr", {}, el("th", {}, side.name), ...[held, cached, free, lost].map((count) => el("td", {}, String(count))));
+      const looked = side.looks[upper(side.looks, at) - 1] ?? 0;
+      return el("tr", {}, el("th", {}, looked < at ? `${side.name}, line ${shown.lineAt(looked)}` : side.name), ...[held, cached, free, lost].map((count) => el("td", {}, String(count))));
     });
     return rows.length ? el("section", {}, el("h2", {}, `All blocks after line ${shown.lineAt(at)}`),
       el("table", { class: "counts" }, el("tr", {}, ...["", "held", "cached", "free", "lost"].map((name) => el("th", {}, name))), rows)) : "";

@@ -6,12 +6,12 @@ const TONES = [["held, not cached", 1], ["held and cached", 0.6], ["evictable", 
 class Charted {
   constructor(data) {
     this.data = data;
-    byId("title").textContent = data.title;
+    byId("title").textContent = byId("title").title = data.title;
     byId("finder").hidden = byId("modes").hidden = true;
     byId("stage").classList.add("charts");
     byId("tools").append(
       el("button", { onclick: () => this.board.window(this.board.axis.low, this.board.axis.high), title: "everything (0)" }, "all"),
-      el("button", { onclick: () => this.zoom(), title: "the span that is chosen (z)" }, "span"),
+      el("button", { onclick: () => this.zoom(), title: "zoom to the span that is chosen (z)" }, "zoom to span"),
       el("button", { onclick: () => this.theme(), title: "light or dark (t)", "aria-label": "light or dark" }, "◐"));
     document.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -52,7 +52,7 @@ class ReplayPage extends Charted {
     this.board = new Board(byId("stage"), axis, [
       { title: "Hit rate", share: 1.1, top: 100, words: percent, layers: (...window) => this.hits(...window) },
       { title: "Prompt tokens, and why they were no hits", share: 1.1, layers: (...window) => this.causes(...window) },
-      { title: "Blocks", share: 1.3, layers: (...window) => this.blocks(...window), legend: () => this.kinds(), read: (layers, bin) => this.counts(layers, bin) },
+      { title: "Blocks", share: 1.3, layers: (...window) => this.blocks(...window), legend: (layers) => this.kinds(layers), read: (layers, bin) => this.counts(layers, bin) },
       { title: "Requests", layers: (...window) => this.running(...window) },
     ], (span) => this.tell(span));
     this.tell(null);
@@ -87,10 +87,11 @@ class ReplayPage extends Charted {
     return layers;
   }
   /** Legend of the blocks: a colour a group, a tone each for held, cached and evictable. */
-  kinds() {
-    if (!this.data.occupancy.step) return [];
+  kinds(layers) {
+    const lines = layers.filter((layer) => !layer.stack);
+    if (!this.data.occupancy.step) return lines;
     const tones = TONES.map(([name, alpha]) => ({ name, alpha, stack: true, colour: this.palette.faint }));
-    return [...this.data.groups.map((name, number) => ({ name, stack: true, hatch: number - 1, colour: this.colour(number) })), ...tones];
+    return [...this.data.groups.map((name, number) => ({ name, stack: true, hatch: number - 1, colour: this.colour(number) })), ...tones, ...lines];
   }
   counts(layers, bin) {
     const stacked = layers.filter((layer) => layer.stack);
@@ -108,7 +109,7 @@ class ReplayPage extends Charted {
   }
   tell(span) {
     const { data } = this, { totals } = data;
-    const rows = [["requests", totals.requests], ["prompt tokens", totals.prompt_tokens], ["hit tokens", totals.hit_tokens], ["hit rate", percent(100 * totals.hit_rate)],
+    const rows = [["requests", totals.requests], ["prompt tokens", totals.prompt_tokens], ["hit tokens", totals.hit_tokens], ["hit rate", percent(100 * totals.hit_rate, 1)],
       ["evictions", totals.evictions ?? "not counted"], ["preemptions", totals.preemptions], ["blocks in use, peak", `${counted(totals.blocks_in_use_peak)} of ${counted(totals.blocks)}`]];
     byId("panel").replaceChildren(
       this.chosen(span),
@@ -128,7 +129,7 @@ class ReplayPage extends Charted {
     const shares = ["hit", ...data.causes].map((name) => [name, sum(name)]).filter(([, tokens]) => tokens > 0);
     return el("section", {}, el("h2", {}, `${this.words(from)} to ${this.words(to)}`),
       el("p", {}, `${inside.length.toLocaleString("en")} requests admitted, ${counted(sum("prompt"))} prompt tokens`),
-      el("table", { class: "counts" }, shares.map(([name, tokens]) => el("tr", {}, el("th", {}, name), el("td", {}, counted(tokens)), el("td", {}, percent((100 * tokens) / prompt))))),
+      el("table", { class: "counts" }, shares.map(([name, tokens]) => el("tr", {}, el("th", {}, name), el("td", {}, counted(tokens)), el("td", {}, percent((100 * tokens) / prompt, 1))))),
       el("h3", {}, inside.length > listed.length ? `The ${listed.length} that missed most` : "They, by what they missed"),
       el("table", { class: "listed" }, el("tr", {}, ...["request", "at", "prompt", "hit"].map((name) => el("th", {}, name))),
         listed.map((row) => [el("tr", {}, ...[String(data.requests.index[row]), this.words(data.requests.admitted[row]), counted(data.requests.prompt[row]), counted(data.requests.hit[row])].map((text) => el("td", {}, text))),
@@ -156,17 +157,18 @@ function evictionGraph(page) {
   const pen = canvas.getContext("2d"), most = Math.max(...evicted.map((each) => each.tokens));
   pen.scale(2, 2);
   const spot = (number) => {
-    const angle = (2 * Math.PI * number) / groups.length - Math.PI / 2;
-    return groups.length === 1 ? [size / 2, size * 0.42] : [size / 2 + 82 * Math.cos(angle), size * 0.4 + 72 * Math.sin(angle)];
+    const angle = (2 * Math.PI * number) / groups.length - (groups.length > 2 ? Math.PI / 2 : Math.PI);
+    const out = [Math.cos(angle), Math.sin(angle)], far = groups.length > 1 ? 1 : 0;
+    return [size / 2 + 70 * far * out[0], size * 0.4 + 62 * far * out[1], ...out];
   };
-  pen.font = "11px system-ui, sans-serif";
+  pen.font = "12px system-ui, sans-serif";
   pen.textAlign = "center";
   for (const { group, taker, tokens } of evicted) {
-    const [x, y] = spot(taker), [toX, toY] = spot(group);
+    const [x, y, outX, outY] = spot(taker), [toX, toY] = spot(group);
     pen.strokeStyle = pen.fillStyle = page.colour(taker);
     pen.lineWidth = 1 + 6 * Math.sqrt(tokens / most);
     pen.beginPath();
-    if (group === taker) { pen.arc(x, y - 26, 14, 0.6 * Math.PI, 2.4 * Math.PI); pen.stroke(); continue; }
+    if (group === taker) { pen.arc(x + 25 * outX, y + 25 * outY, 14, 0, 7); pen.stroke(); continue; }
     const length = Math.hypot(toX - x, toY - y), [dx, dy] = [(toX - x) / length, (toY - y) / length];
     pen.moveTo(x + dx * 22 - dy * 5, y + dy * 22 + dx * 5);
     pen.lineTo(toX - dx * 30 - dy * 5, toY - dy * 30 + dx * 5);
@@ -176,18 +178,17 @@ function evictionGraph(page) {
     for (const turn of [-1, 1]) pen.lineTo(toX - dx * 33 - dy * (5 + turn * 6), toY - dy * 33 + dx * (5 + turn * 6));
     pen.fill();
   }
-  groups.forEach((name, number) => {
+  groups.forEach((_, number) => {
     const [x, y] = spot(number);
     pen.fillStyle = page.colour(number);
     pen.beginPath();
     pen.arc(x, y, 18, 0, 7);
     pen.fill();
     pen.fillStyle = page.palette.ink;
-    pen.fillText(short(name, 22), x, y + 31);
     pen.fillText(String(number), x, y + 4);
   });
-  return el("section", {}, heading, canvas,
-    el("table", {}, el("tr", {}, ...["blocks of", "were taken by", "tokens missed", "requests", "before (median)"].map((name) => el("th", {}, name))),
+  return el("section", {}, heading, el("p", { class: "note" }, groups.map((name, number) => `${number}: ${name}`).join(", ")), canvas,
+    el("table", { class: "taken" }, el("tr", {}, ...["blocks of", "taken by", "tokens missed", "requests", "before (median)"].map((name) => el("th", {}, name))),
       [...evicted].sort((a, b) => b.tokens - a.tokens).map((each) => el("tr", {}, ...[groups[each.group], groups[each.taker], counted(each.tokens), counted(each.requests), page.words(each.steps)].map((text) => el("td", {}, text))))));
 }
 
@@ -238,7 +239,7 @@ class ComparePage extends Charted {
             el("td", {}, why(row).map((text, number) => el("p", {}, `${number + 1}: ${text}`))))))),
       el("section", {}, el("h2", {}, "The replays"), el("ol", {}, names.map((name) => el("li", {}, name))),
         el("table", { class: "counts" }, el("tr", {}, ...["", ...names.map((_, number) => String(number + 1))].map((name) => el("th", {}, name))),
-          Object.entries(totals).map(([name, values]) => el("tr", {}, el("th", {}, name.replaceAll("_", " ")), values.map((value) => el("td", {}, name === "hit_rate" ? percent(100 * value) : value < 0 ? "-" : counted(value))))))));
+          Object.entries(totals).map(([name, values]) => el("tr", {}, el("th", {}, name.replaceAll("_", " ")), values.map((value) => el("td", {}, name === "hit_rate" ? percent(100 * value, 1) : value < 0 ? "-" : counted(value))))))));
   }
 }
 
@@ -254,7 +255,7 @@ class SweepPage extends Charted {
     super(data);
     const sizes = data.lines.flatMap((line) => line.sizes).sort((a, b) => a - b), low = sizes[0], high = sizes[sizes.length - 1];
     const axis = { low: low === high ? low * 0.9 : low, high: low === high ? high * 1.1 : high, log: true, ticks: [...new Set(sizes)], words: (value) => (data.memory ? `${value.toLocaleString("en", { maximumFractionDigits: 2 })} GiB` : `${Math.round(value).toLocaleString("en")} blocks`) };
-    this.board = new Board(byId("stage"), axis, [{ title: "Hit rate against the size of the pool", words: percent, layers: () => this.rates() }], (span) => this.tell(span));
+    this.board = new Board(byId("stage"), axis, [{ title: "Hit rate against the size of the pool", words: percent, layers: () => this.rates(), legend: (layers) => this.kinds(layers) }], (span) => this.tell(span));
     this.tell(null);
   }
   rates() {
@@ -265,13 +266,18 @@ class SweepPage extends Charted {
       return made;
     });
   }
+  /** Legend: a colour a line, and what dots and dashes are, once for all of them. */
+  kinds(layers) {
+    const bounds = new Map(layers.filter((layer) => layer.dash).map((layer) => [layer.name, { ...layer, colour: this.palette.faint }]));
+    return [...layers.filter((layer) => !layer.dash), ...bounds.values()];
+  }
   tell(span) {
     const inside = (size) => !span || (size >= span[0] && size <= span[1]);
     byId("panel").replaceChildren(...this.data.lines.map((line) => el("section", {}, el("h2", {}, line.name || "Sweep"), line.resolved && el("p", { class: "note" }, line.resolved),
       line.said.length ? el("ul", {}, line.said.map((text) => el("li", {}, text))) : "",
-      el("table", { class: "counts" }, el("tr", {}, ...["pool", "hit rate", ...(line.optimal ? ["at most", "gap"] : []), "evictions", "refused"].map((name) => el("th", {}, name))),
-        line.sizes.map((size, at) => [size, at]).filter(([size]) => inside(size)).map(([size, at]) => el("tr", {}, el("th", {}, this.board.axis.words(size)), ...[percent(100 * line.rates[at]),
-          ...(line.optimal ? [percent(100 * line.optimal[at]), percent(100 * (line.optimal[at] - line.rates[at]))] : []), line.evictions[at] < 0 ? "-" : counted(line.evictions[at]), counted(line.refused[at])].map((text) => el("td", {}, text))))),
+      el("table", { class: "counts" }, el("tr", {}, ...[this.data.memory ? "GiB" : "blocks", "hit rate", ...(line.optimal ? ["at most", "gap"] : []), "evictions", "refused"].map((name) => el("th", {}, name))),
+        line.sizes.map((size, at) => [size, at]).filter(([size]) => inside(size)).map(([size, at]) => el("tr", {}, el("th", {}, this.board.axis.words(size).split(" ")[0]), ...[percent(100 * line.rates[at], 1),
+          ...(line.optimal ? [percent(100 * line.optimal[at], 1), percent(100 * (line.optimal[at] - line.rates[at]), 1)] : []), line.evictions[at] < 0 ? "-" : counted(line.evictions[at]), counted(line.refused[at])].map((text) => el("td", {}, text))))),
       line.sizes.filter(inside).length ? line.sizes.map((size, at) => [size, at]).filter(([size]) => inside(size)).slice(0, 12).map(([size, at]) => el("details", {}, el("summary", {}, `${this.board.axis.words(size)}: options`), copied(line.commands[at]))) : "")));
   }
 }

@@ -72,7 +72,7 @@ class View {
     if (anew || !this.frame) this.fit();
     else this.repaint();
   }
-  get top() { return this.frame && this.frame.sx >= 13 ? Math.min(128, this.size.height * 0.34) : 22; }
+  get top() { return this.frame && this.frame.sx >= 13 ? Math.min(128, this.size.height * 0.42) : 22; }
   /** A frame that shows all operations and rows. */
   fit() {
     const columns = this.shown.count + 1, rows = Math.max(1, this.rows.count);

@@ -32,8 +32,8 @@ import vllm.v1.engine.utils
 from vllm import LLM, SamplingParams
 
 def main(folder, start):
-    # On a CPU vLLM asks for spawn itself.
-    vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context(start)
+    if start == "fork":  # on a CPU vLLM asks for spawn itself
+        vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context(start)
     llm = LLM(
         model=folder, skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, num_gpu_blocks_override=40,
         distributed_executor_backend="tests.attach.no_model.NoModel",
@@ -73,14 +73,16 @@ def begin(folder: pathlib.Path, start: str, **settings: str) -> subprocess.Popen
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
+        "VLLM_WORKER_MULTIPROCESSING_METHOD": start,
     }
     command = [sys.executable, str(folder / "program.py"), str(folder), start]
     with (folder / "said").open("wb") as said:
         return subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
 
 
-def test_the_page_of_an_engine_core_follows_it(tmp_path: pathlib.Path) -> None:
-    process = begin(tmp_path, "fork", mode="shadow", serve="127.0.0.1:0", states="step")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_page_of_an_engine_core_follows_it(start: str, tmp_path: pathlib.Path) -> None:
+    process = begin(tmp_path, start, mode="shadow", serve="127.0.0.1:0", states="step")
     try:
         told(tmp_path, 200)
         (url,) = re.findall(

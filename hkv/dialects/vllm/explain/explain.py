@@ -266,7 +266,7 @@ def _changes(block: int, operation: Operation, before: Snapshot, after: Snapshot
     for id, group, column in new:
         if (id, group, column) not in old:
             adopted = known is not None and known == knows
-            yield f"{'adopted' if adopted else 'handed out'} to {id}, group {group}, column {column}"
+            yield f"{'adopted by' if adopted else 'handed out to'} {id}, group {group}, column {column}"
     if known != knows:
         if known is not None and (knows is None or known[2] != knows[2]):
             yield f"lost its key, of {known[1]} tokens in group {known[0]}"
