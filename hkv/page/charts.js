@@ -237,7 +237,7 @@ class Board {
         const value = layer.values[place];
         return value >= 0 && (value > 0 || !layer.stack) ? `${layer.name} ${words(value)}${layer.notes && layer.notes[place] ? ` (${layer.notes[place]})` : ""}` : "";
       });
-      read.textContent = `${this.axis.words(this.cursor)}: ${said.filter(Boolean).join(", ")}`;
+      read.textContent = `${this.axis.words(this.cursor)}: ${said.filter(Boolean).join(", ") || "nothing"}`;
     }
   }
 }

@@ -130,7 +130,7 @@ class ReplayPage extends Charted {
     return el("section", {}, el("h2", {}, `${this.words(from)} to ${this.words(to)}`),
       el("p", {}, `${inside.length.toLocaleString("en")} requests admitted, ${counted(sum("prompt"))} prompt tokens`),
       el("table", { class: "counts" }, shares.map(([name, tokens]) => el("tr", {}, el("th", {}, name), el("td", {}, counted(tokens)), el("td", {}, percent((100 * tokens) / prompt, 1))))),
-      el("h3", {}, inside.length > listed.length ? `The ${listed.length} that missed most` : "They, by what they missed"),
+      el("h3", {}, inside.length > listed.length ? `The ${listed.length} that missed most` : "Those, by tokens missed"),
       el("table", { class: "listed" }, el("tr", {}, ...["request", "at", "prompt", "hit"].map((name) => el("th", {}, name))),
         listed.map((row) => [el("tr", {}, ...[String(data.requests.index[row]), this.words(data.requests.admitted[row]), counted(data.requests.prompt[row]), counted(data.requests.hit[row])].map((text) => el("td", {}, text))),
           el("tr", { class: "why" }, el("td", { colspan: "4" }, this.why(row)))])));

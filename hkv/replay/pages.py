@@ -108,7 +108,9 @@ def _line(answer: Mapping[str, Any], sentences: Sequence[str], memory: bool) -> 
     }
 
 
-# A trace in the JSON form of Chrome's trace events, which Perfetto reads. Times are in microseconds.
+# A trace in the JSON form of Chrome's trace events, which Perfetto reads. Times are in microseconds. Perfetto's importer
+# takes the unit from the beginning of the file, and names a thread by its number alone, whatever process it is of; a
+# process has a thread of its own number. So the tracks of requests are numbered from above the processes.
 
 REQUESTS, GROUPS, POOL, STEPS = 1, 2, 3, 4
 """Numbers of the processes that its tracks belong to."""
@@ -118,11 +120,13 @@ def perfetto(outcome: Outcome, engine: str, step_ms: int) -> bytes:
     """A trace of one replay: requests waiting and running, blocks by group, the pool, and the steps."""
     result = result_of(outcome, engine)
     names = {REQUESTS: "requests", GROUPS: "groups", POOL: "pool", STEPS: "scheduler steps"}
-    events = [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}} for pid, name in names.items()]
-    events += _of_requests(result, step_ms * 1000)
-    events += _of_steps(result, step_ms * 1000)
+    events = [*_of_requests(result, step_ms * 1000), *_of_steps(result, step_ms * 1000)]
+    tracks = sorted({(each["pid"], each["tid"]) for each in events if each["ph"] == "X"})
+    said = {tid: "steps" if pid == STEPS else f"row {tid - STEPS}" for pid, tid in tracks}
     events += _of_groups(result, [group["group"] for group in groups(outcome)], step_ms * 1000)
-    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+    named = [_named("process", pid, pid, name) for pid, name in names.items()]
+    named += [_named("thread", pid, tid, said[tid]) for pid, tid in tracks]
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": named + events})
 
 
 def _of_requests(result: ReplayResult, unit: int) -> Iterator[dict[str, Any]]:
@@ -140,19 +144,18 @@ def _of_requests(result: ReplayResult, unit: int) -> Iterator[dict[str, Any]]:
         name, start = f"request {columns['index'][row]}", arrived
         if admitted > arrived or admitted < 0:
             start = ended if admitted < 0 else admitted
-            yield _slice(REQUESTS, track + 1, f"{name} waits", arrived * unit, (start - arrived) * unit, {})
+            yield _slice(REQUESTS, STEPS + 1 + track, f"{name} waits", arrived * unit, (start - arrived) * unit, {})
         if admitted >= 0:
-            yield _slice(REQUESTS, track + 1, name, start * unit, max(ended + 1 - start, 1) * unit, told)
+            yield _slice(REQUESTS, STEPS + 1 + track, name, start * unit, max(ended + 1 - start, 1) * unit, told)
 
 
 def _of_steps(result: ReplayResult, unit: int) -> Iterator[dict[str, Any]]:
     columns = {name: column.tolist() for name, column in result.steps.items()}
     for row, step in enumerate(columns["step"]):
         told = {name: column[row] for name, column in columns.items() if name != "step" and column[row]}
-        yield _slice(STEPS, 1, f"step {step}", step * unit, unit, told)
-        counted = {name: columns[name][row] for name in ("in_use", "running", "waiting")}
-        for name, value in counted.items():
-            yield _counter(POOL, "blocks in use" if name == "in_use" else name, step * unit, {name: value})
+        yield _slice(STEPS, STEPS, f"step {step}", step * unit, unit, told)
+        yield _counter(POOL, "blocks", step * unit, {"in use": columns["in_use"][row]})
+        yield _counter(POOL, "requests", step * unit, {name: columns[name][row] for name in ("running", "waiting")})
 
 
 def _of_groups(result: ReplayResult, names: Sequence[str], unit: int) -> Iterator[dict[str, Any]]:
@@ -161,6 +164,10 @@ def _of_groups(result: ReplayResult, names: Sequence[str], unit: int) -> Iterato
         for group, name in enumerate(names):
             told = {kind.name.lower(): columns[f"{kind.name.lower()}_{group}"][row] for kind in Kind}
             yield _counter(GROUPS, f"{group} {name}", (step + 1) * unit, told)
+
+
+def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": process, "tid": track, "name": f"{kind}_name", "args": {"name": name}}
 
 
 def _slice(process: int, track: int, name: str, start: int, length: int, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,9 +31,16 @@ def test_a_page_holds_every_request_with_its_causes() -> None:
 def test_a_trace_has_each_request_once_on_tracks_of_its_own() -> None:
     outcome = replayed()
     result = result_of(outcome, "numpy")
-    events = json.loads(perfetto(outcome, "numpy", 50))["traceEvents"]
+    trace = json.loads(perfetto(outcome, "numpy", 50))
+    events = trace["traceEvents"]
     assert {event["pid"] for event in events} == {REQUESTS, GROUPS, POOL, STEPS}
-    # Perfetto's importer drops a slice without a length, and a counter that is no number.
+    # Perfetto's importer wants the unit first, drops a slice without a length and a counter that is no number, and looks
+    # for the thread to be named by its number alone.
+    assert next(iter(trace)) == "displayTimeUnit"
+    named = {event["tid"]: event["pid"] for event in events if event["name"] == "thread_name"}
+    assert {event["tid"]: event["pid"] for event in events if event["ph"] == "X"} == named
+    processes = {event["pid"] for event in events if event["name"] == "process_name"}
+    assert all(pid == tid for tid, pid in named.items() if tid in processes)
     assert {event["ph"] for event in events} == {"M", "X", "C"}
     assert all(event["dur"] > 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
     assert all(type(each) is int for event in events if event["ph"] == "C" for each in event["args"].values())
