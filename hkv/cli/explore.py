@@ -114,7 +114,8 @@ def _write_page(path: str, found: explore_command.Counterexample | None) -> None
         click.echo("no counterexample: no page was written", err=True)
         return
     dialect = registry.dialect_of(found.header.dialect)
-    broken = Broken(found.invariants[0], len(found.operations) + 1, "", "the last operation breaks it; drawn is the reference, which keeps it", "")
+    problem = "the last operation breaks it; drawn is the reference, which keeps it"
+    broken = Broken(found.invariants[0], len(found.operations) + 1, "", problem, "")
     marks = (invariant_mark(dialect, broken, "the cache"),)
     performed, _ = answered(found)
     engines = ((REFERENCE, engine_factory(REFERENCE)),)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,7 @@ def begin(folder: pathlib.Path, start: str, **settings: str) -> subprocess.Popen
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_the_page_of_an_engine_core_follows_it(start: str, tmp_path: pathlib.Path) -> None:
     process = begin(tmp_path, start, mode="shadow", serve="127.0.0.1:0", states="step")
+    case: Any = {}
     try:
         told(tmp_path, 200)
         (url,) = re.findall(

@@ -53,7 +53,8 @@ def index(moment: Moment) -> Iterator[str]:
             start = column * sizes[owner_group]
             inside = start < tokens <= start + sizes[owner_group]
             if owner_group != group or not (inside or _holds_checkpoints(config, group)):
-                yield f"block {block} at column {column} of group {owner_group} is cached as {tokens} tokens of group {group}"
+                known = f"{tokens} tokens of group {group}"
+                yield f"block {block} at column {column} of group {owner_group} is cached as {known}"
             elif ledger.prefix(id, tokens) not in names:
                 yield f"block {block} holds the first {tokens} tokens of {id}, but its key is of another prefix"
 
