@@ -108,9 +108,9 @@ def _line(answer: Mapping[str, Any], sentences: Sequence[str], memory: bool) -> 
     }
 
 
-# A trace in the JSON form of Chrome's trace events, which Perfetto reads. Times are in microseconds. Perfetto's importer
-# takes the unit from the beginning of the file, and names a thread by its number alone, whatever process it is of; a
-# process has a thread of its own number. So the tracks of requests are numbered from above the processes.
+# A trace in the JSON form of Chrome's trace events, which Perfetto reads. Times are in microseconds. Perfetto's
+# importer takes the unit from the beginning of the file, and names a thread by its number alone, whatever process it is
+# of; a process has a thread of its own number. So the tracks of requests are numbered from above the processes.
 
 REQUESTS, GROUPS, POOL, STEPS = 1, 2, 3, 4
 """Numbers of the processes that its tracks belong to."""

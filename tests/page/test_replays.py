@@ -34,8 +34,8 @@ def test_a_trace_has_each_request_once_on_tracks_of_its_own() -> None:
     trace = json.loads(perfetto(outcome, "numpy", 50))
     events = trace["traceEvents"]
     assert {event["pid"] for event in events} == {REQUESTS, GROUPS, POOL, STEPS}
-    # Perfetto's importer wants the unit first, drops a slice without a length and a counter that is no number, and finds
-    # the thread that a name is for by its number alone.
+    # Perfetto's importer wants the unit first, drops a slice without a length and a counter that is no number, and
+    # finds the thread that a name is for by its number alone.
     assert next(iter(trace)) == "displayTimeUnit"
     named = {event["tid"]: event["pid"] for event in events if event["name"] == "thread_name"}
     assert {event["tid"]: event["pid"] for event in events if event["ph"] == "X"} == named

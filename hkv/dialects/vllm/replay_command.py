@@ -133,7 +133,8 @@ class VllmReplayCommand(ReplayCommand):
             raise click.UsageError("--draft is not for --groups")
         schedule = schedule_for_groups(options)
         if len(options["num_blocks"]) != 1:
-            raise ConfigError("num_blocks", list(options["num_blocks"]), "one number: vLLM has one pool; `hkv sweep` takes several sizes as A;B;C")
+            wanted = "one number, vLLM having one pool; `hkv sweep` takes several sizes as A;B;C"
+            raise ConfigError("num_blocks", list(options["num_blocks"]), wanted)
         config = cache_config(
             options["groups"],
             options["num_blocks"][0],
