@@ -92,7 +92,8 @@ def _watched(given: _CheckKernelOptions) -> Watched | None:
     """
     library = given.target is not None and is_library(given.target.rpartition(":")[0])
     try:
-        sys.stdout.fileno(), sys.stderr.fileno()
+        for stream in (sys.stdout, sys.stderr):
+            stream.fileno()
     except OSError:  # a text in memory, which a child would fill for itself alone
         return None
     return None if library or "jax" in sys.modules or not hasattr(os, "fork") else Watched(given.timeout)
