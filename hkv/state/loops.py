@@ -18,6 +18,7 @@ Every array is flat and ends in a spare element. Indices are unsigned, in range 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -90,6 +91,51 @@ def loop(
     values = tuple(getattr(work, name) for name in names)
     values, local = lax.while_loop(lambda carry: condition(carry[1]), step, (values, scalars(local)))
     return work.replace(**dict(zip(names, values, strict=True))), local  # type: ignore[attr-defined]
+
+
+V = TypeVar("V", bound=tuple[Any, ...])
+"""A tuple, named or not, of scalars."""
+
+
+def guarded(
+    predicate: Scalar, body: Callable[[W, V], tuple[W, V]], work: W, values: V, reads: Sequence[str] = ()
+) -> tuple[W, V]:
+    """`body(work, values)` where `predicate` holds, else both as they are: a `loop` of at most one trip.
+
+    It carries the arrays, counters and values that `body` changes, which a first tracing of it finds, and `reads`. A
+    program whose trips seldom need a part passes it by at the cost of a comparison, not of writes to spare elements.
+    """
+    names: list[str] = []
+    places: list[int] = []
+
+    def find() -> None:
+        after, left = body(work, values)
+        for field in dataclasses.fields(work):  # type: ignore[arg-type]
+            if getattr(after, field.name) is not getattr(work, field.name):
+                names.append(field.name)
+        places.extend(at for at, (old, new) in enumerate(zip(values, left, strict=True)) if old is not new)
+
+    jax.eval_shape(find)
+
+    def once(inner: W, local: Local) -> tuple[W, Local]:
+        given = list(values)
+        for at, value in zip(places, local[1:], strict=True):
+            given[at] = value
+        inner, left = body(inner, _like(values, given))
+        return inner, (False, *(left[at] for at in places))
+
+    start = (predicate, *(values[at] for at in places))
+    unchanged = [name for name in reads if name not in names]
+    work, local = loop(lambda c: c[0], once, work, start, unchanged, names)
+    found = list(values)
+    for at, value in zip(places, local[1:], strict=True):
+        found[at] = value
+    return work, _like(values, found)
+
+
+def _like(values: V, given: Sequence[Any]) -> V:
+    made = getattr(type(values), "_make", tuple)
+    return made(given)  # type: ignore[no-any-return]
 
 
 def fori_loop(

@@ -10,6 +10,7 @@ blocks, those that run offer their chunks, then those that ended, in the order o
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace
 from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Current
 from hkv.replay.schedule_state import Arriving, Ending, Machine, Mode, Number, Running
-from hkv.state.loops import Scalar, divide, loop, read
+from hkv.state.loops import Scalar, divide, guarded, loop, read
 from hkv.state.state import Request
 from hkv.state.status import Status
 
@@ -46,14 +47,15 @@ Pair = tuple[Any, Machine]
 def trip(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     """The next operation of the cache, and what follows from its answer, in both tiers."""
     resting = m.at(Mode.BEGIN) & (m.active == 0) & (m.waiting == 0) & (w.ended > 0)
-    w = _deliver(w, view, trace, m, resting)
+    reports = m.at(Mode.BEGIN) & ((w.first_job < w.next_job) | (w.loading > 0))
+    w, _ = guarded(reports, lambda v, _: (_deliver(v, view, trace, m, resting), ()), w, ())
     m = m.when(resting, mode=int(Mode.REST))
     w, m, busy = schedule_loop.begin(w, trace, m)
     w = w.replace(steps=w.steps + busy)
     w, m = schedule_loop.grow(w, trace, m, whole=False)
-    w, m = _choose(w, trace, m)
-    w, m = _recall(w, m)
-    w, m = _order(w, view, trace, m)
+    w, m = guarded(m.at(Mode.ADMIT), lambda v, n: _choose(v, trace, n), w, m)
+    w, m = guarded(m.at(Mode.RECORD) & ((w.held > 0) | (w.aside > 0)), _recall, w, m)
+    w, m = guarded(m.at(Mode.RECORD) | m.at(Mode.REST), lambda v, n: _order(v, view, trace, n), w, m)
     m = m.when(m.at(Mode.REST), mode=int(Mode.BEGIN))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
@@ -210,20 +212,7 @@ LAST_NAME = 2**31 - 1
 """Place of a name after all others."""
 
 ORDER_WRITES = (
-    *(
-        "order",
-        "running_words",
-        "tables",
-        "lists",
-        "vacant",
-        "rows",
-        "told",
-        "fresh",
-        "chains",
-        "ended",
-        "stamp",
-        "next_job",
-    ),
+    *("order", "running_words", "tables", "lists", "vacant", "rows", "told", "chains", "ended", "stamp", "next_job"),
     *pool.STORE_WRITES,
     *("store_step", "store_high", "store_low", "overflow"),
 )
@@ -332,7 +321,7 @@ def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[An
     taking: Any = m.at(Mode.TAKE)
     held: Any = m.at(Mode.HELD)
     loads: Any = taking & (w.external > 0)
-    w, reserved = _reserved(w, view, m, loads)
+    w, (reserved,) = guarded(loads, lambda v, _: _reserved(v, view, m, loads), w, (jnp.int32(0),))
     w = w.set(jnp.where(m.at(Mode.REQUEST), slot, w.spare_slot), Request.LIVE, EMPTY)
     grown = jnp.where(current.asking | held, slot, w.spare_slot)
     w = w.set(grown, Request.COMPUTED, current.computed).set(grown, Request.TOKENS, current.tokens)
@@ -362,7 +351,7 @@ def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[An
     return w, current, op
 
 
-def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scalar]:
+def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, tuple[Scalar]]:
     """Blocks that requests on the way to their last token still need, loads among them."""
     count = jnp.where(enabled, m.active + w.kept, 0)
     length = view.whole(CacheField.MAX_MODEL_LEN)
@@ -386,57 +375,79 @@ def _reserved(w: Any, view: Any, m: Machine, enabled: Scalar) -> tuple[Any, Scal
 
     writes = ("order", "lists", "running_words", *admit.WRITES)
     w, (_, total) = loop(lambda c: c[0] < count, one, w, (0, 0), writes=writes)
-    return w, total
+    return w, (total,)
 
 
 # What follows.
 
 
 def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Current, answer: Answer) -> Pair:
-    """Transition of the schedule, and of the tier, by the cache's answer."""
-    ok, step = answer.ok, m.step
+    """Transition of the schedule, and of the tier, by the cache's answer.
+
+    Most trips give a running request blocks: what else may happen is guarded.
+    """
+    ok, step, slot = answer.ok, m.step, current.slot
     refused = ~ok & schedule_loop.among(answer.status, compiled.REFUSALS)
     m = schedule_loop.fail(m, ok, answer.status, refused)
     retiring = m.at(Mode.FINISH) & (w.retired == 0)
     finished = m.at(Mode.FINISH) & (w.retired != 0) & ok
-    preempted, given_up, settled = (m.at(mode) & ok for mode in (Mode.PREEMPT, Mode.GIVE_UP, Mode.SETTLE))
+    preempted, given_up = (m.at(mode) & ok for mode in (Mode.PREEMPT, Mode.GIVE_UP))
     alone = preempted & (m.active == 1) & (w.held == 0)
-    took, held, denied = m.at(Mode.TAKE) & ok, m.at(Mode.HELD) & ok, (m.at(Mode.TAKE) | m.at(Mode.HELD)) & refused
-    loads = took & (w.external > 0)
-    runs = took & ~loads
+    took = m.at(Mode.TAKE) & ok
+    waiting = functools.reduce(operator.or_, map(m.at, (Mode.TAKE, Mode.HELD, Mode.SETTLE, Mode.GIVE_UP)))
+    finds, before = m.at(Mode.FIND) & ok, m
     w = w.replace(retired=jnp.where(m.at(Mode.FINISH), retiring & ok, w.retired != 0).astype(jnp.int32))
-    w = pool.fence(w, current.request, finished | alone | given_up)
-    w = _flush_jobs(w, current.request, step, preempted | given_up)
+
+    def leave(v: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
+        v = pool.fence(v, current.request, finished | alone | given_up)
+        v = _flush_jobs(v, current.request, step, preempted | given_up)
+        return _end(v, finished | alone | given_up, current.request, jnp.where(finished, slot, v.spare_slot)), ()
+
+    w, _ = guarded(finished | preempted | given_up, leave, w, ())
     w, m, grown, left = schedule_loop.after_running(w, m, current, ok, refused, finishing=finished, others=w.held > 0)
-    w = _end(w, finished | alone | given_up, current.request, jnp.where(finished, current.slot, w.spare_slot))
     w, m, accepted = schedule_loop.after_request(w, m, current, ok)
     w = w.set(accepted, Request.TOKENS, current.waiting_tokens)
-    w, m = _found(w, view, trace, m, current, answer)
-    others = (m.active > 0) | (w.kept > 0) | (m.at(Mode.HELD) & (w.held - w.visited > 1))
+    held = before.at(Mode.HELD) & ok
+    loads = took & (w.external > 0)
+    w = offers.tell(w, view, offers.Telling(slot, step, took | held, took, ~loads), grown | took | held)
+    w, m = guarded(finds, lambda v, n: _found(v, view, trace, n, current, answer), w, m)
+    w, m = guarded(waiting, lambda v, n: _admitted(v, view, trace, before, n, current, ok, refused), w, m, ("stack",))
+    w = w.set(jnp.where(left, slot, w.spare_slot), Request.LIVE, EMPTY)
+    w = compiled.note(w, view, trace, slot, grown | (took & ~loads) | held)
+    m = m.when((w.overflow != 0) | (m.vacant < 0), mode=int(Mode.FAILED), status=int(Status.NO_SUCH_SLOT))
+    return w.replace(overflow=w.overflow | (m.vacant < 0)), m
+
+
+def _admitted(
+    w: Any, view: Any, trace: DiagnosedTrace, before: Machine, m: Machine, current: Current, ok: Scalar, refused: Scalar
+) -> Pair:
+    """What a request that does not run was given, or what was refused to it."""
+    slot, step = current.slot, before.step
+    given_up, settled = before.at(Mode.GIVE_UP) & ok, before.at(Mode.SETTLE) & ok
+    took, held = before.at(Mode.TAKE) & ok, before.at(Mode.HELD) & ok
+    denied = (before.at(Mode.TAKE) | before.at(Mode.HELD)) & refused
+    loads = took & (w.external > 0)
+    runs = took & ~loads
+    others = (m.active > 0) | (w.kept > 0) | (before.at(Mode.HELD) & (w.held - w.visited > 1))
     never = denied & ~others
     waits = denied & others
     # Nothing runs that could give blocks back, and no load that goes on stands before this request.
-    blocked = waits & m.at(Mode.HELD) & (m.active == 0) & (w.kept == 0)
-    hopeless = m.at(Mode.TAKE) & never
-    m = m.when(never & m.at(Mode.HELD), mode=int(Mode.GIVE_UP))
+    blocked = waits & before.at(Mode.HELD) & (m.active == 0) & (w.kept == 0)
+    hopeless = before.at(Mode.TAKE) & never
+    m = m.when(never & before.at(Mode.HELD), mode=int(Mode.GIVE_UP))
     w, m = schedule_loop.after_taking(w, m, current, runs, hopeless, waits)
     w = _end(w, hopeless, m.head, w.spare_slot)
     w, m = _hold(w, m, current, loads)
     w, m = _go_on(w, m, current, held)
     w, m = _settle(w, m, current, settled)
     w, m = _leave(w, m, current, given_up)
-    slot, admitted = current.slot, took | held
     w = w.write_if(took, "running_words", current.tokens, w.running_word(slot, Running.CAME))
     w = w.write_if(runs | held, "tables", 0, w.slot_word(slot, Told.OFFERS))
-    w = offers.tell(w, view, offers.Telling(slot, step, admitted, took, ~loads), grown | admitted)
     w = _begin_load(w, view, trace, step, current, loads)
     asked = trace.request(current.request, Arriving.ASKED)
     start = w.local + w.external
     w = lookup.lack(w, view, slot, start, asked, took & (current.preemptions == 0), current.tokens)
-    w = w.set(jnp.where(left | hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
-    w = compiled.note(w, view, trace, slot, grown | runs | held)
-    m = m.when((w.overflow != 0) | (m.vacant < 0), mode=int(Mode.FAILED), status=int(Status.NO_SUCH_SLOT))
-    w = w.replace(overflow=w.overflow | (m.vacant < 0))
+    w = w.set(jnp.where(hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
     return w, m.when(blocked, mode=int(Mode.FAILED), status=BLOCKED)
 
 

@@ -157,8 +157,7 @@ class TierResident(ScheduleResident):
     frees: jax.Array
     where: jax.Array
     marks: jax.Array
-    fences: jax.Array
-    fresh: jax.Array
+    handed: jax.Array
     told: jax.Array
     tables: jax.Array
     jobs: jax.Array
@@ -193,8 +192,7 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
         "frees": room.chunks + 1,
         "where": (buckets.keys + 1) * buckets.groups,
         "marks": sizes.keys + 1,
-        "fences": buckets.blocks + 1,
-        "fresh": buckets.blocks + 1,
+        "handed": 2 * (buckets.blocks + 1),
         "told": slots * entries,
         "tables": slots * (SLOT_WORDS + ROW_WORDS * buckets.groups) + 1,
         "jobs": (room.jobs + 1) * arrays.JOB_WORDS,

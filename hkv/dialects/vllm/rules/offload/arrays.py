@@ -35,7 +35,8 @@ class Node(enum.IntEnum):
     LINK = 6
     """While it is written, 1 plus the next chunk of its job, 0 for none; then the number of the last offer of it."""
     BLOCK = 7
-    """While it is written, the block that it is written from; then `READ` and `LOADING`."""
+    """While it is written, the block that it is written from, negative while that is not fenced; then `READ` and
+    `LOADING`."""
 
 
 class User(enum.IntEnum):
@@ -58,6 +59,15 @@ READ, LOADING = 1, 2
 
 NOT_OFFERED, NO_ROOM, EVICTED = 0, -2, -3
 """Values of `where` that say why there is no chunk; -1 is for offers too seldom, which the compiled tier has not."""
+
+
+class Handed(enum.IntEnum):
+    """Words of a block in `handed`, side by side: blocks are told of in any order, and each costs one access."""
+
+    STEP = 0
+    """The step in which it was handed out or adopted last."""
+    FENCE = 1
+    """1 plus the row of the job that reads it, where it may be handed out."""
 
 
 class Told(enum.IntEnum):
@@ -147,7 +157,7 @@ class TierNumber(enum.IntEnum):
 
 TIER_WORDS = 8
 
-ARRAYS = ("nodes", "frees", "where", "marks", "fences", "fresh", "told", "tables", "jobs", "lists", "offers")
+ARRAYS = ("nodes", "frees", "where", "marks", "handed", "told", "tables", "jobs", "lists", "offers")
 """Names of the arrays."""
 
 COUNTS = (
@@ -170,8 +180,7 @@ class TierArrays(FlatArrays):
       frees: int32[chunks + 1], a stack of chunks that came back.
       where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or why there is none.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
-      fences: int32[blocks + 1], 1 plus the row of the job that reads a block which may be handed out.
-      fresh: int32[blocks + 1], the step in which a block was handed out or adopted last.
+      handed: int32[2 * (blocks + 1)], `Handed` of each block.
       told: int32, shaped as `rows`: the step in which an entry was told.
       tables: int32[(slots + 1) * (8 + 8 * groups)], `Told` and `ToldRow`.
       jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
@@ -199,8 +208,7 @@ class TierArrays(FlatArrays):
     frees: jax.Array
     where: jax.Array
     marks: jax.Array
-    fences: jax.Array
-    fresh: jax.Array
+    handed: jax.Array
     told: jax.Array
     tables: jax.Array
     jobs: jax.Array
@@ -262,6 +270,10 @@ class TierArrays(FlatArrays):
     def user(self, request: Any) -> Scalar:
         """The node of a request."""
         return self.room.chunks + request
+
+    def handed_word(self, block: Any, word: Handed) -> Scalar:
+        """Index into `handed` of a word of a block."""
+        return 2 * block + int(word)
 
     @property
     def ends(self) -> int:

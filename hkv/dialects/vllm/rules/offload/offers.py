@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import pool
-from hkv.dialects.vllm.rules.offload.arrays import TierField, TierNumber, Told, ToldRow
+from hkv.dialects.vllm.rules.offload.arrays import Handed, TierField, TierNumber, Told, ToldRow
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
@@ -53,9 +53,9 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
         def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
             place, _ = at
             block = u.read("rows", row + place)
-            u = u.write("fresh", step, block)
+            u = u.write("handed", step, u.handed_word(block, Handed.STEP))
             u = u.write("told", step, jnp.where(window, row + place, u.told.shape[0] - 1))
-            return u, (place + 1, u.read("fences", block) != 0)
+            return u, (place + 1, u.read("handed", u.handed_word(block, Handed.FENCE)) != 0)
 
         def stretch(u: Any, at: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
             u, (place, fenced) = loop(
@@ -63,15 +63,15 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
                 fast,
                 u,
                 (at[0], False),
-                reads=("rows", "fences"),
-                writes=("fresh", "told"),
+                reads=("rows",),
+                writes=("handed", "told"),
             )
             u, (block,) = u.peek(fenced, "rows", row + place - 1)
-            u, (job,) = u.peek(fenced, "fences", block)
+            u, (job,) = u.peek(fenced, "handed", u.handed_word(block, Handed.FENCE))
             return pool.flush(u, job - 1, step, fenced & (block != 0)), (place,)
 
         start = jnp.where(whole, jnp.minimum(first, length), told)
-        writes = ("rows", "fences", "fresh", "told", *pool.FLUSH_WRITES)
+        writes = ("rows", "handed", "told", *pool.FLUSH_WRITES)
         v, _ = loop(lambda c: c[0] < length, stretch, v, (start,), writes=writes)
         spare = v.tables.shape[0] - 1
         v = v.write("tables", jnp.where(listed, length, 0), v.told_word(slot, group, ToldRow.LENGTH))
@@ -84,7 +84,7 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
         return v, (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    writes = ("rows", "requests", "tables", "fences", "fresh", "told", *pool.FLUSH_WRITES)
+    writes = ("rows", "requests", "tables", "handed", "told", *pool.FLUSH_WRITES)
     w, _ = loop(lambda c: c[0] < groups, of_group, w, (0,), writes=writes)
     return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, Told.STEP))
 
@@ -118,7 +118,7 @@ def collect(
         def look(u: Any, place: Scalar) -> tuple[Scalar, Scalar, Scalar]:
             block = jnp.where(place >= null, u.read("rows", row + place), 0)
             since = jnp.where(place < all_told, told_step, u.read("told", row + place))
-            gone = window & (u.read("fresh", block) > since)
+            gone = window & (u.read("handed", jnp.where(window, u.handed_word(block, Handed.STEP), 0)) > since)
             key = u.read("chains", chain + place * scale)
             entry = key * width + group
             return jnp.where(gone, 0, block), entry, u.read("where", entry)
@@ -145,7 +145,7 @@ def collect(
                 fast,
                 u,
                 (place, kept.phase(place), inside, count, spare, 0, False),
-                reads=("rows", "told", "fresh", "chains", "where"),
+                reads=("rows", "told", "handed", "chains", "where"),
                 writes=("marks", "offers"),
             )
             u = u.write("marks", marked, mark)
@@ -155,12 +155,12 @@ def collect(
             u, was, _ = pool.use(u, known, value - 1, prefix, unit, group, jnp.int32(0))
             return u, (place, count, idle + was)
 
-        writes = ("rows", "told", "fresh", "chains", "where", "offers", *pool.USE_WRITES)
+        writes = ("rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES)
         v, (_, count, idle) = loop(lambda c: c[0] < stop, stretch, v, (cursor, count, idle), writes=writes)
         return v, (group + 1, count, idle)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    writes = ("tables", "rows", "told", "fresh", "chains", "where", "offers", *pool.USE_WRITES)
+    writes = ("tables", "rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES)
     w, (_, count, idle) = loop(lambda c: c[0] < groups, of_group, w, (0, 0, 0), writes=writes)
     w, number = pool.number_of(w, count > 0, prefix.request)
     return w, count, idle, number

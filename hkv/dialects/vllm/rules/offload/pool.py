@@ -17,6 +17,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     LOADING,
     NO_ROOM,
     READ,
+    Handed,
     Job,
     Node,
     TierField,
@@ -113,7 +114,7 @@ def unlink(w: Any, enabled: Scalar, previous: Scalar, after: Scalar) -> Any:
 # Stores: chunks for what was collected in `offers`.
 
 STORE_WRITES = (
-    *("nodes", "marks", "where", "frees", "offers", "fences", "jobs", "last", "idle", "unused", "handed_out", "stored"),
+    *("nodes", "marks", "where", "frees", "offers", "handed", "jobs", "last", "idle", "unused", "handed_out", "stored"),
     *("evicted", "refused", "peak", "flushed", "urgent"),
 )
 """Arrays and scalars that a store writes, beside its job's."""
@@ -149,7 +150,7 @@ def insert(
         tier.number(TierNumber.CAPACITY),
         w.sizes.buckets.groups,
     )
-    spare = w.fences.shape[0] - 1
+    spare = w.handed.shape[0] - 1
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         at, unused, handed_out, chain, flushes = local
@@ -157,12 +158,15 @@ def insert(
         fresh = handed_out < capacity
         chunk = jnp.where(fresh, handed_out, v.read("frees", jnp.maximum(unused - 1, 0)))
         v = v.write("where", chunk + 1, entry)
-        words = {Node.ENTRY: entry, Node.READERS: -1, Node.NUMBER: number, Node.OWNER: request + 1}
-        for word, value in {**words, Node.LINK: chain, Node.BLOCK: block}.items():
-            v = v.write("nodes", value, v.node(chunk, word))
         window = tier.group(remainder(entry, jnp.int32(groups)), TierField.WINDOW) > 0
-        v = v.write("fences", job, jnp.where(window | late, block, spare))
-        flushes = flushes | (late & ~window & (v.read("fresh", block) == step))
+        fenced = window | late
+        words = {Node.ENTRY: entry, Node.READERS: -1, Node.NUMBER: number, Node.OWNER: request + 1}
+        for word, value in {**words, Node.LINK: chain, Node.BLOCK: jnp.where(fenced, block, -block)}.items():
+            v = v.write("nodes", value, v.node(chunk, word))
+        v = v.write("handed", job, jnp.where(fenced, v.handed_word(block, Handed.FENCE), spare))
+        asked = late & ~window
+        handed = v.read("handed", jnp.where(asked, v.handed_word(block, Handed.STEP), 0))
+        flushes = flushes | (asked & (handed == step))
         return v, (at + 1, unused - ~fresh, handed_out + fresh, chunk + 1, flushes)
 
     w, (_, unused, handed_out, chain, flushes) = loop(
@@ -170,8 +174,8 @@ def insert(
         body,
         w,
         (0, w.unused, w.handed_out, 0, False),
-        reads=("offers", "frees", "fresh"),
-        writes=("where", "nodes", "fences"),
+        reads=("offers", "frees"),
+        writes=("where", "nodes", "handed"),
     )
     present = count > 0
     w = w.replace(unused=unused, handed_out=handed_out, stored=w.stored + count)
@@ -321,7 +325,7 @@ def end(w: Any, view: Any, prefix: Prefix, enabled: Scalar) -> Any:
 
 # Reports.
 
-REPORT_WRITES = ("nodes", "fences", "jobs", "idle", "urgent", "first_job")
+REPORT_WRITES = ("nodes", "handed", "jobs", "idle", "urgent", "first_job")
 
 
 def report(w: Any, job: Scalar, enabled: Scalar) -> Any:
@@ -329,24 +333,25 @@ def report(w: Any, job: Scalar, enabled: Scalar) -> Any:
     words = (Job.REQUEST, Job.FIRST, Job.FLUSHED)
     w, (request, first, flushed) = w.peek(enabled, "jobs", *(w.job(job, word) for word in words))
     mine = (job & (w.room.jobs - 1)) + 1
-    spare_fence = w.fences.shape[0] - 1
+    spare_fence = w.handed.shape[0] - 1
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         link, chunk, fence, count, owned = local
         v = v.write("nodes", 0, v.node(chunk, Node.READERS))
         v = v.write("nodes", 0, v.node(chunk, Node.LINK)).write("nodes", 0, v.node(chunk, Node.BLOCK))
-        v = v.write("fences", 0, fence)
+        v = v.write("handed", 0, fence)
         chunk = link - 1
         link, block, owner = (v.read("nodes", v.node(chunk, word)) for word in (Node.LINK, Node.BLOCK, Node.OWNER))
-        fenced = v.read("fences", block) == mine
-        fence = jnp.where(fenced, block, spare_fence)
+        # Of a block that no job fences, that of the null block is read, which is always at hand.
+        place = v.handed_word(jnp.maximum(block, 0), Handed.FENCE)
+        fence = jnp.where(v.read("handed", place) == mine, place, spare_fence)
         return v, (link, chunk, fence, count + 1, owned + (owner == request + 1))
 
     start = (jnp.where(enabled, first, 0), w.spare_node, spare_fence, 0, 0)
-    w, (_, chunk, fence, count, owned) = loop(lambda c: c[0] > 0, body, w, start, writes=("nodes", "fences"))
+    w, (_, chunk, fence, count, owned) = loop(lambda c: c[0] > 0, body, w, start, writes=("nodes", "handed"))
     for word in (Node.READERS, Node.LINK, Node.BLOCK):
         w = w.write("nodes", 0, w.node(chunk, word))
-    w = w.write("fences", 0, fence)
+    w = w.write("handed", 0, fence)
     user = w.user(jnp.where(enabled, request, w.room.users - 1))
     w, (open_jobs, idle) = w.peek(enabled, "nodes", w.node(user, User.JOBS), w.node(user, User.IDLE))
     w = w.write_if(enabled, "nodes", open_jobs - 1, w.node(user, User.JOBS))
@@ -406,12 +411,16 @@ def fence(w: Any, request: Scalar, enabled: Scalar) -> Any:
         v, (first,) = v.peek(mine, "jobs", v.job(job, Job.FIRST))
         row = (job & (v.room.jobs - 1)) + 1
 
-        def body(u: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
-            chunk = local[0] - 1
-            u = u.write("fences", row, u.read("nodes", u.node(chunk, Node.BLOCK)))
-            return u, (u.read("nodes", u.node(chunk, Node.LINK)),)
+        def body(u: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+            link, chunk, block = local
+            u = u.write("nodes", block, u.node(chunk, Node.BLOCK))
+            chunk = link - 1
+            block = jnp.abs(u.read("nodes", u.node(chunk, Node.BLOCK)))
+            u = u.write("handed", row, u.handed_word(block, Handed.FENCE))
+            return u, (u.read("nodes", u.node(chunk, Node.LINK)), chunk, block)
 
-        v, _ = loop(lambda c: c[0] > 0, body, v, (first,), reads=("nodes",), writes=("fences",))
-        return v
+        start = (first, v.spare_node, 0)
+        v, (_, chunk, block) = loop(lambda c: c[0] > 0, body, v, start, writes=("nodes", "handed"))
+        return v.write("nodes", block, v.node(chunk, Node.BLOCK))
 
-    return each_job(w, request, enabled, one, ("nodes", "fences"))
+    return each_job(w, request, enabled, one, ("nodes", "handed"))
