@@ -3,7 +3,7 @@
     python -m benchmarks.page_readings make FOLDER    # where vLLM 0.33.0 is installed: plants each, and writes its page
     python -m benchmarks.page_readings read FOLDER    # where Playwright and Chromium are: reads them, prints the table
 
-A reading is what somebody does who knows nothing of the defect: the page opens at its first mark, `n` goes on to the
+A reading is done without knowledge of the defect: the page opens at its first mark, `n` goes on to the
 next one, a link of the panel leads to a block. It fails unless the words that name the cause, or an effect where the
 engine stops by itself, stand in the panel after that and not before the last thing that was pressed.
 """

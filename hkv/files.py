@@ -1,4 +1,4 @@
-"""Files: inputs of which nobody knows who wrote them, and outputs that are replaced whole or not at all.
+"""Files: untrusted inputs, and outputs that are replaced whole or not at all.
 
 Two megabytes of gzip can hold two gigabytes, and one line can be the whole file. So what is decompressed has a budget,
 a line has a greatest length, and both are refused while they are read, before memory is taken for them. The budget is

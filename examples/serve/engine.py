@@ -113,7 +113,7 @@ class Engine:
         held_back = False
         while waiting or self.running:
             free = [row for row in range(len(self.known)) if row not in self.running]
-            # Who was preempted waits until a request is done: its hits would take the blocks that it gave back for.
+            # A preempted request waits until another one is done: its hits would take the blocks that it gave back for.
             for row in free if not (held_back and self.running) else ():
                 if waiting:
                     self._arrive(row, waiting.popleft())

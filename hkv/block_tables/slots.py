@@ -1,4 +1,4 @@
-"""Addresses from block tables: the tables handed to kernels, slots of tokens, who holds what.
+"""Addresses from block tables: tables for kernels, slots of tokens, tokens of each rank.
 
 A slot is the pair (block, offset in tokens), never one number, so that no cache outgrows int32. Ids and positions that
 do not exist are dropped, counted and reported in `Dropped`, never wrapped or clamped. Rules: vLLM 0.33 `BlockTables`,

@@ -189,7 +189,7 @@ def _perform(arguments: Sequence[str], interruption: Interruption) -> int:
 
 
 def _explain(error: Exception) -> int:
-    """Says what went wrong; returns the exit status."""
+    """Reports an error; returns the exit status."""
     match error:
         case click.ClickException():
             return _complain(" ".join(error.format_message().split()))

@@ -83,7 +83,7 @@ def _refusal(start: str, reason: str, width: int) -> list[str]:
 
 
 def _cells(row: CapacityRow, weighed: bool) -> list[str]:
-    """Cells beside the options, with one of weights if there is that column; the length alone for a refused row."""
+    """Cells besides the options, with one of weights if there is that column; the length alone for a refused row."""
     fits = row.capacity
     if fits is None:
         return [_length(row.options.get(LENGTH))]
@@ -169,7 +169,7 @@ COLOURS = ("#2a7f9e", "#c8553d", "#7a9e3f", "#8a5a9e", "#d19a2a", "#12313d", "#5
 """One a model, in turn."""
 
 DASHES = ("-", "--", ":", "-.")
-"""One for each value of the first option that has several, beside the length."""
+"""One for each value of the first option that has several, besides the length."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """One for each value of the second."""
@@ -238,7 +238,7 @@ def drawn(rows: Sequence[CapacityRow], path: str, between: Sequence[CapacityRow]
 
 
 def _varying(rows: Sequence[CapacityRow]) -> list[str]:
-    """Options beside the length that have several values."""
+    """Options besides the length that have several values."""
     return [name for name in rows[0].options if name != LENGTH and len({row.options[name] for row in rows}) > 1]
 
 

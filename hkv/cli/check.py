@@ -138,7 +138,7 @@ def _follow(logs: Sequence[str], engine: str, timeout: float, quiet: float) -> i
 
 
 def _failing(text: str) -> frozenset[str]:
-    """The verdicts that a text names; ConfigError where there is none of a name."""
+    """The verdicts that a text names; ConfigError for an unknown name."""
     named = frozenset(name.strip() for name in text.split(",") if name.strip())
     if unknown := sorted(named - set(VERDICTS[1:])):
         raise ConfigError("fail-on", unknown[0], f"some of {', '.join(VERDICTS[1:])}")

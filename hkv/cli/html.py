@@ -51,7 +51,7 @@ def log_case(
     recorded: str = "log",
     commands: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A log and an engine beside it, or the log alone; `line`: where the page opens, if not at the difference."""
+    """A log and an engine next to it, or the log alone; `line`: where the page opens, if not at the difference."""
     marks: list[Mark] = []
     if difference is not None:
         pair = (engines[0][0] if engines else "found", recorded if engines else "promised")

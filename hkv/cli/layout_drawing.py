@@ -212,7 +212,7 @@ def _view(fields: dict[str, Any]) -> StridedView:
 
 
 def selected(views: Sequence[PlannedView], layer: int | None, tag: str | None) -> list[PlannedView]:
-    """The views of a layer and of a group, or all; ConfigError where there is none."""
+    """The views of a layer and of a group, or all; ConfigError if it has none."""
     layers = sorted({view.layer for view in views})
     if layer is not None and layer not in layers:
         raise ConfigError("--layer", layer, f"a layer of the plan, from {layers[0]} to {layers[-1]}")
@@ -236,7 +236,7 @@ def check_place(views: Sequence[PlannedView], pool: int, offsets: Sequence[int])
 def held(views: Sequence[PlannedView], pool: int, byte: int) -> list[dict[str, Any]]:
     """Elements that a byte of a pool belongs to: one a group where groups share a pool.
 
-    Where there is none, one record says so, with no `part`: padding, or an element of a layer that was not chosen.
+    Otherwise one record without a `part`: padding, or an element of a layer that was not chosen.
     """
     found = []
     for planned in views:

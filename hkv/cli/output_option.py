@@ -132,7 +132,7 @@ json_option = click.option("--json", "json_path", **_JSON)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reported:
-    """The option that every command has beside its own."""
+    """The option that every command has besides its own."""
 
     json_path: str | None = option(None, "--json", **_JSON)
 

@@ -308,7 +308,7 @@ def _workload(
 
 
 # The fewest GPUs that hold so many longest requests at once: each number of ranks and stages is planned as one engine,
-# and as many engines as are needed serve beside each other.
+# and as many engines as are needed serve next to each other.
 
 TRIED_RANKS = (1, 2, 4, 8)
 """Tensor-parallel ranks that are tried where none are given: those of one machine."""
@@ -319,7 +319,7 @@ TRIED_STAGES = (1, 2, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """So many engines beside each other that hold the requests, each of so many ranks and stages."""
+    """So many engines next to each other that hold the requests, each of so many ranks and stages."""
 
     tp: int
     pp: int

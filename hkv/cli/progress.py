@@ -104,7 +104,7 @@ def _lines(console: Console, latest: str) -> Iterator[Callable[[str], None]]:
         thread.join()
 
 
-# Ctrl-C: the command says what it found so far, and the process is gone within two seconds, whatever it computes.
+# Ctrl-C: the command reports what it found so far, and the process is gone within two seconds, whatever it computes.
 
 INTERRUPTED = 130
 """Exit status of an interrupted command: 128 and the number of SIGINT, as shells have it."""

@@ -21,7 +21,7 @@ class _VectorsOptions(Reported):
 
 @command_of("vectors", _VectorsOptions)
 def command(given: _VectorsOptions) -> None:
-    """Write conformance vectors to the folder OUT: JSON files of inputs and what must come of them.
+    """Write conformance vectors to the folder OUT: JSON files of inputs and expected results.
 
     For tests in languages that HKV is not written in. One file a family, a JSON Schema, and index.json with the SHA-256
     of each. The same version of HKV writes the same bytes everywhere.

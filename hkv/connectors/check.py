@@ -61,7 +61,7 @@ def function_of(name: str) -> Function:
     """The function of a name.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: no such function.
     """
     if is_library(split_name("connector", name)[0]):
         return _of_library(name)

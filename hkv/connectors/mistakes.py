@@ -1,6 +1,6 @@
 """Mistakes that connectors are known to make, each as a wrong connector: what answers like one is told by its name.
 
-Each computes ranges from the tensors as somebody would who overlooks one thing: that groups have blocks of different
+Each computes ranges from the tensors but overlooks one thing: that groups have blocks of different
 sizes (the size of group 0 was registered for all), that blocks of other layers lie between two blocks, that a row may
 be a kernel block, that heads or keys and values lie apart. Where a block is moved as one of them says it would be, in
 every answer of a case that is wrong, that is the mistake. What none of them explains is told by whose the bytes are.

@@ -15,7 +15,7 @@ from hkv.contract.log import answer_type
 from hkv.errors import EngineTimeoutError, HKVError
 
 EngineFactory = Callable[[Any], Any]
-"""Makes an engine, empty, of a header's configuration; `Dialect.perform` says what its engines have to offer. It raises
+"""Makes an engine, empty, of a header's configuration; see `Dialect.perform` for what an engine offers. It raises
 `hkv.errors.ConfigError` for a configuration that it cannot represent."""
 
 

@@ -1,4 +1,4 @@
-"""Observation of live caches: who observes one, what takes its operations, and where they go in a process."""
+"""Observation of live caches: observers, sinks of their operations, and their places in a process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Known upstream defects, by name: what they break, and where. HKV reproduces one only when asked to by name.
 
-An engine's are listed beside its rules: `hkv.dialects.vllm.bugs`, `hkv.chunks.formats`.
+An engine's are listed next to its rules: `hkv.dialects.vllm.bugs`, `hkv.chunks.formats`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Case:
     """Operations on which two engines disagree.
 
     Attributes:
-      header: the configuration, of either sort of log.
+      header: the configuration, of either kind of log.
       operations: legal ones, by `docs/oplog.md`; those after the one that is answered differently, if any, follow the
         answers of the engine in doubt, until it breaks an invariant.
       answers: of the engine that counts, up to the operation that is answered differently.

@@ -57,7 +57,7 @@ class Process(Protocol):
       lacks: capabilities that it says it lacks.
       perform: has it perform an operation, and reads the answer as the type that the operation declares.
       close: ends it.
-      request_keyed: a replay's requests, known by their prefix keys; `extend`, `num_free` and `num_available` likewise.
+      request_keyed: a replay's requests, known by their prefix keys; so do `extend`, `num_free` and `num_available`.
     """
 
     lacks: tuple[str, ...]

@@ -18,7 +18,7 @@ class MissingEntry:
     """An entry of the cache that a group would have to have.
 
     Attributes:
-      first: first token that it would hold; of a recurrent state, the first that it comes of.
+      first: first token that it would hold; of a recurrent state, the first that it depends on.
       last: the last one.
       why: reason why it is missing, and since when.
       block: the block that had it and lost it, or None.
@@ -60,7 +60,7 @@ class Explanation:
       operation: the operation there.
       answer: the reference's answer to it, in words.
       departed: the first line, up to this one, at which the log's answer is not the reference's, or None.
-      differs: the first difference between the two answers to the line itself, in words; "" where there is none.
+      differs: the first difference between the two answers to the line itself, in words; "" if they agree.
       request: the request; "" where none is there, and what follows is empty.
       situation: its state before the line, in words.
       events: operations on it, and the answers.

@@ -174,7 +174,7 @@ class World(Protocol):
 class Search(abc.ABC):
     """A search through the states that a small cache can reach; `report` is the result so far.
 
-    `more` are settings that plain values of the result have beside it.
+    `more` are settings that plain values of the result have besides it.
     """
 
     report: Report

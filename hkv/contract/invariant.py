@@ -55,7 +55,7 @@ class Invariant:
       promises: the published invariants that it stands for, `B-I1` to `B-I38`; `docs/tables/invariants.md` lists them.
       dialect: name of the dialect whose rules promise it.
       after: operations after which it holds; `EVERY` for all.
-      check: finds what is wrong. Its docstring says what is promised, and the exceptions by example.
+      check: finds violations. Its docstring states the promise, and the exceptions by example.
       start: makes the check of one run, for invariants that remember what happened; None for those that do not.
       needs: capabilities (`Dialect.capabilities`) without which it cannot be asked.
     """
@@ -76,7 +76,7 @@ class Invariant:
         """Checks one moment.
 
         Raises:
-          InvariantError: it does not hold; says what is wrong first.
+          InvariantError: it does not hold; names the first violation.
           OperationError: it remembers what happened, and `begin` was not called.
         """
         if self.start is not None:

@@ -101,7 +101,7 @@ class PlainOperation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, t
 
 @functools.cache
 def answer_type(operation: type[Any]) -> Any:
-    """Type of the answer to an operation; None where there is none."""
+    """Type of the answer to an operation; None if it has no answer."""
     want = typing.get_type_hints(operation).get("want")
     return next((each for each in typing.get_args(want) if each is not type(None)), None)
 

@@ -135,7 +135,7 @@ class Capacity:
     Attributes:
       max_model_len: tokens of the longest request that the plan is for.
       token_bytes: bytes that one more token of a sequence adds for good, all layers together.
-      sequence_bytes: bytes that a sequence of the longest length holds beside, for windows, chunks and states.
+      sequence_bytes: bytes that a sequence of the longest length holds besides, for windows, chunks and states.
       num_blocks: blocks in the pool, those that the engine keeps for itself included.
       tokens: tokens that the engine says its cache holds.
       concurrency: requests of the longest length that the engine says fit; None for a model that caches nothing.

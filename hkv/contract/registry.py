@@ -40,7 +40,7 @@ def names() -> tuple[str, ...]:
 
 
 def dialect_of(name: object) -> Dialect:
-    """The dialect that headers call `name`; ConfigError where there is none, or its package cannot be used."""
+    """The dialect that headers call `name`; ConfigError for an unknown name, or a package that cannot be used."""
     if not isinstance(name, str) or name not in names():
         raise ConfigError("dialect", name, f"one of {', '.join(names())}")
     return _made(BUILT_IN.get(name) or _registered()[name], name)

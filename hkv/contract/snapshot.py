@@ -1,4 +1,4 @@
-"""Blocks of a cache at one moment, whatever the dialect: who holds each, what it is cached as, which go next.
+"""Blocks of a cache at one moment, whatever the dialect: holders, cached content, order of eviction.
 
 A dialect makes a snapshot of what its engines answer to `state` (`Dialect.snapshot`). From one snapshot an operation
 follows everything that a page shows of a block: since when a request holds it, when its key came and went, and whether

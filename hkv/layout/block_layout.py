@@ -221,7 +221,7 @@ class Layout:
         return StridedView(shape, (*self.strides[B:C], item), self.offset + layer * self.strides[L], self.dtype)
 
     def part(self, name: str) -> Part:
-        """The part of that name; LayoutError where there is none."""
+        """The part of that name; LayoutError if it has none."""
         for part in self.content:
             if part.name == name:
                 return part

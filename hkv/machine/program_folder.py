@@ -5,7 +5,7 @@ what is in it, belongs to the user, and no one else can write to it or put anoth
 at the start of a command, and of each file again when it is read. A copied folder would pass, files of a stranger and
 all: so a program is preceded by an HMAC-SHA256 of its name and contents, under a key that lies in the user's own folder
 (`user_folder`), readable by the user alone, and is made anew where that does not match. JAX's own cache shares the
-folder; its files are protected by who owns them and the folder, not by the key.
+folder; its files are protected by their and the folder's ownership, not by the key.
 
 Owners and modes are POSIX's; on Windows the folder is the user's profile, which the system protects.
 """

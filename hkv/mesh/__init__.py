@@ -1,7 +1,7 @@
 """Caches on several devices: parallel shapes, sharding, and moving requests between meshes (`docs/serving.md`).
 
 `ParallelShape` says which rank holds which heads and tokens. `write`, `gather`, `copy_blocks` and `zero_blocks` are
-those of `hkv`, on the pools of a `ShardedLayout`. `plan_resharding` says what goes from one `Side` to another, and
+those of `hkv`, on the pools of a `ShardedLayout`. `plan_resharding` plans what goes from one `Side` to another, and
 `execute` does it.
 """
 

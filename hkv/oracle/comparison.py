@@ -40,7 +40,7 @@ class FoundDifference:
         that was wanted.
       operations_before_shrinking: number of operations before.
       engines: names of the engine in doubt and of the one that counts.
-      broken: the first invariant that the engine in doubt breaks on the case; in words, why there is none.
+      broken: the first invariant that the engine in doubt breaks on the case, or why none is known, in words.
       broken_by_other: the same of the engine that counts.
       shrinking_problem: the error that ended shrinking too early, or None.
     """

@@ -29,7 +29,7 @@ class Diagnosis:
 
     Attributes:
       case: operations up to the one that is answered differently, or on to the broken invariant.
-      broken: the first invariant that the engine in doubt breaks; in words, why there is none.
+      broken: the first invariant that the engine in doubt breaks, or why none is known, in words.
     """
 
     case: Case

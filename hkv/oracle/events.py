@@ -55,7 +55,7 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True)
 class Reconnection:
-    """The connection was lost between the batches `last` and `seq`, and nobody can say who published in between.
+    """The connection was lost between the batches `last` and `seq`, and what was published in between is unknown.
 
     If the publisher began anew, batches 0 to `seq - 1` of the new one are lost.
     """

@@ -113,7 +113,7 @@ def history(
       Plain values and NumPy columns, as `hkv.page` packs them.
 
     Raises:
-      UnsupportedConfigError: the dialect does not say what its states mean.
+      UnsupportedConfigError: the dialect cannot describe its states.
     """
     dialect = registry.dialect_of(header.dialect)
     look = look_of(dialect)

@@ -93,7 +93,7 @@ def _parse(content: Iterator[bytes], path: str) -> Log:
 
 
 def _dialect_of(found: dict[str, Any]) -> Dialect:
-    """Dialect that a header names; the default one where it names none, as its format says what is wrong then."""
+    """Dialect that a header names; the default one where it names none, whose format then reports the mistake."""
     try:
         return registry.dialect_of(found.get("dialect"))
     except HKVError:
@@ -150,13 +150,13 @@ def zstandard() -> Any:
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replaces the file at `path`, making its folder if need be; a reader sees the old bytes or all of the new ones.
 
-    A device or a pipe at `path` is written as a stream: `hkv.files.OutputFile` says what counts as which.
+    A device or a pipe at `path` is written as a stream: see `hkv.files.OutputFile`.
     """
     write_all_atomically({path: data})
 
 
 def write_all_atomically(files: Mapping[str | os.PathLike[str], bytes]) -> None:
-    """Replaces several files, given by path, once all of them are written beside their places; else none of them."""
+    """Replaces several files, given by path, once all of them are written next to their places; else none of them."""
     with contextlib.ExitStack() as stack:
         opened: list[OutputFile] = []
         for path, data in files.items():

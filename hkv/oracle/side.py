@@ -1,7 +1,7 @@
 """One side of a page: what an engine answered, or a log says, and how each block changed.
 
 A side is asked for its `state` now and then, and a dialect's snapshot of it (`Dialect.snapshot`) says of every block
-who holds it and what it is cached as. Kept are changes alone: columns of (operation, block, status, holders, key), from
+its holders and what it is cached as. Kept are changes alone: columns of (operation, block, status, holders, key), from
 which the page rebuilds any moment. What is old can be forgotten, so that a side can follow an engine for as long as it
 runs; how the blocks were then is what the rest begins with.
 """

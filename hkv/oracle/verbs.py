@@ -244,7 +244,7 @@ def check(
     Args:
       logs: files in the format of docs/oplog.md, or folders of `*.jsonl` files.
       engine: the engine.
-      bugs: names of upstream defects to reproduce, beside those that headers name.
+      bugs: names of upstream defects to reproduce, besides those that headers name.
       coverage: whether to count the rules that the logs exercise.
       timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
 

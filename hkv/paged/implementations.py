@@ -178,7 +178,7 @@ def _needs(name: str) -> str:
 
 
 def _has_bulk_copies(target: Target) -> bool:
-    # A GPU that is only described says what to lower for, and no more: it is taken to be what kernels are written for.
+    # A GPU that is only described has no capability: it is assumed to be one that the kernels support.
     return target.platform == "gpu" and (target.capability is None or target.capability >= (9, 0))
 
 

@@ -46,7 +46,7 @@ class MissReason(NamedTuple):
 
 
 class HitReasons(Protocol):
-    """Says what groups lack beyond a hit."""
+    """Reasons why groups cannot extend a hit."""
 
     def miss_reasons(self, keys: Sequence[int], hit: int, asked: int) -> tuple[int, list[MissReason]]:
         """State of each group's blocks, for a request that is about to be allocated its own.

@@ -1,6 +1,6 @@
 """Most hits that any choice of evictions could find: Belady's rule over the groups that read everything.
 
-`docs/replay.md` says what is bounded, and why.
+See `docs/replay.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replays as data of a page (`hkv.page`), and as a trace that Perfetto opens.
 
 A page gets whole columns and sums them itself, so that a span of time can be looked into; a trace has a track for each
-request that runs beside others, counters of groups and of the pool, and the scheduler's steps.
+request that runs next to others, counters of groups and of the pool, and the scheduler's steps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def replay_data(
 
 
 def comparison_data(result: CompareResult, sides: Sequence[Side], title: str) -> dict[str, Any]:
-    """Data of a page of replays beside each other, request by request."""
+    """Data of a page of replays side by side, request by request."""
     causes = [cause for cause in CAUSES if any(each.requests[cause].any() for _, each in sides)]
     return {
         "kind": "compare",

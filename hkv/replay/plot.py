@@ -1,4 +1,4 @@
-"""Draws a replay over time, replays beside each other, and hit rates against the size of the pool."""
+"""Draws a replay over time, replays side by side, and hit rates against the size of the pool."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _draw_requests(panel: Any, outcome: Outcome, edges: np.ndarray, times: np.nd
 
 
 def _largest(steps: Sequence[int], values: Sequence[int], edges: np.ndarray) -> np.ndarray:
-    """The largest value between each two edges; 0 where there is none."""
+    """The largest value between each two edges; 0 if none lies there."""
     largest = np.zeros(len(edges) - 1)
     place = np.clip(np.searchsorted(edges, steps, side="right") - 1, 0, len(largest) - 1)
     np.maximum.at(largest, place, np.asarray(values, float))

@@ -33,8 +33,8 @@ class ReplayResult:
         requests by what the group lacked beyond their hits (`hkv.replay.attribution.Missed.reasons`).
       requests: one entry a request, in the trace's order: the fields of `hkv.replay.schedule.RequestRecord` but for
         what groups lacked, its prompt tokens by the cause for which they were no hits
-        (`hkv.replay.attribution.CAUSES`), and `evicted_steps_before` and `evicted_for` (who got the block that was
-        lacking): -1 for none.
+        (`hkv.replay.attribution.CAUSES`), and `evicted_steps_before` and `evicted_for` (the group that got the
+        missing block): -1 for none.
       steps: one entry a step with work: the fields of `hkv.replay.schedule.StepRecords`.
       occupancy: one entry a sample, at the ends of at most 256 steps: `step`, and of group 0 `held_0`, `cached_0` and
         `evictable_0`, its blocks that requests hold, that are cached, and that are cached and not held; and so on.

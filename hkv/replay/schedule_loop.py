@@ -51,7 +51,7 @@ def run(
       w: the workspace, all of whose arrays a trip may write.
       trace: the trace.
       resident: gives the schedule where the last dispatch left it.
-      more: scalars that the dialect carries beside it.
+      more: scalars that the dialect carries besides it.
       trip: one trip under the dialect's rules: the next operation of the cache, and what follows from its answer.
     """
     zero, size, room = jnp.int32(0), len(Machine._fields), w.sizes.ids

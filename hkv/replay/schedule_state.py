@@ -179,7 +179,7 @@ class Mode(enum.IntEnum):
     GIVE_UP = 14
     """FREE it: it will never fit."""
     REST = 15
-    """Nothing waits or runs, and requests have ended that a second tier is yet to be told of."""
+    """Nothing waits or runs, and the second tier has not yet been notified of all ended requests."""
     DONE = 16
     FAILED = 17
     """The cache refused something for a reason that a replay should not give it."""

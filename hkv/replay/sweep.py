@@ -44,7 +44,7 @@ COLUMNS = (
 trace, those of refused requests too: a pool that refuses long prompts would seem to hit more of them."""
 
 TIERED = ("loaded_tokens", "tier_stored", "tier_read", "tier_loaded", "tier_refused")
-"""Totals of each point beside `COLUMNS` where its cache has a second tier: hit tokens that were loaded, and in its
+"""Totals of each point besides `COLUMNS` where its cache has a second tier: hit tokens that were loaded, and in its
 chunks what was stored, read at least once of that, and loaded in all; stores that found no room."""
 
 OPTIMAL = "optimal_tokens"

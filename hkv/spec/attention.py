@@ -32,7 +32,7 @@ class AttentionSpec(LayerSpec):
     """A layer that caches a key and a value (or a latent) for each token.
 
     One block is `[heads, states, content]`: `num_heads` head slots, `num_states` states, `content_bytes` bytes each, K
-    before V (vLLM 0.33, `AttentionSpec`). The defaults describe the smallest page, for those who study ids only.
+    before V (vLLM 0.33, `AttentionSpec`). The defaults describe the smallest page, for studies of block ids alone.
 
     Attributes:
       cp_sharded: context parallelism splits this layer's tokens over ranks; the manager's block is then

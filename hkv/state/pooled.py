@@ -79,9 +79,9 @@ class Mark(enum.IntEnum):
     USES = 0
     """New sequences that go on from it, in a fork at work."""
     LEFT = 1
-    """Likewise: those of them that are not made yet."""
+    """New sequences of the fork that are not made yet."""
     RECYCLED = 2
-    """Likewise: a bit for each group in which its last block goes to another sequence."""
+    """A bit for each group in which the fork gives its last block to another sequence."""
 
 
 MARK_WORDS = 4

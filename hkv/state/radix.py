@@ -1,6 +1,6 @@
 """A radix tree of page keys over tied pools of pages, and requests that hold paths of it.
 
-The third arrangement of mechanisms beside `hkv.state.state` and `hkv.state.pooled`: free pages are lists whose order
+The third arrangement of mechanisms besides `hkv.state.state` and `hkv.state.pooled`: free pages are lists whose order
 counts, what is cached is a tree whose nodes are runs of pages, and a request's row is rewritten to what the tree has.
 
 A key is the name of a page together with everything before it. So a key has one place in the tree, whichever node it

@@ -1,9 +1,10 @@
 """References by role: how many of each role hold a block. A block without references is in the pool's id bitmap.
 
 RTP-LLM's `BlockPool` counts requests', connectors' and the cache's references apart, since the same block is free,
-available or in use depending on who asks. Here each block has a word for each role, and each pool two counters that
-follow from them: blocks without references, and blocks that a request or a connector holds. Functions that end in
-`_found`, and `let_go`, are handed what was read before, so that a caller can read all that it needs in one loop.
+available or in use depending on the role that asks. Here each block has a word for each role, and each pool two
+counters that follow from them: blocks without references, and blocks that a request or a connector holds. Functions
+that end in `_found`, and `let_go`, are handed what was read before, so that a caller can read all that it needs in one
+loop.
 """
 
 from __future__ import annotations

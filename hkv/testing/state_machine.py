@@ -49,7 +49,7 @@ def engine_machine(
     Args:
       factory: makes an empty engine of a header.
       features: features of the configurations, of the dialect's `features`; none for all of them.
-      version: of the log format, which says what headers may ask for.
+      version: of the log format, which limits what headers may ask for.
       only: selection of the configurations, and their dialect, for an engine that implements some kinds or numbers of
         groups.
 

@@ -1,4 +1,4 @@
-"""Plans against the dictionary of who has and who needs which byte."""
+"""Plans against a dictionary of the ranks that have and need each byte."""
 
 from __future__ import annotations
 

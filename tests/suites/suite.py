@@ -32,7 +32,7 @@ class Failure:
 class CaseCheck(Generic[Case]):
     """An invariant of one drawn case, for suites that have no history of operations.
 
-    `check` yields a sentence for each thing that is wrong; its docstring says what is promised. `promises` are ids of
+    `check` yields a sentence for each violation; its docstring states the promise. `promises` are ids of
     the published catalogue, `B-I18` and the like.
     """
 

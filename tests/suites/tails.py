@@ -67,7 +67,7 @@ class Tails:
         self._arrived = 0
 
     def step(self) -> None:
-        """One scheduling step: who runs goes on, who waits is admitted, copies are done."""
+        """One scheduling step: running requests go on, waiting ones are admitted, copies are done."""
         self._perform(oplog.StepOp())
         for request in list(self._running):
             self._continue(request)
@@ -159,7 +159,7 @@ class Siblings(Tails):
     """
 
     def step(self) -> None:
-        """One scheduling step: who runs ends or goes on, one request or several come, copies are done."""
+        """One scheduling step: running requests end or go on, one request or several come, copies are done."""
         self._perform(oplog.StepOp())
         for request in list(self._running):
             if self._choices.chance(40):

@@ -159,7 +159,7 @@ def _whole_token_bytes(model: Model, plan: PoolPlan) -> int:
     A state counts as a layer of the first full group.
     """
     if any(group.block.entries for group in plan.groups):
-        return model.full_token_bytes  # an opaque region's vectors have no scales beside them
+        return model.full_token_bytes  # an opaque region's vectors have no scales next to them
     full = next((group for group in plan.groups if group.policy.group_type is GroupType.FULL), None)
     total = Fraction(0)
     for group in plan.groups:

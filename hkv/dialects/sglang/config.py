@@ -78,7 +78,7 @@ class SGLangConfig:
       need_sort: whether freed pages wait and are sorted before they are handed out, as under disaggregation.
       states: states of recurrent layers, None where no layer has one.
       tracked: whether a request keeps states of lengths that it has passed (`--mamba-scheduler-strategy extra_buffer`),
-        in two states beside its own, so that pages may be longer than a token; else only the last one is known.
+        in two states besides its own, so that pages may be longer than a token; else only the last one is known.
       most_states: most states on the path to the one that was entered last; -1 for any number.
       bugs: names of defects that are reproduced.
     """

@@ -107,7 +107,7 @@ class SGLangLoop(TokenLoop):
 
 @dataclasses.dataclass
 class Room:
-    """Tokens of each pool that are free or may be evicted; `window` is None where there is none."""
+    """Tokens of each pool that are free or may be evicted; `window` is None without a window group."""
 
     full: int
     window: int | None
@@ -119,8 +119,9 @@ class Budget:
 
     Attributes:
       page: tokens of a page.
-      window: tokens of the window, None where there is none; `window_pool` are the tokens of its pool.
-      chunk: tokens that the pass may still compute (`rem_chunk_tokens`); `prompt` likewise (`rem_input_tokens`).
+      window: tokens of the window, or None; `window_pool` are the tokens of its pool.
+      chunk: tokens that the pass may still compute (`rem_chunk_tokens`); `prompt`: those of prompts
+        (`rem_input_tokens`).
       total, current, slid: tokens spoken for: until requests end, in this pass, and of the window's pool.
     """
 

@@ -117,7 +117,8 @@ class Fields:
     ) -> list[tuple[str, str]] | None:
         """`(type, field)` of each layer from a list in the file, or None where it is null or missing.
 
-        `known` says what each name of a type is; beside `num_hidden_layers`, `lengths` are right numbers of entries.
+        `known` maps each name of a type to its meaning; `lengths` are allowed numbers of entries besides
+        `num_hidden_layers`.
         """
         value = self._listed(name, lambda kind: isinstance(kind, str), "a list of names of layer types")
         if value is None:

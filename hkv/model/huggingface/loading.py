@@ -56,7 +56,7 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
     """The config of a file, of the `config.json` in a folder, or of a model by its name.
 
     Args:
-      path: the file or the folder. Where there is none, the name of a model: the repository's in a Hugging Face cache
+      path: the file or the folder; if neither exists, the name of a model: the repository's in a Hugging Face cache
         on this machine (`HF_HUB_CACHE`, `HF_HOME`), else a released model that HKV ships the config of, or a variant of
         one. Nothing is fetched.
 

@@ -331,7 +331,7 @@ class AttachSettings:
       folder: folder of the logs; made if it is not there.
       mode: `record`, which writes a log of each cache; `shadow`, which performs its operations on another engine, too,
         and writes a log up to the first difference, if there is one.
-      engine: name of the engine beside it, in mode `shadow`.
+      engine: name of the engine alongside it, in mode `shadow`.
       on_difference: `report` it, on standard error, or `raise` in the observed engine's own call.
       share: probability with which a cache is observed, drawn as it is made, where all of a process are; one that is
         not costs nothing.

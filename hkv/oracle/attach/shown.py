@@ -1,10 +1,10 @@
 """The newest operations of a live cache, for a page that somebody looks at.
 
-Nothing is kept, and the engine beside the cache is asked for nothing more, until a page asks. From then on each
+Nothing is kept, and the engine alongside the cache is asked for nothing more, until a page asks. From then on each
 operation is kept with both answers, in the cache's own thread, and how the blocks are whenever a tenth of its time has
 not yet gone into looking at them. What is kept is bounded: the newest operations, texts and changes of blocks; where
-the page has not asked for `IDLE` seconds, nothing again. After a difference nothing more is performed; who opens the
-page then sees the operations before it, performed once more.
+the page has not asked for `IDLE` seconds, nothing again. After a difference nothing more is performed; a page that is
+opened then shows the operations before it, performed once more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_SHOWN = 4
 """Caches that a page shows, the newest."""
 
 CHANGES = 200_000
-"""Changes of blocks that are kept, beside those that the first operation finds."""
+"""Changes of blocks that are kept, besides those that the first operation finds."""
 
 QUEUED = 300_000
 """Entries of free queues that are kept."""
@@ -87,11 +87,11 @@ class Page:
 
 
 class Shown:
-    """The newest operations of one cache under observation, and of the engine beside it.
+    """The newest operations of one cache under observation, and of the engine alongside.
 
     Args:
       name: name of the cache.
-      engine: name of the engine beside it.
+      engine: name of the engine alongside.
       factory: makes one like it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Shown:
         self._marks: tuple[Mark, ...] = ()
 
     def begin(self, header: Any, engine: Any) -> None:
-        """The cache's configuration, and the engine beside it."""
+        """The cache's configuration, and the engine alongside."""
         self._header, self._engine = header, engine
 
     def operation(self, operation: Any, answer: Any, want: Any) -> None:

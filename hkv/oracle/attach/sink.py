@@ -1,4 +1,4 @@
-"""Destinations of a live cache's operations: a log, or an engine of HKV's beside it."""
+"""Destinations of a live cache's operations: a log, or an engine of HKV's alongside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AT_ONCE = 32
 
 
 class ShadowError(AssertionError):
-    """A live cache answered otherwise than HKV's engine beside it."""
+    """A live cache answered otherwise than HKV's engine alongside."""
 
     def __init__(self, difference: Difference) -> None:
         self.difference = difference

@@ -1,4 +1,4 @@
-"""Conformance vectors: inputs and what must come of them, as JSON, for tests in languages that HKV is not written in.
+"""Conformance vectors: inputs and expected results, as JSON, for tests in languages that HKV is not written in.
 
 `hkv vectors OUT/` writes one file a family; `vectors.schema.json` beside this file describes them. They are made by the
 reference and the host-only descriptions, the same ones on every machine.

@@ -175,7 +175,7 @@ def _list(entry: Fields, name: str) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message: who says it, and its text."""
+    """A message: its role, and its text."""
 
     role: str
     text: str

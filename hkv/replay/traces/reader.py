@@ -67,7 +67,7 @@ def read_trace(path: str, tokens_per_id: int | None = None, limit: int | None = 
 
     A line is an object with `timestamp` and either `input_length`, `output_length`, `hash_ids` (the format published
     with Mooncake, FAST'25; null where nothing is known but the lengths) or `tokens` and one of `output_length`,
-    `output_tokens`. `tokens_per_id` and `synthetic` may stand beside them; other fields are ignored.
+    `output_tokens`. `tokens_per_id` and `synthetic` may stand next to them; other fields are ignored.
 
     Args:
       path: the file, UTF-8, perhaps compressed by gzip or Zstandard; `-` is standard input.
@@ -254,7 +254,7 @@ class Fields:
         return values
 
     def name(self, field: str) -> str:
-        """A text; "" where there is none."""
+        """A text; "" if missing."""
         value = self.values.get(field, "")
         if not isinstance(value, str):
             raise self.error(field, value, "a name")

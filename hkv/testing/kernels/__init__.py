@@ -1,6 +1,6 @@
 """Kernels held to the definition: any function that writes, gathers, copies, zeros, packs or attends, byte for byte.
 
-- `kernel`: decorator that says what a function does and supports; `Supports` has the same as fields;
+- `kernel`: decorator that declares what a function does and supports; `Supports` has the same as fields;
 - `assert_writes_like`: raises where a kernel and the definition, or two kernels, leave different bytes;
 - `assert_viewed_as`: raises where a tensor's shape and strides are not those of the layout that it is said to have;
 - `target_of`, `check`, `repeat`: what `hkv check-kernel` is made of; `Verdict` and `Failure`, which they give.

@@ -1,4 +1,4 @@
-"""One call of a kernel: memory filled for a case, the arguments by name, and what the definition says must come of it.
+"""One call of a kernel: memory filled for a case, the arguments by name, and the result by definition.
 
 A kernel asks for what it needs by the names of its parameters; `ARGUMENTS` is the whole vocabulary. Arrays are views of
 one memory, so that the definition, which is `reference.paged` and `reference.chunks`, and the kernel are compared byte

@@ -81,7 +81,7 @@ class Placement:
         return self.pieces * self.shape[3]
 
     def part(self, name: str) -> Part:
-        """The part of that name; LayoutError where there is none."""
+        """The part of that name; LayoutError if it has none."""
         for part in self.content:
             if part.name == name:
                 return part

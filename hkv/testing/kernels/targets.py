@@ -49,7 +49,7 @@ KernelResultError = type(
 
 
 def kernel(operation: str, **supports: Any) -> Callable[[Function], Function]:
-    """Decorator that says what a function does and supports, with the fields of `Supports`."""
+    """Decorator that declares what a function does and supports, with the fields of `Supports`."""
     declared = Supports(operation=operation, **supports)
 
     def made(function: Function) -> Function:

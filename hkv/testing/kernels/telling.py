@@ -22,7 +22,7 @@ UNEXPLAINED = "bytes differ in a way that no known mistake explains"
 UNWRITTEN = "some of the slots are not written"
 OVERWRITTEN = "slots that no token or block of the call has are overwritten"
 VAGUE = (UNWRITTEN, OVERWRITTEN)
-"""Kinds that say what is wrong, and not why: told where few failures have an explanation."""
+"""Kinds that name a mistake without its cause: reported where few failures have an explanation."""
 
 MOST = 600
 """Wrong bytes that are looked at one by one."""

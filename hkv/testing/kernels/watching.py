@@ -58,7 +58,7 @@ class Watched:
         if self.is_child:
             ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
         else:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child says what it found so far, and ends
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child reports what it found so far, and ends
 
     def performing(self, target: Target, case: Case | None) -> None:
         """Says in the child which case begins; None after it."""

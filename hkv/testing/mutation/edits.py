@@ -85,7 +85,7 @@ class Edit:
       start, end: the stretch, in bytes of the text as UTF-8.
       line, column: of its first character, counted from 1, the column in bytes.
       old, new: the text there, and the text after the edit.
-      kind: sort of the edit.
+      kind: kind of the edit.
       function: qualified name of the innermost class or function around it; "" at the top of the module.
       statement: line of the innermost statement around it, which has to run for the edit to matter.
     """

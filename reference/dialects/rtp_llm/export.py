@@ -12,7 +12,7 @@ from reference.dialects.rtp_llm.resource import BatchResource, Resource
 
 
 def pop_from_cache(allocator: Allocator, least: int) -> BatchResource | None:
-    """Evict at least `least` blocks for somebody who will copy them away (RTP-LLM `popBlocksFromCache`).
+    """Evict at least `least` blocks for a caller that copies them away (RTP-LLM `popBlocksFromCache`).
 
     The blocks keep their cache references until `free_cached` is called.
 

@@ -2,7 +2,7 @@
 
 Whoever drives it owns the pools: slots come with what is entered, and it says which of them leave. It is asked to let
 nodes leave one by one, since SGLang's cache looks at its pools after each. Nodes and locks have names, given by the one
-who first hears of them.
+who first sees them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Locks:
     """Locks and unlocks paths of a tree.
 
     Args:
-      window: tokens of the window, None where there is none.
+      window: tokens of the window, or None.
     """
 
     def __init__(self, window: int | None) -> None:

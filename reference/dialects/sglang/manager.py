@@ -290,7 +290,7 @@ class Manager:
             request.tracking.append(self._state())
 
     def _state(self) -> int:
-        """A state that nobody has, and if there is none the one in the tree that was used longest ago."""
+        """A free state; if none is free, the least recently used one of the tree is evicted."""
         assert self.pools.states is not None
         if not self.pools.states.free:
             evict_for(self.tree, states=1)

@@ -61,7 +61,7 @@ class SlotPool:
         return self._take(start, end, last, pages)
 
     def decode(self, length: int, last: int) -> int | None:
-        """The slot of one more token (`alloc_decode`); None if it needs a page and there is none."""
+        """The slot of one more token (`alloc_decode`); None if it needs a page and none is free."""
         self.sort_in(1)
         pages = self.pages_for(length, length + 1)
         if pages > len(self.free):

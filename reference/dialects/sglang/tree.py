@@ -40,7 +40,7 @@ class Node:
       full_locks: requests that hold its full slots.
       window_locks: requests whose window reaches into it.
       state_locks: requests that hold its state.
-      mark: name of the edge at which such a window ends here, for the one who unlocks it; None if none ever did.
+      mark: name of the edge at which such a window ends here, which unlocking looks for; None if none ever did.
       children: the nodes after it, by their first page.
     """
 
@@ -106,7 +106,7 @@ class Inserted(NamedTuple):
 
 
 class Told:
-    """Pages, and states, that those who follow the cache's events were told of since the last time, by component.
+    """Pages, and states, published as events since the last time, by component.
 
     SGLang tells of full attention alone. A split tells nothing, and neither does a request that brings known tokens.
     """
@@ -145,8 +145,8 @@ class RadixTree:
     Attributes:
       root: a node without units, which never leaves.
       recent: nodes with window slots, most recently used first (`lru_lists[SWA]`).
-      recent_states: nodes with a state, likewise.
-      told: what is told to those who follow its events.
+      recent_states: nodes with a state, in the same order.
+      told: published as events.
       evictions: times that a node left, or lost its window's slots or its state, to make room.
     """
 

@@ -39,7 +39,7 @@ def config(unit: int, checkpoints: int = 1):
 
 @pytest.mark.parametrize("unit", [2, 4])
 def test_tokens_are_those_without_a_cache_through_states_inside_chunks(unit):
-    """Prompts come again after, and while, who computed them goes on; hits end after so many tokens."""
+    """Prompts come again after, and while, the request that computed them goes on; hits end after so many tokens."""
     host = Host(config(unit))
     for prompt in PROMPTS:
         hit = (len(prompt) - 1) // unit * unit

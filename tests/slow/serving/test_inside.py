@@ -27,7 +27,7 @@ def config(num_blocks: int = 60, prefix_match_unit: int | None = 2):
 
 
 def test_tokens_are_those_without_a_cache_through_hits_inside_blocks():
-    """Prompts come again after, and while, who computed them goes on; some of them in a row that was preempted."""
+    """Prompts come again after, and while, their first request goes on; some of them in a row that was preempted."""
     host = Host(config())
     for prompt, last in zip(PROMPTS, (10, 14, 6), strict=True):
         assert host.arrive(0, prompt, len(prompt) + 1) == 0

@@ -22,7 +22,7 @@ class RtpNumpyEngine:
       header: the configuration, as a log's first line.
 
     Attributes:
-      manager: the reference's own object, for those who want to look inside.
+      manager: the reference's object, for inspection.
 
     Raises:
       HKVError: a configuration the dialect forbids.

@@ -35,7 +35,7 @@ class DescribedModel:
     """Description of a model's caches, as its author would write it: in the server's blocks, with all ranks' heads.
 
     Where there are latents, `latent_sizes` are the elements of one and of its rotary key; `indexer_size` is a sparse
-    indexer's key, which every latent layer then has beside it.
+    indexer's key, which every latent layer then has next to it.
     """
 
     layers: tuple[LayerDescription, ...]
@@ -46,7 +46,7 @@ class DescribedModel:
 def describe_model(model: Model, options: RtpOptions, *, draft: bool = False) -> DescribedModel:
     """The descriptions that RTP-LLM's Python side makes of a model.
 
-    Layers of attention alone have the tag `default`; beside states, `full` and `linear0`, `linear1`, ...; with a pool
+    Layers of attention alone have the tag `default`; next to states, `full` and `linear0`, `linear1`, ...; with a pool
     a group, each type's name, numbered where blocks or windows' tails differ; DeepSeek-V4's, its seven.
     """
     if model.tensor_parallel != 1:
@@ -111,7 +111,7 @@ def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOpt
 
 
 def _one_cache_each(model: Model) -> list[tuple[LayerSpec, bool]]:
-    """Each layer's cache and, of a latent one, whether an indexer is beside it."""
+    """Each layer's cache and, of a latent one, whether an indexer is next to it."""
     layers: dict[int, list[LayerSpec]] = {}
     for layer in model.layers:
         if layer.spec is not None:

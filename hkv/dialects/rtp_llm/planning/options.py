@@ -12,7 +12,7 @@ ROLES = ("both", "prefill", "decode")
 """Work of a server: prompts, decoding, or both (RTP-LLM `RoleType` PREFILL, DECODE, PDFUSION)."""
 
 STATE_DTYPES = ("bfloat16", "float32")
-"""Element types that RTP-LLM's server can be told to keep recurrent states in."""
+"""Element types of recurrent states that RTP-LLM's server accepts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

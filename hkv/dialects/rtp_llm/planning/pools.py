@@ -234,7 +234,7 @@ class _Held(NamedTuple):
 
 
 class _Pool(NamedTuple):
-    """Blocks of a pool beside block 0, whether their number was chosen, and what one request holds of them."""
+    """Blocks of a pool besides block 0, whether their number was chosen, and what one request holds of them."""
 
     usable: int
     fixed: bool
@@ -264,7 +264,7 @@ def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) ->
     every = range(len(plan.groups))
     members = [list(every)] if plan.shared else [[group] for group in every]
     pools = [_pool(plan, [(plan.groups[group], held[group]) for group in pool]) for pool in members]
-    # Who comes later finds less: the first count that does not fit, found by halving.
+    # Later requests find fewer free blocks, so the first count that does not fit is found by bisection.
     most = max(pool.usable for pool in pools) + 1
     requests = bisect.bisect_left(range(1, most + 1), True, key=lambda count: not _fits(pools, count, ratio))
     tightest = min(range(len(pools)), key=lambda pool: pools[pool].usable / pools[pool].held.last)
@@ -285,7 +285,7 @@ def capacity_of(plan: PoolPlan, options: RtpOptions, tokens: int, ratio: int) ->
 
 
 def _held(plan: PoolPlan, group: PoolGroup, tokens: int, ahead: int) -> _Held:
-    """Blocks of a group that a request of so many tokens holds, `ahead` tokens to come beside them."""
+    """Blocks of a group that a request of so many tokens holds, `ahead` tokens to come besides them."""
     size, block = plan.tokens_per_slot(group), max(plan.tokens_per_slot(each) for each in plan.groups)
     prompt = max(1, tokens - (DECODED + ahead) * block)
     linear = group.policy.group_type is GroupType.LINEAR

@@ -29,7 +29,7 @@ class SGLangNumpyEngine:
 
     Attributes:
       header: the same.
-      manager: the reference's own object, for those who want to look inside.
+      manager: the reference's object, for inspection.
 
     Raises:
       ConfigError: a cache that SGLang does not have.

@@ -36,7 +36,7 @@ class _AbsentClass(type):
 
 
 class _Absent(types.ModuleType):
-    """A module that has every name likewise."""
+    """A module that has every name."""
 
     __path__ = ()  # type: ignore[assignment]
 
@@ -122,7 +122,7 @@ class Rows(HybridReqToTokenPool):
         self.req_to_token[place] = slots
 
     def take(self) -> int:
-        """A row that nobody has."""
+        """A free row."""
         return self._free.pop()
 
     def give_back(self, row: int) -> None:
@@ -262,7 +262,7 @@ def hold_states(made: UnifiedRadixCache, rows: Rows, request: Any) -> None:
 
 
 def release(made: UnifiedRadixCache, rows: Rows, request: Any, *, entered: bool) -> None:
-    """Gives back what a request has beside slots; before its first pass that is the state of its match, if any."""
+    """Gives back what a request has besides slots; before its first pass that is the state of its match, if any."""
     if request.ran:
         made.on_release(request, checkpointed=entered)
     elif request.kv.holds_mamba:

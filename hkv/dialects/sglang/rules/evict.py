@@ -106,7 +106,7 @@ _ASKED = (
     *(Node.FLAGS, Node.PARENT, RadixNode.START, RadixNode.END, RadixNode.LIVE),
     *(RadixNode.WINDOW_LOCKS, RadixNode.STATE_LOCKS, RadixNode.NEWER, RadixNode.STATE_NEWER),
 )
-"""Words that say what of a node may leave."""
+"""Words of a node that decide what of it may be evicted."""
 
 
 def _first_leaf(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, Scalar]:

@@ -19,7 +19,7 @@ Field = enum.IntEnum(
 )
 """Columns of `SGLangParameters.cache`.
 
-PAGE: tokens of a page. WINDOW: tokens that a window reads, 0 where there is none. EAGLE: 1 if keys are bigrams, so that
+PAGE: tokens of a page. WINDOW: tokens that a window reads, 0 without one. EAGLE: 1 if keys are bigrams, so that
 n tokens make n - 1 units. TOUCHES: 1 if a split makes the lower part the most recently used
 (`hkv.dialects.sglang.config.SPLIT_TOUCHES_SUFFIX`). LOSES: 1 if a refused decode loses a page (`DECODE_LOSES_PAGE`).
 TOTAL: pages of all pools, and states. POLICY: place in `POLICIES`. STRANDS: 1 if a tombstone that nothing comes after

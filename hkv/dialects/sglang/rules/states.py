@@ -35,7 +35,7 @@ WRITES = (*tree.WRITES, *pools.WRITES, "chains")
 
 
 def take(work: Work, present: Scalar) -> tuple[Work, Scalar]:
-    """A state that nobody has, if `present`; 0 if there is none."""
+    """A free state, if `present`; 0 if none is free."""
     work, free = pools.free_pages(work, present, STATES)
     work, place = pools.take(work, STATES, jnp.where(free > 0, 1, 0))
     work, (state,) = work.peek(free > 0, "lists", work.listed(STATES, place))

@@ -167,7 +167,7 @@ class Requests:
         self._decide(tracked)
 
     def _told_keys(self, tracked: Tracked, hashes: list[bytes], first: int, length: int) -> list[str] | None:
-        """A request's keys from `first` on; None where the reader of the log computes them, who must get as many."""
+        """A request's keys from `first` on; None where the log's reader computes them, and must get as many."""
         if tracked.keys is not None:
             tracked.keys = len(hashes)
             return [bytes(key).hex() for key in hashes[first:]]

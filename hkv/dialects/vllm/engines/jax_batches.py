@@ -75,7 +75,7 @@ class Dispatcher:
         read: Any = None,
         **arguments: int,
     ) -> Later:
-        """Adds an operation; dispatches those before it first if there is no room for it beside them.
+        """Adds an operation; dispatches those before it first if there is no room for it with them.
 
         `read` takes its row of the results and the block ids; None where it only succeeds or fails.
         """

@@ -41,7 +41,7 @@ class NumpyEngine:
       header: the configuration, as a log's first line.
 
     Attributes:
-      manager: the reference's own object, for those who want to look inside.
+      manager: the reference's object, for inspection.
 
     Raises:
       HKVError: a configuration the dialect forbids, or a foreign package called `reference`.

@@ -217,7 +217,7 @@ def _story(case: Case) -> Story:
 
 
 def _freed(case: Case, want: set[int], got: set[int]) -> str:
-    """Blocks that are in the queue and are not to be, or the other way round, and who holds them."""
+    """Blocks that are wrongly in the queue or missing from it, with their holders."""
     story = _story(case)
     for block in sorted(got - want):
         holders = story.state.owners.get(block, ())

@@ -174,7 +174,7 @@ def admission(m: Moment) -> jax.Array:
 
 @judge("hit admission")
 def hit_admission(m: Moment) -> jax.Array:
-    """A waiting request is granted blocks if and only if those it needs are free beside those set aside.
+    """A waiting request is granted blocks if and only if those it needs are free besides those set aside.
 
     With Mamba groups only refusals are judged, by a bound that no rule can exceed, and none of those of a hit.
     """

@@ -254,7 +254,7 @@ def follow(ledger: jax.Array, move: Move, hit: jax.Array, status: jax.Array) -> 
 
 
 def prefixes(ledger: jax.Array, unit: int, longest: int) -> jax.Array:
-    """The strings' prefixes that have a key, int32[requests, longest + 1]; -1 where there is none.
+    """The strings' prefixes that have a key, int32[requests, longest + 1]; -1 where a prefix has no key.
 
     Args:
       ledger: the ledger.

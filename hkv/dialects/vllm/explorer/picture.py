@@ -32,7 +32,7 @@ class Picture(NamedTuple):
       group: int32[B], the group of that key; -1 for none.
       rows: int32[R, G, W], block ids; 0 where null, and beyond the row.
       lengths: int32[R, G], columns of a row, null ones included.
-      found: int32[R, G, W], what the last lookup of a request found, likewise; only of use right after it.
+      found: int32[R, G, W], what the last lookup of a request found, in the same form; only of use right after it.
       hits: int32[R], tokens it found.
       listed: bool, the key table leads to exactly the blocks that have keys.
     """
@@ -184,7 +184,7 @@ PASSING = {Counter.HEAD, Counter.TAIL, Counter.EVICTIONS, Counter.DROPPED, Count
 """Counters that a name leaves out."""
 
 OF_THE_LOOKUP = {Request.HIT, Row.HIT_FIRST, Row.HIT_LENGTH}
-"""Fields that say what a lookup found."""
+"""Fields of a lookup's result."""
 
 UNSAID = {Request.HIT_CLOCK, Request.GRANT_STEP, Request.WRITTEN, Request.JOINED, Row.NEW_FIRST}
 """Fields that a name leaves out: times, what only hits inside a block ask for, and what is only reported."""

@@ -72,7 +72,7 @@ def explore(
       seconds: time after which no further dispatch is started; None for no limit.
       progress: called after each dispatch.
       observe: called with the states found, the empty cache excepted.
-      report: filled while the search goes on, for who wants to know what was explored until an exception ended it.
+      report: filled while the search goes on, so that it is known what was explored when an exception ends it.
 
     Returns:
       The report.

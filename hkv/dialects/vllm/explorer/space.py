@@ -124,7 +124,7 @@ class Definitions:
       aligned: bool[L + 1], lengths that a hit may have.
       may_be_less, may_be_more: bool[L + 1], requests of so many tokens whose hit may be shorter or longer than defined
         (`hkv.dialects.vllm.traffic.hit_comparison`).
-      watermark: blocks that stay free when a request is admitted beside others.
+      watermark: blocks that stay free when a request is admitted next to others.
       registrable: int32[G, L + 1], how many of so many computed tokens may get keys.
       family: bool[G], groups whose blocks all get keys as soon as they are full.
       dense: whether nothing is left out on purpose.

@@ -96,7 +96,7 @@ def _blank(space: Space) -> World:
 
 
 class Program:
-    """Performs one operation on each of many worlds, and judges and names what comes of it.
+    """Performs one operation on each of many worlds, and judges and names the results.
 
     It is two compiled programs: the cache's, which is the same for all configurations of equal buckets, and the one
     that looks at it, in which the configuration is constant.

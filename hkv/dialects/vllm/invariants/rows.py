@@ -173,7 +173,7 @@ class HitAdmission:
         self._came: dict[str, int] = {}
 
     def check(self, moment: Moment) -> Iterator[str]:
-        """A waiting request is granted blocks if and only if those it needs are free beside those set aside.
+        """A waiting request is granted blocks if and only if those it needs are free besides those set aside.
 
         It needs a block for each column that is still read or to be written, less the columns of its hit that
         somebody uses already, and one for a hit that ends inside a block. Holds after `allocate` of a waiting request.

@@ -39,13 +39,13 @@ class VllmLayer:
     stands_alone: ClassVar[bool] = False
     """True when grouping keeps each such layer in a group of its own, its page cut to the others'."""
     joins_latent: ClassVar[bool] = True
-    """False when vLLM's last resort, one group for latent layers beside plain windows, is not for such layers."""
+    """False when vLLM's last resort, one group for latent layers next to plain windows, is not for such layers."""
     replays: ClassVar[bool] = False
     """True when it is never cached, and what it reads of a hit is computed again instead."""
     reads_encoder: ClassVar[bool] = False
     """True when queries read an encoder's output, and no token of the request itself."""
     aligned_blocks: ClassVar[bool] = False
-    """True when, beside other groups, its blocks must be as long as the alignment of hits."""
+    """True when, next to other groups, its blocks must be as long as the alignment of hits."""
     droppable: ClassVar[bool] = True
     """False when the kind refuses the EAGLE drop."""
     log_version: ClassVar[int] = 1

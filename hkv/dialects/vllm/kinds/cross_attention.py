@@ -11,7 +11,7 @@ from hkv.spec.layer import Draw
 
 
 def parameters(config: VllmConfig, group: int, spec: CrossAttention, eagle: bool) -> dict[str, Any]:
-    """No field beside those that follow from the spec: the encoder's tokens come with each operation."""
+    """No field besides those that follow from the spec: the encoder's tokens come with each operation."""
     del config, group, spec, eagle
     return {}
 

@@ -1,4 +1,4 @@
-"""Configuration of vLLM's second tier beside the cache it stands behind, and the sizes that follow from both.
+"""Configuration of vLLM's second tier and of the cache it stands behind, and the sizes that follow from both.
 
 A chunk is `blocks_per_chunk` blocks of one group, on all workers. Lengths are tokens unless they say chunks or blocks.
 vLLM 0.33 `build_offloading_config`, `SchedulerOffloadConfig`, `CPUOffloadingSpec`.

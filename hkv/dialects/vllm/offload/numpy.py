@@ -37,7 +37,7 @@ class NumpyPool:
     """The reference of a pool by itself.
 
     Attributes:
-      pool: the reference's own object, for those who want to look inside.
+      pool: the reference's object, for inspection.
     """
 
     pool: ChunkPool
@@ -101,7 +101,7 @@ class _NumpyScheduler(abc.ABC):
     """The reference of a scheduler with a tier.
 
     Attributes:
-      scheduler: the reference's own object, for those who want to look inside.
+      scheduler: the reference's object, for inspection.
     """
 
     scheduler: OffloadScheduler

@@ -22,7 +22,7 @@ MOST_RUNNING = 4
 
 SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts", "eagle", "tails", "simple")
 """Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory,
-recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks beside recurrent
+recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks next to recurrent
 states, the simpler connector."""
 
 RECURRENT = ("states", "tails")

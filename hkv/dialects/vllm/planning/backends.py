@@ -1,7 +1,7 @@
 """vLLM 0.33's choice of attention kernels, looked up in a table of its own selector's answers.
 
 `backends.json` is what `benchmarks/record_attention_backends.py` recorded of `CudaPlatformBase.get_valid_backends`:
-for each compute capability, type of the cache and sort of layer the kernels that take it, best first, and of each
+for each compute capability, type of the cache and kind of layer the kernels that take it, best first, and of each
 kernel the blocks that it takes. Block sizes, the type that is really stored and refusals follow from it.
 """
 

@@ -71,7 +71,7 @@ def serve(
     """The plan of vLLM 0.33 for a model on one tensor-parallel rank, and how many of its longest requests fit at once.
 
     `memory` is in bytes for each GPU, or one number for the GPUs of each stage. The layers of `draft`, a draft module's
-    own model, read as a draft, join the last stage. Attention blocks are multiples of `kernel_block_size` tokens beside
+    own model, read as a draft, join the last stage. Attention blocks are multiples of `kernel_block_size` tokens with
     recurrent states, 0 for 16; `max_model_len` is None for the model's, 0 for the longest that fits. Tokens in flight
     are those scheduled and not yet settled, over all requests and steps, of which `concurrent_batches` run at the same
     time, with an equal share each. `caching` of prefixes keeps recurrent states at block boundaries. `options` are

@@ -1,6 +1,6 @@
 """Options of `vllm serve` that the cache depends on, under vLLM 0.33's names: fields, and the command line's, in one.
 
-A field that `option` makes is an option of `hkv plan` too, with the same default, and its help says what it means; the
+A field that `option` makes is an option of `hkv plan` too, with the same default, documented by its help; the
 others are options that all dialects have (`hkv.cli.plan`), or asked for in another form. None is left to the engine.
 """
 
@@ -22,7 +22,7 @@ from hkv.limits import MAX_BLOCKS, MAX_MEMORY, MAX_RANKS, MAX_TOKENS, check_whol
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A kind of GPU; devices.toml says what the fields are."""
+    """A kind of GPU; devices.toml documents the fields."""
 
     name: str
     driver_name: str

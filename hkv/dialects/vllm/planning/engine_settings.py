@@ -1,6 +1,6 @@
 """Settings that vLLM 0.33 starts with: its options, its own defaults where nothing was asked for, memory for the cache.
 
-Weights are computed from the shapes of vLLM's classes. What a forward pass and CUDA graphs take beside them only a GPU
+Weights are computed from the shapes of vLLM's classes. What a forward pass and CUDA graphs take besides them only a GPU
 knows: it is estimated as a range, and the plan is for the most that it may be.
 """
 
@@ -340,7 +340,7 @@ def _weights(options: EngineOptions, config: Mapping[str, Any] | None) -> tuple[
 
 
 def _tables(options: EngineOptions, config: Mapping[str, Any] | None) -> tuple[Part, ...]:
-    """Tables of rotary positions on each GPU, where they are large and the weights beside them computed."""
+    """Tables of rotary positions on each GPU, where they are large and the weights next to them computed."""
     if options.weights is not None or config is None:
         return ()
     size = rotary_tables(config, dtype=options.dtype) or 0

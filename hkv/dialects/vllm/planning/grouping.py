@@ -223,7 +223,7 @@ def promote_everything(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) ->
 
 
 def full_allocation(layers: Mapping[str, LayerSpec], bugs: frozenset[str]) -> PlannedGroup | None:
-    """One group for latent layers beside plain windows whose pages do not go together, or None where that is no help.
+    """One group for latent layers next to plain windows whose pages do not go together, or None where that is no help.
 
     The last resort of vLLM 0.33 (`_try_get_full_allocation_fallback_groups`).
     """

@@ -159,7 +159,7 @@ def _of_one_part(fields: Fields) -> dict[str, Any]:
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Layers with a window and nothing compressed beside it."""
+    """Layers with a window and nothing compressed next to it."""
     count = _modules(fields)
     return {"num_hidden_layers": count, "layer_types": None, "compress_ratios": [0] * count}
 

@@ -29,9 +29,7 @@ class Query(NamedTuple):
       members: number of these groups.
       block: tokens in a manager block.
       scale: hash blocks in it.
-      unit: tokens, as in `hkv.dialects.vllm.rules.reads`.
-      lookback: likewise.
-      halvings: likewise.
+      unit, lookback, halvings: as in `hkv.dialects.vllm.rules.reads`.
       need: blocks a window needs.
       steps: manager blocks between two lengths that a hit may have.
       length: tokens to look at.

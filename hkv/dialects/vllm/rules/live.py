@@ -121,7 +121,7 @@ def made_copies(work: Workspace, op: Op, answer: Answer, payload: Payload) -> tu
     outside = (count < 0) | (start < 0) | (start + count > payload.size)
     answer = answer.refuse(mine & outside, Status.OUT_OF_RANGE)
     count = jnp.where(mine & answer.ok, count, 0)
-    # `release` takes an entry of a row, and these blocks are in none: each in turn is put into a row that nobody has.
+    # `release` takes an entry of a row, and these blocks are in none: each in turn is put into a spare row.
     entry = work.row(work.spare_slot, jnp.int32(0))
 
     def put(w: Workspace, number: Scalar) -> Workspace:

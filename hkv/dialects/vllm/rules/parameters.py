@@ -120,7 +120,7 @@ is c.
 """
 
 READ_FIELDS = (GroupField.UNIT, GroupField.LOOKBACK, GroupField.HALVINGS)
-"""Columns that say what a query needs, in the order in which `hkv.dialects.vllm.rules.reads` takes it."""
+"""Columns that define what a query reads, in the order in which `hkv.dialects.vllm.rules.reads` takes it."""
 
 FIELDS = 32
 """Columns of both arrays."""

@@ -86,7 +86,7 @@ def _group(
     """Registers blocks from `done` to `full` of a row, then what may be due inside a block; whether the engine fails
     over it.
 
-    Entries that nobody has under their key and blocks without keys come in stretches, a few nanoseconds each. What is
+    Entries that no block has under their key and blocks without keys come in stretches, a few nanoseconds each. What is
     different ends a stretch and is entered by itself. So is what is due inside a block, in a trip of its own at the
     end.
     """

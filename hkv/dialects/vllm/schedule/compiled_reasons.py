@@ -62,7 +62,7 @@ class Lookup(NamedTuple):
 class _Group:
     """One group: which blocks it needs to resume at a boundary. `EAGLE` holds the tokens of a draft's proof.
 
-    `sinks`: blocks at the beginning that it needs beside those from `start` on.
+    `sinks`: blocks at the beginning that it needs besides those from `start` on.
     """
 
     def __init__(self, view: View, group: Scalar) -> None:

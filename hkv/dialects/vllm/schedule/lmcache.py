@@ -1,6 +1,6 @@
 """A replay with LMCache 0.5.6 behind vLLM 0.33's cache in place of vLLM's own offloading (`LMCacheMPConnector`).
 
-A server beside the engine keeps objects: for each chunk of a prefix, 256 tokens, one of full attention, one of each
+A server next to the engine keeps objects: for each chunk of a prefix, 256 tokens, one of full attention, one of each
 length of window in chunks, one of recurrent states (`--separate-object-groups`, without which states are stored that
 nobody computed). A request is looked up once; it has the longest prefix of whole chunks that every kind of object
 serves. What a step completes of a prompt is stored. The server evicts by the clock: each second, if it is fuller than a
@@ -384,7 +384,7 @@ class LmcacheCache(TieredCache):
 
 
 class LmcacheReplay(TieredReplay):
-    """Drives the reference through a trace as vLLM 0.33's scheduler would beside LMCache's connector."""
+    """Drives the reference through a trace as vLLM 0.33's scheduler would with LMCache's connector."""
 
     def __init__(
         self,

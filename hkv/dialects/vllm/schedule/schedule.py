@@ -324,7 +324,7 @@ class _GroupView:
             yield self._absence(keys, index), self._key(keys, index)
 
     def _whole(self, boundary: int) -> range:
-        """Indices of the whole blocks that must be cached for a request to resume at `boundary`, beside the sinks'."""
+        """Indices of the whole blocks that must be cached for a request to resume at `boundary`, besides the sinks'."""
         return range(self._spec.readable(boundary).start // self._block, (boundary + self._proof) // self._block)
 
     def _tail(self, keys: Sequence[int], boundary: int) -> tuple[str, int]:

@@ -125,7 +125,7 @@ class TierTrace(DiagnosedTrace):
 
 @dataclasses.dataclass(frozen=True)
 class TierRules(View):
-    """A `View`, the tier's parameters beside it, and the trace."""
+    """A `View`, the tier's parameters with it, and the trace."""
 
     tier: TierView
     trace: TierTrace

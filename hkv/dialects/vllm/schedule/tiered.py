@@ -1,4 +1,4 @@
-"""A replay with a second tier: vLLM 0.33's offloading beside its schedule, and what it costs and brings.
+"""A replay with a second tier: vLLM 0.33's schedule with offloading, its costs and benefits.
 
 A waiting request is looked up on the GPU and then in the tier. What the tier has is loaded while others run; a request
 of which a chunk is on its way is put aside until it is there. Each step stores the whole chunks that it computes.
@@ -47,7 +47,7 @@ class Tier:
     """A second tier, and how fast it is.
 
     Attributes:
-      config: the tier beside its cache.
+      config: the tier next to its cache.
       chunk_bytes: bytes of a chunk on one worker; 0 where a replay knows none.
       copies: workers whose blocks a chunk holds; fewer than all where they hold the same.
       step_bytes: bytes that a worker moves in a step, in each direction; None for any number.
@@ -208,7 +208,7 @@ class _Link:
 
 
 class TieredReplay(Replay):
-    """Drives the reference through a trace as vLLM 0.33's scheduler would beside its offloading connector."""
+    """Drives the reference through a trace as vLLM 0.33's scheduler would with its offloading connector."""
 
     def __init__(
         self,

@@ -194,7 +194,7 @@ def _draw_reaching(choices: Choices, feature: str, version: int, kinds: frozense
 
 
 def _is_telling(header: Header, base: str) -> bool:
-    """True if holes in what is cached can show: of drafts, in a window of theirs beside two groups of other specs; of
+    """True if holes in what is cached can show: of drafts, in a window of theirs next to two groups of other specs; of
     recurrent states, where chunks export them at lengths inside blocks; of loads, where a group
     but the first keeps all that it hit."""
     if base == "eagle":

@@ -154,7 +154,7 @@ class LiveTraffic(Traffic):
     def _admit(self, request: Request) -> bool:
         """Admits a request; what groups that replay lack of its hit is computed again.
 
-        Not beside states, which do not go back.
+        Not with states, which do not go back.
         """
         if not super()._admit(request):
             return False

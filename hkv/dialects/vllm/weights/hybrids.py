@@ -11,7 +11,7 @@ from hkv.errors import ConfigError
 
 
 def indexed(rank: Rank, name: str, index: int) -> int:
-    """Latent attention of DeepSeek-V3.2 and GLM-5, with an indexer beside it, unless it is shared."""
+    """Latent attention of DeepSeek-V3.2 and GLM-5, with an indexer, unless it is shared."""
     heads, size = rank.number("index_n_heads"), rank.number("index_head_dim")
     total = latent_attention(rank, name)
     if rank.value("indexer_types") is not None and rank.each_layer("indexer_types")[index] == "shared":
@@ -21,7 +21,7 @@ def indexed(rank: Rank, name: str, index: int) -> int:
 
 
 def gemma4(rank: Rank, prefix: str) -> Weights:
-    """Gemma 4: heads of two sizes, layers that share caches, experts beside MLPs, embeddings of each layer."""
+    """Gemma 4: heads of two sizes, layers that share caches, experts next to MLPs, embeddings of each layer."""
     kinds = rank.each_layer("layer_types")
     layers, hidden = rank.fields.num_layers, rank.hidden
     borrow = layers - rank.number("num_kv_shared_layers", default=0)
@@ -114,7 +114,7 @@ def falcon_mamba(rank: Rank, prefix: str) -> Weights:
 
 
 def granite_hybrid(rank: Rank, prefix: str) -> Weights:
-    """Granite 4: Mamba 2 or attention, then experts beside one MLP."""
+    """Granite 4: Mamba 2 or attention, then experts next to one MLP."""
     kinds = rank.each_layer("layer_types", "layers_block_type")
     count, shared = rank.number("num_local_experts", default=0), rank.number("shared_intermediate_size", default=0)
     inner = rank.number("mamba_expand", default=2) * rank.hidden

@@ -85,7 +85,7 @@ def _limit(folder):
 
         resource.setrlimit(
             resource.RLIMIT_CPU, (seconds, seconds + 2)
-        )  # at the hard limit it could not be told from others that are killed
+        )  # at the hard limit it would look like any other process that is killed
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 

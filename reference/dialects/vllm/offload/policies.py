@@ -168,7 +168,7 @@ class Arc:
       once: chunks that one request stored, the next to leave first.
       often: chunks that another request found.
       gone_once: keys that left `once`, the oldest first; as many at most as the pool has chunks.
-      gone_often: likewise of `often`.
+      gone_often: evicted from `often`.
       target: chunks that `once` should have.
     """
 

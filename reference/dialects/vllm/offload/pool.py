@@ -103,7 +103,7 @@ class ChunkPool:
     def store(self, keys: Sequence[Key], request: Context, spared: Collection[Key] = ()) -> Stored | None:
         """Takes chunks for those of a request's keys that are absent and worth it; None where there is no room.
 
-        Whatever comes of it, offers are counted, and what is resident and ready counts as used. What is `spared` does
+        In any case offers are counted, and what is resident and ready counts as used. What is `spared` does
         not leave for it.
 
         Raises:

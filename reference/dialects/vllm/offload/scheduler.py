@@ -1,4 +1,4 @@
-"""vLLM's scheduler with a second tier, step by step: who runs, who waits for a load, what is stored.
+"""vLLM's scheduler with a second tier, step by step: running requests, loads that requests wait for, stores.
 
 Each step gives running requests their next tokens, preempting the last one where blocks run out, and then admits
 waiting ones, first those that hold blocks. A waiting request is looked up on the GPU, and then in the tier; it is put

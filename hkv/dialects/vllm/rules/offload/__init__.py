@@ -1,1 +1,1 @@
-"""vLLM 0.33's second tier, compiled: chunks and who uses them, lookups and loads, what a step offers."""
+"""vLLM 0.33's second tier, compiled: chunks and their users, lookups and loads, chunks that a step offers."""

@@ -173,12 +173,12 @@ COUNTS = (
 
 @dataclasses.dataclass(frozen=True)
 class TierArrays(FlatArrays):
-    """Flat arrays of a second tier beside those of a cache, a lane only.
+    """Flat arrays of a second tier besides those of a cache, a lane only.
 
     Attributes:
       nodes: int32[(chunks + users + 2) * 8], `Node` of each chunk, `User` of each request, the list's ends, a spare.
       frees: int32[chunks + 1], a stack of chunks that came back.
-      where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or why there is none.
+      where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or the reason why it has no chunk.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
       handed: int32[2 * (blocks + 1)], `Handed` of each block.
       told: int32, shaped as `rows`: the step in which an entry was told.

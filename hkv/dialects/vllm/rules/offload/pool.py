@@ -117,7 +117,7 @@ STORE_WRITES = (
     *("nodes", "marks", "where", "frees", "offers", "handed", "jobs", "last", "idle", "unused", "handed_out", "stored"),
     *("evicted", "refused", "peak", "flushed", "urgent"),
 )
-"""Arrays and scalars that a store writes, beside its job's."""
+"""Arrays and scalars that a store writes, besides its job's."""
 
 
 def has_room(w: Any, tier: TierView, count: Scalar, offered_idle: Scalar) -> tuple[Scalar, Scalar]:
