@@ -25,7 +25,15 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
-from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, draw_case, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.hit_comparison import (
+    Cause,
+    HitCase,
+    causes,
+    draw_case,
+    has_entry,
+    make_config,
+    small_cases,
+)
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.spec import Mamba, SlidingWindow
 from reference.hits import longest_hit_by_definition
@@ -57,7 +65,7 @@ def main(cases: int, logs: int, seed: int, vllm: bool, json_path: str | None) ->
 def show_smallest(vllm: bool) -> dict[str, Any]:
     """Every cache of one or two groups with blocks of 1 or 2 tokens and requests of up to 3: first example by cause."""
     sizes = [(1, tokens) for tokens in range(1, 6)] + [(2, tokens) for tokens in range(1, 4)]
-    first: dict[Cause, Case] = {}
+    first: dict[Cause, HitCase] = {}
     count = differ = 0
     for found in progress(itertools.chain.from_iterable(small_cases(*size) for size in sizes), "small caches"):
         count += 1
@@ -67,7 +75,7 @@ def show_smallest(vllm: bool) -> dict[str, Any]:
             if len(named) == 1:
                 first.setdefault(next(iter(named)), found)
     windows = [SlidingWindow(block_size=1, window=2), Mamba(block_size=1)]
-    by_hand = Case(make_config(windows, [0, 1]), 4, frozenset({(0, 1), (0, 3), (0, 4), (1, 1)}))
+    by_hand = HitCase(make_config(windows, [0, 1]), 4, frozenset({(0, 1), (0, 3), (0, 4), (1, 1)}))
     rows = [example(cause.name, first[cause], vllm) for cause in Cause]
     rows.append(example(f"{Cause.DROP_NOT_REPEATED.name}, by hand", by_hand, vllm))
     table = Table("cause", "smallest example", "iteration", "definition", *(["vLLM"] if vllm else []))
@@ -78,7 +86,7 @@ def show_smallest(vllm: bool) -> dict[str, Any]:
     return {"small": {"caches": count, "differ": differ}, "examples": rows}
 
 
-def example(cause: str, found: Case, vllm: bool) -> dict[str, Any]:
+def example(cause: str, found: HitCase, vllm: bool) -> dict[str, Any]:
     """One row: a case, and what each side finds."""
     row = {
         "cause": cause,
@@ -145,7 +153,7 @@ def note(engine: NumpyEngine, id: str, hit: int, counts: collections.Counter, lo
         lost[" + ".join(sorted(named))] += 1
 
 
-def explained(found: Case) -> frozenset[Cause]:
+def explained(found: HitCase) -> frozenset[Cause]:
     """The causes that can make this difference; there must be one."""
     direction = "less" if found.by_iteration() < found.by_definition() else "more"
     named = frozenset(cause for cause in causes(found.config, found.num_tokens) if cause.direction == direction)
@@ -190,7 +198,7 @@ def outcome(lookup: Any) -> int | str:
         return "fails"
 
 
-def by_vllm(found: Case) -> int:
+def by_vllm(found: HitCase) -> int:
     """The hit that vLLM's coordinator finds, in tokens."""
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # pyright: ignore[reportMissingImports]
 

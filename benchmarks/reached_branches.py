@@ -25,8 +25,8 @@ from typing import Any
 import coverage
 
 from hkv.contract import registry
-from hkv.contract.traffic import STEERED, Kept, RandomChoices
-from hkv.dialects.vllm.log.coverage import Observer
+from hkv.contract.traffic import STEERED, KeptTraffic, RandomChoices
+from hkv.dialects.vllm.log.coverage import CoverageObserver
 from hkv.dialects.vllm.traffic import headers
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import ALL, choose, draw, features_of
@@ -49,7 +49,7 @@ Drawn = tuple[str, int]
 class Reached:
     """Arcs of the reference that a seed went through, and the sets of rules that operations of it exercised."""
 
-    kept: Kept
+    kept: KeptTraffic
     arcs: frozenset[Branch]
     rules: frozenset[frozenset[str]]
 
@@ -60,7 +60,7 @@ def run(feature: str, seed: int, every: coverage.CoverageData) -> Reached:
     header, choices = draw(feature, seed, version)
     if feature != STEERED:
         choices = RandomChoices(seed)  # as the configuration will be gone through if it is kept
-    engine, observer = engine_factory("numpy")(header), Observer(header)
+    engine, observer = engine_factory("numpy")(header), CoverageObserver(header)
     rules: set[frozenset[str]] = set()
     measured = coverage.Coverage(branch=True, data_file=None, include=[str(REFERENCE / "*")])
 
@@ -84,7 +84,7 @@ def run(feature: str, seed: int, every: coverage.CoverageData) -> Reached:
         for file in data.measured_files()
         for start, end in data.arcs(file) or ()
     }
-    return Reached(Kept(header, seed), frozenset(arcs), frozenset(rules))
+    return Reached(KeptTraffic(header, seed), frozenset(arcs), frozenset(rules))
 
 
 def branches(every: coverage.CoverageData) -> list[Branch]:

@@ -27,7 +27,7 @@ from hkv.layout.views.numpy import view
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import load_config, read_model
 from reference.dialects.rtp_llm import data_plane as loops
-from reference.dialects.rtp_llm.manager import Manager
+from reference.dialects.rtp_llm.manager import RtpManager
 from reference.dialects.rtp_llm.shares import Whole
 
 BLOCKS, ROOM = 2.5, 24
@@ -55,16 +55,16 @@ def described(path: str, pools: str | None) -> tuple[DescribedModel, RtpOptions]
     return dataclasses.replace(whole, layers=tuple(layers)), options
 
 
-def request(server: Server, tokens: int, rank: int = 0) -> tuple[Manager, Lists]:
+def request(server: Server, tokens: int, rank: int = 0) -> tuple[RtpManager, Lists]:
     """A manager of a rank's blocks, and the blocks that it gives a prompt; block ids differ from rank to rank."""
-    manager = Manager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
+    manager = RtpManager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
     manager.request("a", [7] * tokens)
     if not manager.malloc("a", device_cache=False).success:
         sys.exit("no room for the prompt")
     return manager, held(server, manager)
 
 
-def held(server: Server, manager: Manager) -> Lists:
+def held(server: Server, manager: RtpManager) -> Lists:
     """Blocks of the first sequence, by the groups' tags."""
     return dict(zip(server.cache.config().topology.tags, manager.rows("a")[0], strict=True))
 

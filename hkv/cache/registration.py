@@ -50,7 +50,7 @@ def register(
     tokens: jax.Array,
     served: jax.Array,
     room: int,
-    turn: tails.Turn | None = None,
+    turn: tails.StepFacts | None = None,
     left: Exports | None = None,
 ) -> tuple[StepState, Rows, jax.Array]:
     """Registers the blocks that served rows' first `tokens` tokens fill, but null ones and those retention leaves out.

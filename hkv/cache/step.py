@@ -34,7 +34,7 @@ from hkv.cache.state import (
     replace,
     room_for,
 )
-from hkv.cache.tails import Turn
+from hkv.cache.tails import StepFacts
 from hkv.cache.token_hashing import hash_tokens
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.admit import Spread, spread_row
@@ -117,7 +117,7 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     # Keys before registration: what this step fills is registered in it, though it is written only when the step
     # runs.
     rows = rows._replace(length=jnp.where(served[:, None], grown, had), computed=computed)
-    turn = None if copied is None else Turn(before, before_step.grown == 0, copied)
+    turn = None if copied is None else StepFacts(before, before_step.grown == 0, copied)
     state, rows, later = register(parameters, state, at, rows, computed, served, room, turn, left)
     # Lines of queries that are left out go past the end, where a scatter drops them.
     place = jnp.where(taking, at, state.requests.shape[0])

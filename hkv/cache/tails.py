@@ -26,7 +26,7 @@ from hkv.dialects.vllm.rules.register import cacheable_tokens, reusable
 from hkv.state.loops import divide, remainder
 
 
-class Turn(NamedTuple):
+class StepFacts(NamedTuple):
     """Facts of a step by which a key that ends inside a block may be due.
 
     Attributes:
@@ -60,7 +60,7 @@ class Lanes(NamedTuple):
     tail: jax.Array
 
 
-def due(view: EveryGroup, rows: Rows, turn: Turn, cacheable: jax.Array, full: jax.Array) -> jax.Array:
+def due(view: EveryGroup, rows: Rows, turn: StepFacts, cacheable: jax.Array, full: jax.Array) -> jax.Array:
     """Hash blocks up to a key that is due inside a block, int32[Q, G]; 0 where none is.
 
     A prompt's tail in full attention is due when it is computed, when its block is full, which takes it the key that it

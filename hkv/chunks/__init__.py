@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from hkv.chunks.formats import BUGS, EngineKVFormat
     from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, group_layers
     from hkv.chunks.objects import object_groups, object_layout, status_report
-    from hkv.chunks.plans import Row, longest_prefix, null_chunks, plan_transfer, retrieve_range, store_range
+    from hkv.chunks.plans import ChunkRow, longest_prefix, null_chunks, plan_transfer, retrieve_range, store_range
     from hkv.chunks.transfer import Transfer, pack, pack_groups, unpack, unpack_groups
 
 __all__ = [
     "BUGS",
+    "ChunkRow",
     "EngineGroupInfo",
     "EngineKVFormat",
     "Hints",
     "KernelGroup",
-    "Row",
     "TensorView",
     "Transfer",
     "discover_per_layer_formats",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, slice_block_ids
-from hkv.chunks.plans import Row, longest_prefix, skip_in_window
+from hkv.chunks.plans import ChunkRow, longest_prefix, skip_in_window
 from hkv.errors import HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank
 
@@ -115,7 +115,7 @@ def _fold(judge: Judge, plain: Any, rows: Sequence[Any], windows: Sequence[int])
     present = [bits.get_indices_list() for bits in rows]
     length = len(rows[0]) if rows else 0
     hit, kept = plain(rows, windows)
-    found = longest_prefix([Row.of(each, window) for each, window in zip(present, windows, strict=True)], length)
+    found = longest_prefix([ChunkRow.of(each, window) for each, window in zip(present, windows, strict=True)], length)
     said = {"present": present, "windows": list(windows), "chunks": length}
     judge(
         "fold_unfold_grouped",
@@ -302,7 +302,7 @@ def _served(engine: Any, tokens: Any, configs: Any, mask: Any = None) -> tuple[d
     chunks = list(process(engine.token_database, tokens, mask=mask, request_configs=configs))
     held = set(backend.get_keys())
     present = [index for index, (_, _, key) in enumerate(chunks) if key in held]
-    hit = longest_prefix([Row.of(present)], len(chunks)).hit if chunks else 0
+    hit = longest_prefix([ChunkRow.of(present)], len(chunks)).hit if chunks else 0
     skipped = chunks[0][0] if chunks else 0
     said = {"tokens": len(tokens), "skipped": skipped, "chunks": len(chunks), "present": present}
     return said, [end for _, end, _ in chunks[:hit]]

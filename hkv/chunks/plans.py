@@ -207,7 +207,7 @@ def store_range(
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ChunkRow:
     """Indices of the chunks of one (object group, rank) that are stored.
 
     `window` is the number of chunks at the end of a prefix that must be there; -1 (or 0) for all of them.
@@ -217,7 +217,7 @@ class Row:
     window: int = -1
 
     @classmethod
-    def of(cls, present: Collection[int], window: int = -1) -> Row:
+    def of(cls, present: Collection[int], window: int = -1) -> ChunkRow:
         """A row of any collection of chunk indices."""
         return cls(frozenset(present), window)
 
@@ -238,12 +238,12 @@ class LookupResult:
     retained: tuple[tuple[int, ...], ...]
 
 
-def servable_lengths(rows: Sequence[Row], num_chunks: int) -> list[int]:
+def servable_lengths(rows: Sequence[ChunkRow], num_chunks: int) -> list[int]:
     """Every length, in chunks, that every row serves. Not monotone: a shorter prefix may be unservable."""
     return [length for length in range(1, num_chunks + 1) if all(row.serves(length) for row in rows)]
 
 
-def longest_prefix(rows: Sequence[Row], num_chunks: int) -> LookupResult:
+def longest_prefix(rows: Sequence[ChunkRow], num_chunks: int) -> LookupResult:
     """The longest servable prefix of `num_chunks` chunks over all rows, of which there is at least one."""
     if not rows:
         raise OperationError("rows", 0, "at least one object group and rank")

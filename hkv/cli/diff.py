@@ -12,7 +12,7 @@ import click
 from hkv.cli.html import difference_case, html_field, write_page
 from hkv.cli.options import (
     FORMS,
-    Traffic,
+    TrafficOptions,
     bugs_option,
     check_timeout,
     command_of,
@@ -42,7 +42,7 @@ class _DiffOptions(Reported):
     )
     dialect: str = dialect_option()
     seeds: int = seeds_option(50)
-    traffic: Traffic = group(Traffic)
+    traffic: TrafficOptions = group(TrafficOptions)
     ids: str = ids_option()
     bugs: Sequence[str] = bugs_option()
     shrink: bool = option(True, "--shrink/--no-shrink", help="Make the failing case small.")

@@ -17,7 +17,7 @@ from hkv.contract import registry
 from hkv.contract.case import Case
 from hkv.contract.log import Log
 from hkv.contract.options import option
-from hkv.oracle.broken_invariant import Broken, Found
+from hkv.oracle.broken_invariant import Broken, FoundTraffic
 from hkv.oracle.check import Difference
 from hkv.oracle.comparison import FoundDifference
 from hkv.oracle.history import Engines, Mark, difference_mark, history, invariant_mark
@@ -104,7 +104,7 @@ def two_engines(name: str, case: Case, engines: Engines, **settings: Any) -> dic
     return history(name, case.header, case.operations, engines, marks=marks, text=text, **settings)
 
 
-def broken_case(found: Found, engines: Engines) -> dict[str, Any]:
+def broken_case(found: FoundTraffic, engines: Engines) -> dict[str, Any]:
     """Traffic under which an engine breaks an invariant, by itself."""
     dialect = registry.dialect_of(found.header.dialect)
     mark = invariant_mark(dialect, found.broken, engines[0][0])

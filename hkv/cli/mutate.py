@@ -16,7 +16,7 @@ from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract.options import COUNT, SECONDS, SEED, argument, option
 from hkv.testing.mutation.edits import Edit
-from hkv.testing.mutation.trials import Judge, State, Target, Verdict, killed, target_of
+from hkv.testing.mutation.trials import EditTarget, Judge, Verdict, VerdictFile, killed, target_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def command(given: _MutateOptions) -> int | None:
         write_json(json_path, {"edits": [_edit(edit) for edit in chosen]})
         return None
     by = Judge(target, given.judge, given.timeout)
-    kept = State(None if given.state is None else pathlib.Path(given.state), target, given.judge)
+    kept = VerdictFile(None if given.state is None else pathlib.Path(given.state), target, given.judge)
     seed = given.seed if len(chosen) < len(every) else None
     report = _Report(target, given.judge, every, chosen, kept, json_path, seed)
     left = [edit for edit in chosen if edit.key not in kept.verdicts]
@@ -87,7 +87,7 @@ def _edit(edit: Edit) -> dict[str, Any]:
     return {name: getattr(edit, name) for name in fields}
 
 
-def _line(target: Target, edit: Edit, said: str) -> str:
+def _line(target: EditTarget, edit: Edit, said: str) -> str:
     place = f"{os.path.relpath(target.path)}:{edit.line}:{edit.column}"
     return f"{said:17} {place}  {edit.function or 'module'}  {edit.described}"
 
@@ -96,11 +96,11 @@ def _line(target: Target, edit: Edit, said: str) -> str:
 class _Report:
     """Prints what is known, and writes it."""
 
-    target: Target
+    target: EditTarget
     judge: str
     every: list[Edit]
     chosen: list[Edit]
-    kept: State
+    kept: VerdictFile
     json_path: str | None
     seed: int | None
 

@@ -156,7 +156,7 @@ class Restriction:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Traffic:
+class TrafficOptions:
     """Random traffic of several seeds: from which on, of what, how long."""
 
     first_seed: int = option(0, type=SEED, help="The first of them.")
@@ -172,5 +172,5 @@ class Traffic:
 
 
 def seeds_option(seeds: int) -> Any:
-    """A field for `--seeds`, which stands before `Traffic`."""
+    """A field for `--seeds`, which stands before `TrafficOptions`."""
     return option(seeds, type=COUNT, help="How many seeds a feature.")

@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from hkv.cli.html import broken_case, html_field, write_page
-from hkv.cli.options import Traffic, check_timeout, command_of, dialect_option, seeds_option, timeout_option
+from hkv.cli.options import TrafficOptions, check_timeout, command_of, dialect_option, seeds_option, timeout_option
 from hkv.cli.output_option import Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_broken
 from hkv.contract.answer import EngineFactory
 from hkv.contract.options import argument, group, option
-from hkv.oracle.broken_invariant import Found, Watching
+from hkv.oracle.broken_invariant import FoundTraffic, Watching
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import Engines, history
 from hkv.oracle.record import features_of
@@ -28,7 +28,7 @@ class _WatchOptions(Reported):
     engine: str = argument(metavar="ENGINE")
     dialect: str = dialect_option()
     seeds: int = seeds_option(20)
-    traffic: Traffic = group(Traffic)
+    traffic: TrafficOptions = group(TrafficOptions)
     html: str | None = html_field("every block up to each broken invariant")
     serve: str | None = option(
         *(None, "--serve"),
@@ -56,7 +56,7 @@ def command(given: _WatchOptions) -> int:
     factory = engine_factory(engine, given.timeout)
     watching = Watching(factory, only, traffic.version, traffic.steps)
     chosen = tuple(traffic.features) or features_of(only, traffic.version)
-    found: list[Found] = []
+    found: list[FoundTraffic] = []
 
     def tell() -> None:
         if talks(json_path, given.html):
@@ -85,7 +85,11 @@ def command(given: _WatchOptions) -> int:
 
 
 def _finish(
-    given: _WatchOptions, watching: Watching, found: list[Found], factory: EngineFactory, tell: Callable[[], None]
+    given: _WatchOptions,
+    watching: Watching,
+    found: list[FoundTraffic],
+    factory: EngineFactory,
+    tell: Callable[[], None],
 ) -> None:
     """Tells the result, and writes the page of what was found."""
     watching.require_some()
@@ -95,7 +99,7 @@ def _finish(
         write_page(given.html, f"hkv watch: {given.engine}", cases)
 
 
-def _live(title: str, watching: Watching, found: list[Found], engines: Engines) -> dict[str, Any]:
+def _live(title: str, watching: Watching, found: list[FoundTraffic], engines: Engines) -> dict[str, Any]:
     """Data of a page of what was found so far, and of the traffic that goes on."""
     cases = [broken_case(each, engines) for each in found]
     if watching.current is not None:
@@ -107,7 +111,7 @@ def _live(title: str, watching: Watching, found: list[Found], engines: Engines) 
     return {"title": title, "cases": cases}
 
 
-def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watching, found: list[Found]) -> None:
+def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watching, found: list[FoundTraffic]) -> None:
     for each in found:
         broken = each.broken
         click.echo(f"{each.feature} seed {each.seed} version {each.version}: line {broken.line}: {broken.operation}")
@@ -122,7 +126,7 @@ def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watchin
         click.echo(f"invariants not asked for that: {', '.join(watching.not_asked)}")
 
 
-def _document(engine: str, watching: Watching, found: list[Found]) -> dict[str, Any]:
+def _document(engine: str, watching: Watching, found: list[FoundTraffic]) -> dict[str, Any]:
     return {
         "engine": engine,
         "holds": not found,

@@ -36,7 +36,7 @@ ENGINES: tuple[str, ...] = ("vllm", "rtp-llm", "lmcache")
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class MemoryCase:
     """Memory, and the bytes of its blocks.
 
     Attributes:
@@ -60,7 +60,7 @@ class Case:
                 yield from ((layer, block) for block in blocks)
 
 
-def all_cases(engines: Sequence[str] = ()) -> tuple[Case, ...]:
+def all_cases(engines: Sequence[str] = ()) -> tuple[MemoryCase, ...]:
     """The cases of some of `ENGINES`; of all of them where none is named."""
     made = dict(zip(ENGINES, (_vllm, _rtp_llm, _lmcache), strict=True))
     for name in engines:
@@ -91,7 +91,7 @@ PACKED = ("kv_planes", "kv_halves", "rocm_pages", "nvfp4", "int8_per_token_head"
 BIG = FullAttention(block_size=16, num_kv_heads=8, head_size=128, dtype="bfloat16")
 
 
-def _vllm() -> Iterator[Case]:
+def _vllm() -> Iterator[MemoryCase]:
     packed = FullAttention(block_size=4, num_kv_heads=3, head_size=16, dtype="bfloat16")
     specs = SMALL | {name: quantize(packed, name) for name in PACKED}
     specs["fp8_ds_mla"] = quantize(MLAAttention(block_size=4, head_size=576), "fp8_ds_mla")
@@ -105,7 +105,7 @@ def _vllm() -> Iterator[Case]:
 
 def _of_spec(
     name: str, spec: LayerSpec, order: Order, *, num_blocks: int, pieces: Sequence[int | None] = (None, 2, 1)
-) -> Iterator[Case]:
+) -> Iterator[MemoryCase]:
     """Three layers in one buffer, from byte 256 on: whole blocks, and those in kernel blocks that the order can have.
 
     Kernel blocks of a block whose heads lie apart exist only in buffers of a single layer.
@@ -125,7 +125,7 @@ def _of_spec(
                 yield _of_layouts(f"{name}, {order.value}{told}", groups, places)
 
 
-def _of_layouts(name: str, groups: Sequence[Group], places: Sequence[tuple[str, int, Layout, int]]) -> Case:
+def _of_layouts(name: str, groups: Sequence[Group], places: Sequence[tuple[str, int, Layout, int]]) -> MemoryCase:
     """The case of layers by name, group, layout, and index in the layout."""
     layers = []
     for layer, group, layout, index in places:
@@ -145,7 +145,7 @@ def _of_layouts(name: str, groups: Sequence[Group], places: Sequence[tuple[str, 
         return (Range(0, layout.address(index, block, 0, 0), layout.page_size),)
 
     ends = [each.first + each.size for at, place in enumerate(places) for each in page(at, place[2].num_blocks - 1)]
-    return Case(name, Memory("vllm", (max(ends),), tuple(groups), tuple(layers)), data, page)
+    return MemoryCase(name, Memory("vllm", (max(ends),), tuple(groups), tuple(layers)), data, page)
 
 
 def _engine_view(layout: Layout, index: int) -> StridedView:
@@ -184,7 +184,7 @@ def _hybrids() -> dict[str, dict[str, LayerSpec]]:
     }
 
 
-def _of_plan(name: str, layers: dict[str, LayerSpec], order: Order) -> Iterator[Case]:
+def _of_plan(name: str, layers: dict[str, LayerSpec], order: Order) -> Iterator[MemoryCase]:
     limits = RequestLimits(max_model_len=4, max_in_flight_tokens=4, max_num_encoder_input_tokens=4)
     try:
         plan = plan_vllm([layers], [1 << 20], PlanOptions(limits=limits, layout=order.value, num_blocks=6))
@@ -204,7 +204,7 @@ def _of_plan(name: str, layers: dict[str, LayerSpec], order: Order) -> Iterator[
 # RTP-LLM: pools shared by groups, and pools of their own; scales in a region behind all blocks.
 
 
-def _rtp_llm() -> Iterator[Case]:
+def _rtp_llm() -> Iterator[MemoryCase]:
     def layer(tag: str, spec: LayerSpec, **policy: Any) -> LayerDescription:
         return LayerDescription(caches=(CacheDescription(tag=tag, spec=spec, **policy),))
 
@@ -226,7 +226,7 @@ def _rtp_llm() -> Iterator[Case]:
     yield _of_pools("a pool a group", DescribedModel(several), pools="independent")
 
 
-def _of_pools(name: str, model: DescribedModel, draft: DescribedModel | None = None, **options: Any) -> Case:
+def _of_pools(name: str, model: DescribedModel, draft: DescribedModel | None = None, **options: Any) -> MemoryCase:
     cache = PlannedCache.of_layers(model, RtpOptions(block_size=8, **options), num_blocks=5, draft=draft)
     addresses, plan = cache.addresses, cache.plan
     models = (plan.groups, *plan.modules)
@@ -257,7 +257,7 @@ def _of_pools(name: str, model: DescribedModel, draft: DescribedModel | None = N
         return merged([Range(own[0].pool, own[0].offset, size), *(Range(*span) for span in own[1:])])
 
     groups = tuple(Group(group.block.seq_size, group.num_blocks or plan.num_blocks) for group in plan.groups)
-    return Case(f"RTP-LLM, {name}", Memory("rtp-llm", cache.pool_sizes, groups, tuple(layers)), data, page)
+    return MemoryCase(f"RTP-LLM, {name}", Memory("rtp-llm", cache.pool_sizes, groups, tuple(layers)), data, page)
 
 
 def _pool_tensors(cache: LayerCache) -> tuple[Tensor, ...]:
@@ -276,7 +276,7 @@ FORMATS = {0: "BLKNHC", 1: "KBNHC", 2: "BKNHC", 6: "KBHNC", 7: "BKHNC", 8: "BLKH
 """Axes of formats whose keys and values are apart, side by side, or of all layers in a block."""
 
 
-def _lmcache() -> Iterator[Case]:
+def _lmcache() -> Iterator[MemoryCase]:
     for number, axes in FORMATS.items():
         for blocks in (2, 5):
             yield _of_format(EngineKVFormat(number), axes, blocks)
@@ -285,7 +285,7 @@ def _lmcache() -> Iterator[Case]:
             yield _of_objects(chunk, separate)
 
 
-def _of_format(kind: EngineKVFormat, axes: str, blocks: int) -> Case:
+def _of_format(kind: EngineKVFormat, axes: str, blocks: int) -> MemoryCase:
     traits, layers, slots, heads, size = TRAITS[kind], 3, 4, 2, 6
     extent = {"B": blocks, "L": layers, "K": 2, "N": slots, "H": heads, "C": size * (1 if "K" in axes else 2)}
     shape = [extent[axis] for axis in axes]
@@ -306,10 +306,10 @@ def _of_format(kind: EngineKVFormat, axes: str, blocks: int) -> Case:
 
     told = tuple(Layer(f"layers.{layer}", 0, pages * page_bytes, (tensor(layer),)) for layer in range(layers))
     memory = Memory("lmcache", (tensor_bytes,) * (layers if apart else 1), (Group(slots, blocks),), told)
-    return Case(f"LMCache's format {kind.name}, {blocks} blocks", memory, data, data)
+    return MemoryCase(f"LMCache's format {kind.name}, {blocks} blocks", memory, data, data)
 
 
-def _of_objects(chunk: int, separate: bool) -> Case:
+def _of_objects(chunk: int, separate: bool) -> MemoryCase:
     """Chunk objects, a buffer each; a block is one of those that its group keeps of a chunk."""
     kinds = [("bfloat16", 2, -1, 16, 3), ("bfloat16", 3, 16, 8, 4), ("float16", 1, -1, 16, 5)]
     groups, first = [], 0
@@ -351,7 +351,7 @@ def _of_objects(chunk: int, separate: bool) -> Case:
     kept = tuple(Group(each.geometry.slots, each.num_blocks(each.kept_tokens(chunk))) for each in groups)
     memory = Memory("lmcache", tuple(layout.nbytes for layout in layouts), kept, layers)
     form = "an object a window" if separate else "one object"
-    return Case(f"LMCache's chunks of {chunk} tokens, {form}", memory, data, data)
+    return MemoryCase(f"LMCache's chunks of {chunk} tokens, {form}", memory, data, data)
 
 
 # The same as plain values.

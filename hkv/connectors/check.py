@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hkv.connectors.cases import Case, all_cases
+from hkv.connectors.cases import MemoryCase, all_cases
 from hkv.connectors.memory import Memory, Range, merged, without
 from hkv.connectors.mistakes import named, told
 from hkv.errors import ConfigError
@@ -25,7 +25,7 @@ Function = Callable[[Memory, int, int], Iterable[tuple[int, int, int]]]
 PURPOSE = "taking a memory, a layer and a block, and returning ranges of bytes"
 
 
-def check_connector(function: Function | str, engines: Sequence[str] = ()) -> Report:
+def check_connector(function: Function | str, engines: Sequence[str] = ()) -> CheckReport:
     """Holds a connector's function to the plan.
 
     Args:
@@ -46,7 +46,7 @@ def check_connector(function: Function | str, engines: Sequence[str] = ()) -> Re
         supported, blocks = supported + 1, blocks + len(answers)
         if finding := _finding(case, answers):
             wrong.append(finding)
-    return Report(supported, blocks, tuple(unsupported), tuple(_likeliest(finding, wrong) for finding in wrong))
+    return CheckReport(supported, blocks, tuple(unsupported), tuple(_likeliest(finding, wrong) for finding in wrong))
 
 
 def _likeliest(finding: Finding, wrong: Sequence[Finding]) -> Finding:
@@ -75,7 +75,7 @@ class Finding:
     `mistakes` are those that explain all wrong answers about the case.
     """
 
-    case: Case
+    case: MemoryCase
     layer: int
     block: int
     given: tuple[Range, ...] | str
@@ -99,7 +99,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """Result of a check: cases and blocks that were asked for, names of those not supported, wrong ones."""
 
     cases: int
@@ -161,7 +161,7 @@ def _answer(function: Function, memory: Memory, layer: int, block: int) -> tuple
     return tuple(ranges)
 
 
-def _finding(case: Case, answers: Sequence[Answer]) -> Finding | None:
+def _finding(case: MemoryCase, answers: Sequence[Answer]) -> Finding | None:
     wrong = [answer for answer in answers if not _right(case, *answer)]
     if not wrong:
         return None
@@ -170,11 +170,11 @@ def _finding(case: Case, answers: Sequence[Answer]) -> Finding | None:
     return Finding(case, *wrong[0], _told(case, *wrong[0]), mistakes)
 
 
-def _right(case: Case, layer: int, block: int, given: tuple[Range, ...] | str) -> bool:
+def _right(case: MemoryCase, layer: int, block: int, given: tuple[Range, ...] | str) -> bool:
     return not isinstance(given, str) and not any((_twice(given), *_off(case, layer, block, given)))
 
 
-def _told(case: Case, layer: int, block: int, given: tuple[Range, ...] | str) -> str:
+def _told(case: MemoryCase, layer: int, block: int, given: tuple[Range, ...] | str) -> str:
     """A wrong answer in words."""
     if isinstance(given, str):
         return f"the connector raised {given}"
@@ -185,7 +185,9 @@ def _told(case: Case, layer: int, block: int, given: tuple[Range, ...] | str) ->
     return told(case.memory, layer, missing, extra)
 
 
-def _off(case: Case, layer: int, block: int, given: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+def _off(
+    case: MemoryCase, layer: int, block: int, given: tuple[Range, ...]
+) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     """Data that are missing, and bytes that are of no page."""
     return tuple(without(case.data(layer, block), given)), tuple(without(given, case.page(layer, block)))
 

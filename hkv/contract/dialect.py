@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from hkv.contract.log import Lifecycle, Log, LogFormat
     from hkv.contract.plan_command import PlanCommand
     from hkv.contract.snapshot import Snapshot
-    from hkv.contract.traffic import Choices, Kept, Moves
+    from hkv.contract.traffic import Choices, KeptTraffic, Moves
 
 
-class Watch(Protocol):
+class WatchedEngine(Protocol):
     """An engine under watch: every operation passes through, and every invariant is asked after it."""
 
     def perform(self, operation: Any) -> Any:
@@ -44,7 +44,7 @@ class Watch(Protocol):
         """
 
 
-class LogWatch(Watch, Protocol):
+class LogWatch(WatchedEngine, Protocol):
     """A log under watch; `asked` counts how often each invariant could be asked."""
 
     asked: Mapping[str, int]
@@ -197,7 +197,7 @@ class Dialect(abc.ABC):
     ) -> Any:
         """A random configuration for a feature; `kinds`: those of groups that are asked for by name."""
 
-    def kept(self, version: int, name: str) -> Sequence[Kept]:
+    def kept(self, version: int, name: str) -> Sequence[KeptTraffic]:
         """Configurations of a version under which seeds reached what others seldom do (`hkv.oracle.record`); none
         where no such record was made."""
         del version, name
@@ -258,7 +258,7 @@ class Dialect(abc.ABC):
         """Invariants of the dialect's caches, by name."""
         return MappingProxyType({})
 
-    def watch(self, engine: Any, header: Any) -> Watch:
+    def watch(self, engine: Any, header: Any) -> WatchedEngine:
         """The engine, every invariant that it has the capabilities for asked after each operation.
 
         Raises:

@@ -96,7 +96,7 @@ _TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in (BlockStored, Blo
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class EventBatch:
     """Content of one message.
 
     Attributes:
@@ -110,12 +110,12 @@ class Batch:
     data_parallel_rank: int | None = None
 
 
-def encode_batch(batch: Batch) -> bytes:
+def encode_batch(batch: EventBatch) -> bytes:
     """The batch as vLLM 0.33 writes it."""
     return msgspec.msgpack.encode([batch.ts, batch.events, batch.data_parallel_rank])
 
 
-def decode_batch(payload: bytes) -> Batch:
+def decode_batch(payload: bytes) -> EventBatch:
     """The batch that a message carries; events as maps or as arrays.
 
     Raises:
@@ -130,7 +130,7 @@ def decode_batch(payload: bytes) -> Batch:
     ts, events, rank = found[0], found[1], found[2] if len(found) > 2 else None
     if not isinstance(ts, int | float) or not isinstance(rank, int | None):
         raise EventError("batch", [ts, "...", rank], "a number for the time, and an integer or nothing for the rank")
-    return Batch(float(ts), tuple(_event(index, event) for index, event in enumerate(events)), rank)
+    return EventBatch(float(ts), tuple(_event(index, event) for index, event in enumerate(events)), rank)
 
 
 def _event(index: int, found: Any) -> Event:
@@ -181,7 +181,7 @@ class Problem:
 
 
 @dataclasses.dataclass
-class Entry:
+class IndexEntry:
     """A key in the index.
 
     Attributes:
@@ -205,14 +205,14 @@ class KeyIndex:
     """
 
     def __init__(self) -> None:
-        self.places: dict[Place, dict[Hash, Entry]] = collections.defaultdict(dict)
+        self.places: dict[Place, dict[Hash, IndexEntry]] = collections.defaultdict(dict)
         self.stored: collections.Counter[Place] = collections.Counter()
         self.removed: collections.Counter[Place] = collections.Counter()
         self.duplicates: collections.Counter[Place] = collections.Counter()
         self.whole = True
         self._past: dict[Place, collections.OrderedDict[Hash, None]] = collections.defaultdict(collections.OrderedDict)
 
-    def apply(self, seq: int, batch: Batch) -> list[Problem]:
+    def apply(self, seq: int, batch: EventBatch) -> list[Problem]:
         """Takes note of a batch and returns what is wrong with it."""
         return [problem for event in batch.events for problem in self._apply(seq, event)]
 
@@ -270,7 +270,7 @@ class KeyIndex:
         for key, content in zip(event.block_hashes, contents, strict=True):
             entry = known.get(key)
             if entry is None:
-                known[key] = Entry(1, content)
+                known[key] = IndexEntry(1, content)
                 continue
             entry.count += 1
             self.duplicates[place] += 1

@@ -92,7 +92,7 @@ class Invariant:
         return " ".join((self.check.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
-class Memory(Protocol):
+class InvariantState(Protocol):
     """State of an invariant during one run."""
 
     def __init__(self, config: Any) -> None:
@@ -104,7 +104,7 @@ class Memory(Protocol):
 
 
 AnyCheck = TypeVar("AnyCheck", bound=Callable[..., Iterator[str]])
-Remembering = TypeVar("Remembering", bound=Memory)
+Remembering = TypeVar("Remembering", bound=InvariantState)
 
 
 class Register(dict[str, Invariant]):

@@ -22,7 +22,7 @@ Entry: TypeAlias = tuple[int, int, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Pool:
+class PoolSnapshot:
     """A pool of blocks.
 
     Attributes:
@@ -47,7 +47,7 @@ class Snapshot:
       entries: what a block is cached as, for cached blocks.
     """
 
-    pools: tuple[Pool, ...]
+    pools: tuple[PoolSnapshot, ...]
     holders: Mapping[Block, Sequence[Holder]]
     references: Mapping[Block, int]
     entries: Mapping[Block, Entry]

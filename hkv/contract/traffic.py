@@ -43,7 +43,7 @@ STEERED = "steered"
 """Feature of traffic under kept configurations."""
 
 
-class Kept(NamedTuple):
+class KeptTraffic(NamedTuple):
     """A configuration, and the seed of the traffic that reached something rare under it."""
 
     header: Any

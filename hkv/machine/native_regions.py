@@ -52,7 +52,7 @@ LEAST = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation:
+class NativeOperation:
     """An equation of a program.
 
     Attributes:
@@ -90,7 +90,7 @@ class Program:
         self._numbers = itertools.count()
         self.constants: dict[int, Any] = {}
         self.inputs = [next(self._numbers) for _ in closed.jaxpr.invars]
-        self.operations: list[Operation] = []
+        self.operations: list[NativeOperation] = []
         self.results = self._inline(closed, self.inputs)
         needed = {name for name in self.results if isinstance(name, int)}
         # Backwards, so that what only dead operations read is dead too. Operations here have no effects but their
@@ -117,11 +117,11 @@ class Program:
                 writes = self._inline(equation.params["jaxpr"], reads)
             else:
                 writes = [next(self._numbers) for _ in equation.outvars]
-                self.operations.append(Operation(equation, tuple(reads), tuple(writes), bound))
+                self.operations.append(NativeOperation(equation, tuple(reads), tuple(writes), bound))
             names.update(zip(equation.outvars, writes, strict=True))
         return [_name(atom, names) for atom in jaxpr.outvars]
 
-    def runs(self) -> list[list[Operation]]:
+    def runs(self) -> list[list[NativeOperation]]:
         """The operations in the order in which they run: runs of those that make a region, and boundaries alone.
 
         A region has all operations that need the results of equally many boundaries, one after the other. A boundary
@@ -129,8 +129,8 @@ class Program:
         """
         depth = dict.fromkeys([*self.inputs, *self.constants], 0)
         read = dict(depth)
-        inside: dict[int, list[Operation]] = {}
-        after: dict[int, list[Operation]] = {}
+        inside: dict[int, list[NativeOperation]] = {}
+        after: dict[int, list[NativeOperation]] = {}
         for operation in self.operations:
             bound = operation.is_boundary
             # A boundary may overwrite what it is given: it has to stand behind every region that reads that, not only
@@ -140,7 +140,7 @@ class Program:
             read.update((value, max(read[value], at)) for value in operation.values)
             depth.update(dict.fromkeys(operation.writes, at + bound))
             read.update(dict.fromkeys(operation.writes, at))
-        found: list[list[Operation]] = []
+        found: list[list[NativeOperation]] = []
         for at in sorted(inside.keys() | after.keys()):
             found += [inside[at]] if at in inside else []
             found += [[boundary] for boundary in after.get(at, [])]
@@ -199,7 +199,7 @@ def _run(program: Program, *arguments: jax.Array) -> list[Any]:
 
 
 def _call(
-    run: list[Operation], constants: dict[int, Any], given: dict[int, jax.Array], kept: list[int]
+    run: list[NativeOperation], constants: dict[int, Any], given: dict[int, jax.Array], kept: list[int]
 ) -> dict[int, jax.Array]:
     """The values of `kept` that a run of operations makes of others, computed in one call."""
 
@@ -227,7 +227,7 @@ def _having_read(arguments: tuple[jax.Array, ...], answer: jax.Array) -> jax.Arr
     return answer ^ nothing.astype(answer.dtype)
 
 
-def _bind(operation: Operation, values: dict[int, Any]) -> None:
+def _bind(operation: NativeOperation, values: dict[int, Any]) -> None:
     """Computes an operation; of a loop between regions, every trip in regions."""
     equation = operation.equation
     given = [values[name] if isinstance(name, int) else name.val for name in operation.reads]

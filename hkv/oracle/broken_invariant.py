@@ -80,7 +80,7 @@ def on_its_own(
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FoundTraffic:
     """Traffic under which an engine broke an invariant.
 
     Attributes:
@@ -118,7 +118,7 @@ class Watching:
         self.not_asked: tuple[str, ...] = ()
         self.current: tuple[str, int, int, Any, list[Any]] | None = None
 
-    def seed(self, feature: str, seed: int) -> Found | None:
+    def seed(self, feature: str, seed: int) -> FoundTraffic | None:
         """The first invariant that the engine breaks under one seed's traffic, or None."""
         version = self._versions[seed % len(self._versions)]
         header, choices = draw(feature, seed, version, self._only)
@@ -155,7 +155,7 @@ class Watching:
             name, problem, promise = found.name, found.problem, self._rules.invariants[found.name].promise
         said = describe(operations[-1]) if operations else "header"
         broken = Broken(name, len(operations) + 1, said, problem, promise)
-        return Found(feature, seed, version, header, tuple(operations), broken, found)
+        return FoundTraffic(feature, seed, version, header, tuple(operations), broken, found)
 
     def _note_lacks(self, engine: Any) -> None:
         lacks = self._rules.missing_capabilities(engine)

@@ -16,7 +16,7 @@ from hkv.contract.case import Case
 from hkv.contract.log import describe
 from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken, on_its_own
-from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, Traffic, diagnosed, smaller
+from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, SeedTraffic, diagnosed, smaller
 from hkv.oracle.engine import flags_for, make_engine
 from hkv.oracle.engines import trusted_first
 from hkv.oracle.log_file import write_log
@@ -279,7 +279,7 @@ class Comparison:
             shrinker = Shrinker(self._tested, self._right, self._ids)
             found = Diagnosis(case, seed, "the engines disagree about the configuration itself")
             further = FURTHER_SEEDS if interrupt is None and not hurried else 0
-            traffic = Traffic(feature, self._only, self._version, self._steps, bool(self._bugs), further)
+            traffic = SeedTraffic(feature, self._only, self._version, self._steps, bool(self._bugs), further)
             whole, small = len(case.operations), False
             try:
                 if case.operations:

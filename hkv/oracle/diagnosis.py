@@ -38,7 +38,7 @@ class Diagnosis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Traffic:
+class SeedTraffic:
     """Seeds of one feature.
 
     Attributes:
@@ -55,7 +55,7 @@ class Traffic:
     further: int = FURTHER_SEEDS
 
 
-def diagnosed(shrinker: Shrinker, found: Diagnosis, traffic: Traffic) -> Diagnosis:
+def diagnosed(shrinker: Shrinker, found: Diagnosis, traffic: SeedTraffic) -> Diagnosis:
     """The case up to the first invariant that the engine in doubt breaks, which the shrinker keeps from now on.
 
     A wrong answer need not break an invariant by itself. The engine then runs on, with the traffic of this seed and of
@@ -75,7 +75,7 @@ def diagnosed(shrinker: Shrinker, found: Diagnosis, traffic: Traffic) -> Diagnos
 
 
 def smaller(
-    shrinker: Shrinker, found: Diagnosis, traffic: Traffic, shrink: Callable[[Shrinker, Case], Case]
+    shrinker: Shrinker, found: Diagnosis, traffic: SeedTraffic, shrink: Callable[[Shrinker, Case], Case]
 ) -> Diagnosis:
     """A case that is small already; while it is a long one, the smallest of those that the next seeds' are made to."""
     keeps, best, left = shrinker.keeps, found, OTHERS
@@ -95,7 +95,7 @@ def smaller(
 
 
 def _alone(
-    shrinker: Shrinker, first: int, traffic: Traffic
+    shrinker: Shrinker, first: int, traffic: SeedTraffic
 ) -> Iterator[tuple[int, Any, tuple[Any, ...], Broken | str]]:
     """Seeds, their configurations, and how far the engine in doubt gets with each on its own answers."""
     for seed in range(first, first + traffic.further):

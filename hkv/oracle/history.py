@@ -23,7 +23,7 @@ from hkv.errors import HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken
 from hkv.oracle.engine import compare, make_engine
 from hkv.oracle.log_file import log_bytes, parse_log
-from hkv.oracle.side import Side
+from hkv.oracle.side import EngineSide
 from hkv.oracle.verbs import explain
 
 LOOKED_AT = 40_000_000
@@ -117,8 +117,8 @@ def history(
     """
     dialect = registry.dialect_of(header.dialect)
     look = look_of(dialect)
-    sides = [Side(dialect, header, each, make_engine(factory, header)) for each, factory in engines]
-    told = Side(dialect, header, recorded, None) if recorded else None
+    sides = [EngineSide(dialect, header, each, make_engine(factory, header)) for each, factory in engines]
+    told = EngineSide(dialect, header, recorded, None) if recorded else None
     every = _every(len(operations), header)
     near = {mark.line - 2 + offset for mark in marks for offset in (-1, 0, 1)}
     differing = list[int]()
@@ -168,7 +168,7 @@ def case_data(
     header: Any,
     operations: Sequence[str],
     subjects: Sequence[str],
-    sides: Sequence[Side],
+    sides: Sequence[EngineSide],
     *,
     differing: Sequence[int] = (),
     marks: Iterable[Mark] = (),
@@ -205,7 +205,7 @@ def case_data(
     }
 
 
-def _differ(dialect: Dialect, want: Any, got: Any, sides: Sequence[Side], header: Any) -> bool:
+def _differ(dialect: Dialect, want: Any, got: Any, sides: Sequence[EngineSide], header: Any) -> bool:
     """True if two answers differ in what all engines have."""
     lacks = frozenset[str]().union(*(side.lacks for side in sides))
     return compare(dialect, want, got, header.oplog, lacks) is not None
@@ -236,7 +236,7 @@ def subject(operation: Any) -> str:
     return str(getattr(operation, "id", "") or "")
 
 
-def _wants(operations: Sequence[Any], sides: Sequence[Side]) -> list[Any]:
+def _wants(operations: Sequence[Any], sides: Sequence[EngineSide]) -> list[Any]:
     """Answers that a log of the operations needs: the recorded ones, or those of the side that counts."""
     if all(getattr(each, "want", None) is not None for each in operations if answer_type(type(each)) is not None):
         return [getattr(each, "want", None) for each in operations]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, Failure, Mismatch, taken
 from hkv.contract.case import Case
-from hkv.contract.traffic import STEERED, Kept, RandomChoices
+from hkv.contract.traffic import STEERED, KeptTraffic, RandomChoices
 from hkv.errors import ConfigError
 from hkv.oracle.check import with_bugs
 from hkv.oracle.engine import make_pair
@@ -106,7 +106,7 @@ def draw(feature: str, seed: int, version: int, only: Only = ALL) -> tuple[Any, 
     raise ConfigError("feature", feature, f"a feature that has configurations of these kinds: {kinds}{groups}")
 
 
-def _kept(version: int, only: Only) -> list[Kept]:
+def _kept(version: int, only: Only) -> list[KeptTraffic]:
     """Kept configurations of a version that are selected."""
     return [each for each in registry.dialect_of(only.dialect).kept(version, only.dialect) if each.header in only]
 
@@ -203,7 +203,9 @@ def choose(reached: Mapping[Name, frozenset[Hashable]], count: int, sort: Callab
     return chosen
 
 
-def draw_kept(kept: Sequence[Kept], seed: int, version: int, versions: tuple[int, ...]) -> tuple[Any, RandomChoices]:
+def draw_kept(
+    kept: Sequence[KeptTraffic], seed: int, version: int, versions: tuple[int, ...]
+) -> tuple[Any, RandomChoices]:
     """The kept configuration of a seed, and the choices of its traffic.
 
     The first time that seeds go through them, with the versions in turn, traffic is as it was when a configuration was

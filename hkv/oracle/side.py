@@ -38,7 +38,7 @@ _PLAIN = (FREE, -1, -1, -1, 0, 0)
 """Cell of a block that is free, and nothing else."""
 
 
-class Side:
+class EngineSide:
     """One engine, or what was told of one: what it answered, and how its blocks changed.
 
     Columns of a change: number of the operation after which it was seen (0: before the first), number of the block
@@ -193,7 +193,7 @@ class Side:
         self._queue_at = [max(0, at - count) for at in self._queue_at[max(0, gone) :]]
         self._queued = sum(len(pool) for order in self._queue for pool in order)
 
-    def copied(self) -> Side:
+    def copied(self) -> EngineSide:
         """The side as it is now, which goes on by itself."""
         made = copy.copy(self)
         for name, value in vars(self).items():

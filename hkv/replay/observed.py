@@ -152,7 +152,7 @@ MOST = 256
 """Samples of a replay, at most; when it turns out to be longer, every second one goes, down to half as many."""
 
 
-class Kind(enum.IntEnum):
+class OccupancyKind(enum.IntEnum):
     """First axis of `Occupancy.blocks`. Blocks that are held may be cached too."""
 
     HELD = 0
@@ -166,7 +166,7 @@ class Occupancy:
 
     Attributes:
       steps: int64[n], the steps' numbers, rising.
-      blocks: int64[3, groups, n], by `Kind`; what is neither held nor evictable is empty.
+      blocks: int64[3, groups, n], by `OccupancyKind`; what is neither held nor evictable is empty.
     """
 
     steps: np.ndarray
@@ -176,7 +176,7 @@ class Occupancy:
         """`step`, and `held_0`, `cached_0`, `evictable_0` of the first group, and so on."""
         found = {"step": self.steps}
         for group in range(self.blocks.shape[1]):
-            found |= {f"{kind.name.lower()}_{group}": self.blocks[kind, group] for kind in Kind}
+            found |= {f"{kind.name.lower()}_{group}": self.blocks[kind, group] for kind in OccupancyKind}
         return found
 
 

@@ -21,7 +21,7 @@ NO_LIMIT = 1 << 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Pool:
+class BoundedPool:
     """Groups that draw their blocks from one pool.
 
     Attributes:
@@ -34,7 +34,7 @@ class Pool:
     reserve: int = 0
 
 
-def optimal_hits(reuse: Reuse, pools: Sequence[Pool], lookahead: int = 0) -> np.ndarray:
+def optimal_hits(reuse: Reuse, pools: Sequence[BoundedPool], lookahead: int = 0) -> np.ndarray:
     """Hit tokens of each request, the sum of which no choice of evictions exceeds.
 
     Returns:
@@ -52,19 +52,19 @@ def optimal_hits(reuse: Reuse, pools: Sequence[Pool], lookahead: int = 0) -> np.
     return (np.where(possible, reuse.free, 0) + kept) * reuse.unit
 
 
-def _most_needed(reuse: Reuse, pool: Pool, lookahead: int) -> np.ndarray:
+def _most_needed(reuse: Reuse, pool: BoundedPool, lookahead: int) -> np.ndarray:
     """Blocks that a request needs at most: one that needs no more than there are is never refused for good."""
     longest = reuse.lengths + lookahead
     return sum((-(-longest // spec.block_size) + 1 + spec.scratch_blocks for spec in pool.specs), 0 * longest)
 
 
-def _held_by_prompts(reuse: Reuse, pool: Pool) -> np.ndarray:
+def _held_by_prompts(reuse: Reuse, pool: BoundedPool) -> np.ndarray:
     """Blocks of a pool that each request must have at the moment at which it has all its prompt's, at least."""
     lengths, places = np.unique(reuse.prompts, return_inverse=True)
     return np.array([sum(_held(spec, prompt) for spec in pool.specs) for prompt in lengths.tolist()], np.int64)[places]
 
 
-def _room(reuse: Reuse, pool: Pool, held: np.ndarray) -> np.ndarray:
+def _room(reuse: Reuse, pool: BoundedPool, held: np.ndarray) -> np.ndarray:
     """Units of other prompts that a pool has room for at these moments."""
     size = sum((Fraction(reuse.unit, spec.block_size) for spec in pool.specs if spec.reads_all), Fraction(0))
     if not size:

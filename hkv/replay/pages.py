@@ -15,7 +15,7 @@ import msgspec
 
 from hkv.replay.attribution import CAUSES
 from hkv.replay.compare import CompareResult, Side
-from hkv.replay.observed import Kind
+from hkv.replay.observed import OccupancyKind
 from hkv.replay.result import Ceiling, ReplayResult, advice, groups, result_of
 from hkv.replay.run import Outcome
 from hkv.replay.sweep import BLOCKS, MEMORY, OPTIMAL, optimal_rate, refused, size_of
@@ -162,7 +162,7 @@ def _of_groups(result: ReplayResult, names: Sequence[str], unit: int) -> Iterato
     columns = {name: column.tolist() for name, column in result.occupancy.items()}
     for row, step in enumerate(columns.get("step", ())):
         for group, name in enumerate(names):
-            told = {kind.name.lower(): columns[f"{kind.name.lower()}_{group}"][row] for kind in Kind}
+            told = {kind.name.lower(): columns[f"{kind.name.lower()}_{group}"][row] for kind in OccupancyKind}
             yield _counter(GROUPS, f"{group} {name}", (step + 1) * unit, told)
 
 

@@ -16,7 +16,7 @@ from hkv.errors import ConfigError
 from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, schedule_for_groups
 from hkv.replay.observed import HitReasons, HitUnits
-from hkv.replay.optimal import Pool
+from hkv.replay.optimal import BoundedPool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, spec_to_log
@@ -101,7 +101,7 @@ class PlainCache(ReplayedCache):
     ) -> None:
         blocks, groups = header.num_blocks, Topology.of_specs(specs).groups
         counts, grouped = (blocks, [[spec] for spec in specs]) if isinstance(blocks, list) else ([blocks], [specs])
-        pools = [Pool(count, each) for count, each in zip(counts, grouped, strict=True)]
+        pools = [BoundedPool(count, each) for count, each in zip(counts, grouped, strict=True)]
         key_tokens = math.gcd(*(group.spec.block_size for group in groups))
         super().__init__(header, groups, pools, HitUnits(key_tokens, key_tokens))
         self._specs, self._loop, self._misses, self._tells = specs, loop, misses, False

@@ -14,7 +14,7 @@ from hkv.contract.options import check_plot_path
 from hkv.limits import parse_bytes, whole_number
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
 from hkv.replay.compare import CompareResult
-from hkv.replay.observed import EVICTED, NOT_RETAINED, Kind, Occupancy
+from hkv.replay.observed import EVICTED, NOT_RETAINED, Occupancy, OccupancyKind
 from hkv.replay.result import totals
 from hkv.replay.run import Outcome
 from hkv.replay.sweep import MEMORY, OPTIMAL, TIER, Row, lines, optimal_rate, refused, size_of
@@ -131,7 +131,7 @@ def _stack(panel: Any, outcome: Outcome, occupancy: Occupancy, per_step: float) 
     """Blocks on top of each other, group by group: held and not cached, held and cached, cached and not held."""
     import matplotlib
 
-    held, cached, evictable = (occupancy.blocks[kind] for kind in Kind)
+    held, cached, evictable = (occupancy.blocks[kind] for kind in OccupancyKind)
     both = cached - evictable
     tones = {"held, not cached": (held - both, 1.0), "held and cached": (both, 0.6), "evictable": (evictable, 0.25)}
     colours = [matplotlib.colormaps["tab10"](place) for place in range(10)]

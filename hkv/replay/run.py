@@ -20,7 +20,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.replay.agreement import Compared, compare_outcomes
 from hkv.replay.attribution import Missed, attributed
 from hkv.replay.observed import MOST, Boundaries, HitUnits, Occupancy
-from hkv.replay.optimal import Pool
+from hkv.replay.optimal import BoundedPool
 from hkv.replay.schedule import Arrival, Recorder, Schedule, SharedArrivals, StepLoop
 from hkv.replay.traces.interned import Interned, InternedTrace
 from hkv.replay.traces.reader import TraceRequest, read_trace
@@ -101,7 +101,7 @@ class ReplayedCache(abc.ABC):
         self,
         config: Any,
         groups: Sequence[Group],
-        pools: Sequence[Pool],
+        pools: Sequence[BoundedPool],
         hit_units: HitUnits,
         *,
         reuses: bool = True,

@@ -9,7 +9,7 @@ But for those, and the first two, all are pure functions on one pytree (`docs/se
 from hkv.serving.engine_metadata import Ragged, carry_states, kernel_pages, ragged, sglang_jax, tpu_inference
 from hkv.serving.files import restore, restore_orbax, save, save_orbax
 from hkv.serving.pages import LayerPages
-from hkv.serving.scheduler import Plan, schedule, victim
+from hkv.serving.scheduler import StepPlan, schedule, victim
 from hkv.serving.serving import (
     Serving,
     Turn,
@@ -31,9 +31,9 @@ from hkv.serving.tiers import Offload, load, store
 __all__ = [
     "LayerPages",
     "Offload",
-    "Plan",
     "Ragged",
     "Serving",
+    "StepPlan",
     "Turn",
     "arrive",
     "attend",

@@ -22,7 +22,7 @@ from hkv.state.status import Status
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """Tokens that a step computes: R queries, decodes first, over N places.
 
     Attributes:
@@ -38,7 +38,7 @@ class Plan:
     tokens: jax.Array
 
 
-def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: jax.Array, *, budget: int) -> Plan:
+def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: jax.Array, *, budget: int) -> StepPlan:
     """The next step of all rows that have tokens to compute, at most `budget` of them.
 
     Rows with one token left (decodes) come before the others, and each sort in order of arrival. Chunks end where
@@ -78,10 +78,10 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
     row = order[query]
     live = (within >= 0) & (within < counts[query])
     tokens = history[row, jnp.where(live, computed[row] + within, 0)]
-    return Plan(jnp.where(counts > 0, order, PAD), counts, cu_q_lens, jnp.where(live, tokens, 0).astype(jnp.int32))
+    return StepPlan(jnp.where(counts > 0, order, PAD), counts, cu_q_lens, jnp.where(live, tokens, 0).astype(jnp.int32))
 
 
-def victim(serving: Serving, plan: Plan, turn: Turn, arrived: jax.Array) -> jax.Array:
+def victim(serving: Serving, plan: StepPlan, turn: Turn, arrived: jax.Array) -> jax.Array:
     """The row to preempt when some query found too few blocks: the last to come of all that run; -1 for none, int32[].
 
     `finish` it, and let it arrive again when blocks are free: it finds what it had registered.

@@ -21,7 +21,7 @@ from hkv.cache.arrivals import look_up, prefix_keys
 from hkv.cache.cache import Cache
 from hkv.cache.insertion import insert
 from hkv.cache.state import PAD, StepRequest
-from hkv.chunks.plans import RETRIEVE_BATCH, Row, batches, longest_prefix
+from hkv.chunks.plans import RETRIEVE_BATCH, ChunkRow, batches, longest_prefix
 from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
 from hkv.errors import ConfigError, OperationError
@@ -283,7 +283,7 @@ def _chooser(offload: Offload, objects: ChunkObjects, tokens: int, local: int) -
     rules = offload.rules
 
     def of_lmcache(present: Sequence[set[int]]) -> tuple[int, Sequence[Sequence[int]]]:
-        rows = [Row.of(there, entry.window) for there, entry in zip(present, objects.entries, strict=True)]
+        rows = [ChunkRow.of(there, entry.window) for there, entry in zip(present, objects.entries, strict=True)]
         best = longest_prefix(rows, tokens // objects.chunk)
         return best.hit * objects.chunk, best.retained
 

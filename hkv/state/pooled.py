@@ -48,7 +48,7 @@ ITEM_WORDS = 8
 """Words of a row of `PooledState.items` before those of the groups."""
 
 
-class Request(enum.IntEnum):
+class PooledRequest(enum.IntEnum):
     """Words of a request in `PooledState.requests`. Lengths are in tokens."""
 
     LIVE = 0
@@ -199,8 +199,8 @@ class PooledState:
         the ring's beginning: its next is the key used least recently, its previous the one used last.
       rows: int32[requests + 3, sequences, groups, row], block ids, 0 for holes. The last slots are for work at hand.
       chains: int32[requests + 3, sequences, chain], keys of each sequence's whole blocks.
-      requests: int32[requests + 3, 16 + sequences * (groups + 4)], what each request knows of itself (`Request`), then
-        of each sequence: its slots in each group, and `Mark`.
+      requests: int32[requests + 3, 16 + sequences * (groups + 4)], `PooledRequest` of each request, then of each
+        sequence: its slots in each group, and `Mark`.
       counters: int32[17 + 4 * pools], `Counter`, then `PoolCounter` of each pool.
       nodes: int32[keys * names + 1, 8], the tree (`hkv.state.nodes.Node`); a key's nodes are `key * names` and after.
       uses: int32[words], the nodes in order of use: `CLOCK` and `PASS`, the bitmap of leaves' places, level by level,

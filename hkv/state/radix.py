@@ -76,7 +76,7 @@ KEY_WORDS = 4
 """Words of a row of `RadixState.keys`; the last one is spare."""
 
 
-class Held(enum.IntEnum):
+class RadixRequest(enum.IntEnum):
     """Words of a row of `RadixState.requests`. `PROTECTED`, `ENTERED`, `SLID` and `BRANCH` are in pages."""
 
     LIVE = 0
@@ -229,7 +229,7 @@ class RadixState:
       rows: int32[requests + 2, row], full pages of each request. The last two slots are for lookups without a request,
         and for nothing.
       chains: int32[requests + 2, row], keys of each request's whole pages.
-      requests: int32[requests + 2, 24], `Held` of each.
+      requests: int32[requests + 2, 24], `RadixRequest` of each.
       counters: int32[41], `Count`, then `PoolCount` of each pool.
     """
 

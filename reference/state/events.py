@@ -11,7 +11,7 @@ from reference.keys.views import Chain
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class BlockStored:
     """Blocks entered the prefix cache.
 
     Attributes:
@@ -55,4 +55,4 @@ class Cleared:
     """The prefix cache was reset."""
 
 
-Event: TypeAlias = Stored | Removed | Cleared
+Event: TypeAlias = BlockStored | Removed | Cleared

@@ -12,7 +12,7 @@ from hkv.chunks import plans
 from hkv.chunks.detection import VLLM_HINTS, Hints, TensorView, discover_per_layer_formats
 from hkv.chunks.kernel_groups import EngineGroupInfo, expand_block_ids, group_layers, slice_block_ids
 from hkv.chunks.objects import hidden_dim_sizes, object_groups, object_layout, status_report
-from hkv.chunks.plans import Row, longest_prefix
+from hkv.chunks.plans import ChunkRow, longest_prefix
 from hkv.errors import ConfigError, HKVError
 from hkv.keys.blake3 import chunk_keys, kv_rank, none_hash
 from hkv.layout.strided import dense_strides
@@ -62,7 +62,7 @@ def test_ranks(of_all, of_this_machine):
 def test_lookup_across_groups(data, num_chunks):
     chunks = st.frozensets(st.integers(0, num_chunks - 1))
     rows = data.draw(st.lists(st.tuples(chunks, st.integers(-1, num_chunks + 2)), min_size=1, max_size=4))
-    found = longest_prefix([Row.of(present, window) for present, window in rows], num_chunks)
+    found = longest_prefix([ChunkRow.of(present, window) for present, window in rows], num_chunks)
     assert found == lmcache.longest_prefix(rows, num_chunks)
 
 

@@ -16,7 +16,7 @@ from hkv.chunks.detection import Hints, Nested, TensorView, discover_per_layer_f
 from hkv.chunks.formats import TRAITS, num_tensors
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, group_layers
 from hkv.chunks.objects import ObjectGroup, ObjectLayout, object_groups, object_layout
-from hkv.chunks.plans import Row, longest_prefix, null_chunks, plan_transfer
+from hkv.chunks.plans import ChunkRow, longest_prefix, null_chunks, plan_transfer
 from hkv.chunks.transfer import Transfer, pack, unpack
 from hkv.errors import OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank
@@ -166,7 +166,7 @@ def store(cache: Cache, block_ids: list[list[int]], keys: list[bytes], tier: Mem
 def retrieve(cache: Cache, block_ids: list[list[int]], keys: list[bytes], disk: DiskTier, skip_tokens: int = 0) -> int:
     """Chunks of the longest prefix that the tier serves, read into the pages."""
     rows = [
-        Row.of([c for c in range(NUM_CHUNKS) if key_of(keys[c], index) in disk], entry.window)
+        ChunkRow.of([c for c in range(NUM_CHUNKS) if key_of(keys[c], index) in disk], entry.window)
         for index, entry in enumerate(cache.objects)
     ]
     found = longest_prefix(rows, NUM_CHUNKS)

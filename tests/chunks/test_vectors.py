@@ -24,7 +24,7 @@ from hkv.chunks.kernel_groups import (
     slice_block_ids,
 )
 from hkv.chunks.objects import ObjectGroup, StagingLayout, object_groups, object_layout
-from hkv.chunks.plans import Row, longest_prefix, servable_lengths
+from hkv.chunks.plans import ChunkRow, longest_prefix, servable_lengths
 from hkv.chunks.transfer import Transfer, unpack
 from hkv.errors import LayoutError, OperationError
 from hkv.keys.blake3 import ObjectKey, chunk_keys, kv_rank, none_hash
@@ -331,7 +331,7 @@ LOOKUPS = [
 
 @pytest.mark.parametrize(("rows", "hit", "retained", "servable"), LOOKUPS)
 def test_lookup(rows, hit, retained, servable):
-    made = [Row.of(present, window) for present, window in rows]
+    made = [ChunkRow.of(present, window) for present, window in rows]
     result = longest_prefix(made, 5)
     assert result.hit == hit
     if retained is not None:

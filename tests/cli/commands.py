@@ -18,7 +18,7 @@ import pytest
 import hkv.cli
 from hkv.cli.output_option import OutputFolder, OutputPath, standard_output
 from hkv.cli.progress import Interruption
-from hkv.contract.events import Batch, BlockStored, encode_batch
+from hkv.contract.events import BlockStored, EventBatch, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.events import Message, recorded_line
@@ -103,7 +103,7 @@ def make_inputs(folder: pathlib.Path) -> Inputs:
     write_log(inputs.failing, small.header, small.operations, small.answers)
     request = {"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}
     inputs.trace.write_text("".join(json.dumps({**request, "timestamp": time}) + "\n" for time in (0, 100)))
-    batch = encode_batch(Batch(0.0, (BlockStored([1], None, [1, 2], 2, None, "GPU", None, group_idx=0),)))
+    batch = encode_batch(EventBatch(0.0, (BlockStored([1], None, [1, 2], 2, None, "GPU", None, group_idx=0),)))
     inputs.events.write_bytes(recorded_line(Message(0, batch)))
     return inputs
 

@@ -103,7 +103,7 @@ def test_every_option_has_a_row(command: str) -> None:
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Folder with the files that the rows read."""
-    from hkv.contract.events import Batch, BlockStored, encode_batch
+    from hkv.contract.events import BlockStored, EventBatch, encode_batch
     from hkv.oracle.events import Message, recorded_line
 
     folder = tmp_path_factory.mktemp("inputs")
@@ -114,7 +114,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (folder / "unknown-field.json").write_text(json.dumps(unknown))
     (folder / "events.bin").write_bytes(b"".join(recorded_line(Message(*each)) for each in enumerate(PAYLOADS)))
     stored = (BlockStored([n], None, [n, n], 2, None, "GPU", None, group_idx=n) for n in (0, 1))
-    (folder / "groups.jsonl").write_bytes(recorded_line(Message(0, encode_batch(Batch(0.0, tuple(stored))))))
+    (folder / "groups.jsonl").write_bytes(recorded_line(Message(0, encode_batch(EventBatch(0.0, tuple(stored))))))
     trace = ["trace", "chat", "--requests", "8", "--seed", "1", "--prompt-tokens", "60", "--output-tokens", "20"]
     recorded = ["record", "--engine", "numpy", "--seed", "7", "--dialect", "rtp-llm/hybrid", "--feature", "fork"]
     planned = ["plan", str(MODELS / "gemma3_text.json"), "--dialect", "rtp-llm", "--pools", "independent"]

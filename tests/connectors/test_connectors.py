@@ -13,7 +13,7 @@ import pytest
 
 from hkv.connectors.__main__ import HEADER, main
 from hkv.connectors.cases import ENGINES, PACKED, SMALL, all_cases
-from hkv.connectors.check import Report, check_connector
+from hkv.connectors.check import CheckReport, check_connector
 from hkv.connectors.memory import Memory, Range, merged, without
 from hkv.connectors.mistakes import MISTAKES, Connector
 from hkv.errors import ConfigError, HKVError, LayoutError
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def first_line(report: Report) -> str:
+def first_line(report: CheckReport) -> str:
     return report.describe().splitlines()[0]
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.cli.check_events import command
-from hkv.contract.events import Batch, BlockRemoved, BlockStored, encode_batch
+from hkv.contract.events import BlockRemoved, BlockStored, EventBatch, encode_batch
 from hkv.errors import FileError
 from hkv.oracle.events import (
     Gap,
@@ -34,9 +34,9 @@ from tests.events.publisher import Publisher  # noqa: E402
 
 def payload(number: int) -> bytes:
     if number % 3 == 2:
-        return encode_batch(Batch(float(number), (BlockRemoved([number - 1], "GPU", group_idx=0),)))
+        return encode_batch(EventBatch(float(number), (BlockRemoved([number - 1], "GPU", group_idx=0),)))
     stored = BlockStored([number], None, [number, 1], 2, None, "GPU", None, group_idx=0)
-    return encode_batch(Batch(float(number), (stored,)))
+    return encode_batch(EventBatch(float(number), (stored,)))
 
 
 PAYLOADS = [payload(number) for number in range(12)]
@@ -81,7 +81,7 @@ def test_a_restart_is_noticed() -> None:
 @pytest.mark.parametrize("kept", [range(12), range(5, 12), ()])
 def test_a_restart_first_seen_later_is_replayed_or_reported(first: int, reconnected: bool, kept: Container) -> None:
     """Batches 0 to 3 of one publisher, then those of another from `first` on, of which some can be had again."""
-    anew = [encode_batch(Batch(100.0 + number, ())) for number in range(12)]
+    anew = [encode_batch(EventBatch(100.0 + number, ())) for number in range(12)]
 
     def replay(start: int):
         return [(number, anew[number]) for number in range(start, first + 1) if number in kept]
@@ -158,7 +158,7 @@ def follow_two(can_ask: bool) -> list:
         publishers.append(Publisher(lost=range(4), like=first))
         publishers[1].wait_for_follower()
         for number in range(5):
-            publishers[1].send(encode_batch(Batch(100.0 + number, ())))
+            publishers[1].send(encode_batch(EventBatch(100.0 + number, ())))
 
     senders = [threading.Thread(target=send), threading.Thread(target=send_anew)]
     with Subscription(first.endpoint, first.replay_endpoint if can_ask else None, "kv", seconds=20) as items:

@@ -9,9 +9,9 @@ import pytest
 
 from hkv.contract.events import (
     AllBlocksCleared,
-    Batch,
     BlockRemoved,
     BlockStored,
+    EventBatch,
     KeyIndex,
     Place,
     decode_batch,
@@ -54,7 +54,7 @@ def test_bytes_are_equal() -> None:
     }
     fields |= {"lora_id": None, "medium": "GPU", "lora_name": "a", "group_idx": 1, "lookahead_token_ids": [[1], [2]]}
     theirs = kv_events.KVEventBatch(ts=1.5, events=[kv_events.BlockStored(**fields), kv_events.AllBlocksCleared()])
-    ours = Batch(1.5, (BlockStored(**fields), AllBlocksCleared()))
+    ours = EventBatch(1.5, (BlockStored(**fields), AllBlocksCleared()))
     assert encode_batch(ours) == msgspec.msgpack.encode(theirs)
     theirs.data_parallel_rank = 2
     assert encode_batch(dataclasses.replace(ours, data_parallel_rank=2)) == msgspec.msgpack.encode(theirs)

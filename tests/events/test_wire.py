@@ -11,10 +11,10 @@ import pytest
 from hkv.contract.events import (
     DEVICE,
     AllBlocksCleared,
-    Batch,
     BlockRemoved,
     BlockStored,
     Event,
+    EventBatch,
     EventError,
     Hash,
     KeyIndex,
@@ -75,7 +75,7 @@ def removed(*hashes, group: int = 0, medium: str = "GPU") -> BlockRemoved:
 
 
 def test_bytes_on_the_wire() -> None:
-    batch = Batch(1.5, (stored([b"a" * 32, 7], tokens=[1, 2, 3, 4]), removed(7), AllBlocksCleared()), 3)
+    batch = EventBatch(1.5, (stored([b"a" * 32, 7], tokens=[1, 2, 3, 4]), removed(7), AllBlocksCleared()), 3)
     found = msgspec.msgpack.decode(encode_batch(batch))
     assert found == [
         1.5,
@@ -98,7 +98,7 @@ def test_bytes_on_the_wire() -> None:
         3,
     ]
     assert decode_batch(encode_batch(batch)) == batch
-    assert msgspec.msgpack.decode(encode_batch(Batch(0.0, ()))) == [0.0, [], None]
+    assert msgspec.msgpack.decode(encode_batch(EventBatch(0.0, ()))) == [0.0, [], None]
 
 
 def test_arrays_of_earlier_releases() -> None:
@@ -135,7 +135,7 @@ def test_what_is_no_batch(found: bytes) -> None:
 
 def problems(*events) -> list[str]:
     index = KeyIndex()
-    return [problem.name for seq, event in enumerate(events) for problem in index.apply(seq, Batch(0.0, (event,)))]
+    return [problem.name for seq, event in enumerate(events) for problem in index.apply(seq, EventBatch(0.0, (event,)))]
 
 
 def test_promises() -> None:
@@ -161,8 +161,8 @@ def test_promises() -> None:
 def test_after_a_gap_absence_proves_nothing() -> None:
     index = KeyIndex()
     index.forget()
-    assert index.apply(5, Batch(0.0, (removed(1), stored([2], parent=1)))) == []
-    assert index.apply(6, Batch(0.0, (AllBlocksCleared(), removed(2)))) != []
+    assert index.apply(5, EventBatch(0.0, (removed(1), stored([2], parent=1)))) == []
+    assert index.apply(6, EventBatch(0.0, (AllBlocksCleared(), removed(2)))) != []
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -176,7 +176,7 @@ def test_the_index_is_that_of_the_engine(feature: str) -> None:
             answer = apply(engine, operation)
             if isinstance(operation, EventsOp):
                 assert isinstance(answer, list)
-                batch = Batch(0.0, tuple(wire_events(answer, header)))  # type: ignore[arg-type]
+                batch = EventBatch(0.0, tuple(wire_events(answer, header)))  # type: ignore[arg-type]
                 seen += [problem.name for problem in index.apply(len(seen), decode_batch(encode_batch(batch)))]
                 for group in range(len(header.groups)):
                     known = {bytes.fromhex(key_text(key[1])) for key in keys_of(engine) if key[0] == group}

@@ -342,7 +342,7 @@ def test_chunks_of_a_cache() -> None:
     (objects,) = chunks.object_groups(groups, chunk=32)
     (launch,) = chunks.plan_transfer(groups, objects, [[3, 1]], 32, "store", [True])
     assert launch.block_ids == (3, 1)
-    assert chunks.longest_prefix([chunks.Row.of({0, 1})], 3).hit == 2
+    assert chunks.longest_prefix([chunks.ChunkRow.of({0, 1})], 3).hit == 2
 
 
 def test_rtp_llms_pools() -> None:

@@ -18,7 +18,7 @@ from hkv.dialects.vllm.planning.plan import PlanOptions
 from hkv.dialects.vllm.planning.residency import simulate
 from hkv.dialects.vllm.planning.vllm import plan_vllm
 from hkv.dialects.vllm.traffic.headers import draw_header
-from hkv.dialects.vllm.traffic.hit_comparison import Case, causes, make_config
+from hkv.dialects.vllm.traffic.hit_comparison import HitCase, causes, make_config
 from hkv.errors import PlanError, SpecError
 from hkv.oracle.record import Only, draw
 from hkv.spec import (
@@ -104,7 +104,7 @@ def test_hits_are_what_the_definition_says(seed, kind):
             for end in range(spec.block_size, tokens + 4 * size, spec.block_size)
             if choices.chance(80)
         }
-        case = Case(config, tokens, frozenset(entries))
+        case = HitCase(config, tokens, frozenset(entries))
         assert case.by_iteration() == case.by_definition() or causes(config, tokens)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.chunks.plans import Row, longest_prefix
+from hkv.chunks.plans import ChunkRow, longest_prefix
 from hkv.dialects.vllm.schedule.lmcache import LmcacheCache, ObjectKind, Objects, longest_hit, object_kinds
 from hkv.dialects.vllm.schedule.tiered import Tier
 from hkv.errors import ConfigError
@@ -46,7 +46,7 @@ def hit(rows: Any, chunks: int) -> int:
 @given(ROWS)
 def test_a_lookup_is_the_longest_prefix_that_every_kind_serves(drawn: Any) -> None:
     chunks, rows = drawn
-    assert hit(rows, chunks) == longest_prefix([Row.of(*row) for row in rows], chunks).hit
+    assert hit(rows, chunks) == longest_prefix([ChunkRow.of(*row) for row in rows], chunks).hit
 
 
 @pytest.mark.lmcache

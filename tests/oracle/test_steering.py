@@ -8,7 +8,7 @@ from hkv.contract import registry
 from hkv.contract.traffic import STEERED
 from hkv.dialects.vllm.config import EARLIER, NAME
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.log.coverage import Observer
+from hkv.dialects.vllm.log.coverage import CoverageObserver
 from hkv.dialects.vllm.traffic.headers import FEATURES, REACHING, kept, written
 from hkv.errors import ConfigError
 from hkv.oracle.comparison import Comparison
@@ -70,7 +70,7 @@ def test_kept_traffic_still_reaches_what_is_rare():
     found: set[str] = set()
     for seed in range(50):
         recording = record(NumpyEngine, STEERED, seed, 1 + seed % 2, 16)
-        observer = Observer(recording.header)
+        observer = CoverageObserver(recording.header)
         for operation, answer in zip(recording.operations, recording.answers, strict=True):
             if hasattr(operation, "want"):
                 operation.want = answer

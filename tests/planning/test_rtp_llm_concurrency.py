@@ -12,7 +12,7 @@ from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import DECODED, capacity_of
 from hkv.model.group_policy import CacheDescription, LayerDescription
 from hkv.spec import FullAttention, Mamba, SlidingWindow
-from reference.dialects.rtp_llm.manager import Manager
+from reference.dialects.rtp_llm.manager import RtpManager
 
 BLOCK = 4
 FULL = FullAttention(block_size=BLOCK, num_kv_heads=2, head_size=64)
@@ -28,7 +28,7 @@ def cache(caches: list[CacheDescription], blocks: int, pools: str, **chosen: Any
 
 def fitting(planned: PlannedCache, tokens: int, reserve: int, ahead: int = 0) -> int:
     """Requests that come one after the other and decode to their ends, until one finds no room."""
-    manager, prompt = Manager(planned.config(reserve_blocks=reserve)), max(1, tokens - (DECODED + ahead) * BLOCK)
+    manager, prompt = RtpManager(planned.config(reserve_blocks=reserve)), max(1, tokens - (DECODED + ahead) * BLOCK)
     for count in range(200):
         name = f"r{count}"
         manager.request(name, [count] * prompt, reserve=ahead)

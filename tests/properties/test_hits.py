@@ -13,7 +13,7 @@ from hkv.dialects.vllm.engines.engine import apply
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES
-from hkv.dialects.vllm.traffic.hit_comparison import Case, Cause, causes, has_entry, make_config, small_cases
+from hkv.dialects.vllm.traffic.hit_comparison import Cause, HitCase, causes, has_entry, make_config, small_cases
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow
 from hkv.testing.strategies import headers, hit_cases
@@ -25,7 +25,7 @@ EXAMPLES = settings.default.max_examples
 
 def case(specs, eagle, num_tokens, entries, **settings):
     held = frozenset((group, end) for group, ends in enumerate(entries) for end in ends)
-    return Case(make_config(specs, eagle, **settings), num_tokens, held)
+    return HitCase(make_config(specs, eagle, **settings), num_tokens, held)
 
 
 def full(size):
@@ -91,7 +91,7 @@ def test_the_iteration_finds_the_definition_unless_a_named_cause_applies(found):
     check(found)
 
 
-def check(found: Case) -> None:
+def check(found: HitCase) -> None:
     iteration, definition = found.by_iteration(), found.by_definition()
     directions = {cause.direction for cause in causes(found.config, found.num_tokens)}
     if iteration != definition:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hkv.cli import cli
-from hkv.contract.events import Batch, BlockRemoved, BlockStored, encode_batch
+from hkv.contract.events import BlockRemoved, BlockStored, EventBatch, encode_batch
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.errors import ConfigError, FileError, HKVError, MissingExtraError
 from hkv.oracle.events import Message, recorded_line
@@ -278,7 +278,7 @@ def stored(keys, parent, tokens, group=0):
 
 
 def messages(*batches):
-    return [Message(number, encode_batch(Batch(time, events))) for number, (time, events) in enumerate(batches)]
+    return [Message(number, encode_batch(EventBatch(time, events))) for number, (time, events) in enumerate(batches)]
 
 
 def test_kv_events(importing, tmp_path):

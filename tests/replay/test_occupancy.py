@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.observed import MOST, Kind, Sampling
+from hkv.replay.observed import MOST, OccupancyKind, Sampling
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.traces.reader import TraceRequest
@@ -16,7 +16,7 @@ def test_samples_are_evenly_spaced_and_few(every, steps):
     sampling = Sampling(every)
     for done in range(1, steps + 1):
         if sampling.due(done):
-            sampling.add(done - 1, np.zeros((len(Kind), 1), np.int64))
+            sampling.add(done - 1, np.zeros((len(OccupancyKind), 1), np.int64))
     taken = [step for step, _ in sampling.samples]
     assert taken == list(range(sampling.every - 1, steps, sampling.every))
     assert len(taken) < MOST

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hkv.dialects.rtp_llm.schedule.run import RtpReplayedCache, rtp_cache
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.optimal import Pool, optimal_hits, reuse
+from hkv.replay.optimal import BoundedPool, optimal_hits, reuse
 from hkv.replay.result import totals
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
@@ -170,7 +170,7 @@ def test_the_prompt_that_runs_takes_room():
     found = reuse(InternedTrace(requests), cache_of("full:2", 7).hit_units, 200)
     assert found.spans.tolist() == [[0, 2, 4]]
     for blocks, hit in ((3, 0), (4, 0), (5, 2), (6, 4), (7, 6), (8, 8), (100, 8)):
-        pool = Pool(blocks, [spec_from_text("full:2")])
+        pool = BoundedPool(blocks, [spec_from_text("full:2")])
         assert optimal_hits(found, [pool]).tolist() == [0, 0, hit]
 
 

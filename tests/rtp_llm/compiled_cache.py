@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.rtp_llm.rules import evict, insert, prefix_tree
-from hkv.dialects.rtp_llm.rules.insert import Entry
-from hkv.dialects.rtp_llm.rules.parameters import FIELDS, CacheField, GroupField, View
+from hkv.dialects.rtp_llm.rules.insert import InsertedKey
+from hkv.dialects.rtp_llm.rules.parameters import FIELDS, CacheField, GroupField, RtpView
 from hkv.state import item_table, role_counts
 from hkv.state.loops import loop, read
 from hkv.state.nodes import LEAF, Node
@@ -48,7 +48,7 @@ def program() -> Any:
         fields: dict[str, Any] = {"lane": jnp.int32(0), "num_ids": jnp.int32(0), "results": jnp.zeros(2, jnp.int32)}
         sizes = PooledSizes(BUCKETS, 1, 1, 1, IDS)
         work = PooledWorkspace(sizes, **arrays, **fields, ids=jnp.zeros(IDS + 1, jnp.int32))
-        view = View(parameters[0], parameters[1].reshape(-1), None, GROUPS)
+        view = RtpView(parameters[0], parameters[1].reshape(-1), None, GROUPS)
         code, key, namespace, parent, resident, groups, least = (read(row, column) for column in range(7))
 
         def put(w: PooledWorkspace, _):
@@ -67,7 +67,7 @@ def program() -> Any:
 
             w, _ = loop(lambda c: c[0] < GROUPS, claim, w, (0,), writes=("rows", "requests", *role_counts.WRITES))
             zero = jnp.int32(0)
-            entry = Entry(
+            entry = InsertedKey(
                 zero, zero, zero, zero, jnp.int32(GROUPS), key, namespace, (parent != 0) * 1, parent, resident != 0
             )
             w, changed = insert.put(w, view, entry)

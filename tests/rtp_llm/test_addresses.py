@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from hkv.dialects.rtp_llm.addresses import Addresses, Span
+from hkv.dialects.rtp_llm.addresses import Addresses, ByteSpan
 from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
@@ -137,7 +137,7 @@ def test_deepseek_v4_addresses_by_tag() -> None:
     spans = [addresses.buffers(1, 5, tag) for tag in CSA_TAGS]
     assert len({span.pool for (span,) in spans}) == 5
     (compressed,) = addresses.buffers(3, 2, "csa_kv")
-    assert compressed == Span(1, (1 * 9 + 2) * 2 * 19008, 2 * 19008)
+    assert compressed == ByteSpan(1, (1 * 9 + 2) * 2 * 19008, 2 * 19008)
     with pytest.raises(LayoutError, match="one of layer 1's"):
         addresses.address(1, 5)
     with pytest.raises(LayoutError, match="one of layer 2's"):

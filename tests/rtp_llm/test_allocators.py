@@ -9,7 +9,7 @@ from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.estimates import batch_peak
 from reference.dialects.rtp_llm.export import free_cached, hold, pop_from_cache
 from reference.dialects.rtp_llm.hybrid import HybridAllocator
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Verdict
+from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
 from reference.dialects.rtp_llm.resource import BatchResource, linear_dependencies
 from tests.rtp_llm.build import (
     FLASH,
@@ -44,7 +44,7 @@ def test_the_reserve_counts_for_new_requests_only() -> None:
     allocator = single(block_size=1, reserve_blocks=2)
     before = counters(allocator)
     refused = info(allocator, 8)
-    assert allocator.malloc(refused) == MallocResult(0, Verdict.PERMANENT)
+    assert allocator.malloc(refused) == MallocResult(0, MallocVerdict.PERMANENT)
     assert (counters(allocator), lists(refused.resource)) == (before, [[]])
     request = granted(allocator, 7)
     assert allocator.malloc(grown(request, 9)).success
@@ -55,7 +55,7 @@ def test_resident_blocks_are_no_room() -> None:
     allocator = single(6)
     cache_blocks(allocator, {0: [900, 901, 902, 903]}, resident=True)
     request = info(allocator, 13, batch=2, keys=[1, 2, 3, 4])
-    assert allocator.malloc(request) == MallocResult(0, Verdict.INTERNAL_ERROR)
+    assert allocator.malloc(request) == MallocResult(0, MallocVerdict.INTERNAL_ERROR)
     assert (allocator.free_blocks, allocator.available) == (1, 5)
     assert [lists(request.resource, row) for row in range(2)] == [[[]], [[]]]
 
@@ -72,7 +72,7 @@ def test_the_verdict_is_given_before_blocks_go_back() -> None:
     allocator = single()
     granted(allocator, 24)
     request = info(allocator, 16)
-    assert allocator.malloc(request) == MallocResult(0, Verdict.RETRYABLE)
+    assert allocator.malloc(request) == MallocResult(0, MallocVerdict.RETRYABLE)
     assert (allocator.available, lists(request.resource)) == (3, [[]])
 
 
@@ -302,7 +302,7 @@ def test_what_never_fits() -> None:
     pools = tiny_multi(3, 3)
     before = counters(pools)
     request = info(pools, 9, reuse=False, device_cache=False)
-    assert pools.malloc(request) == MallocResult(0, Verdict.PERMANENT)
+    assert pools.malloc(request) == MallocResult(0, MallocVerdict.PERMANENT)
     assert (counters(pools), lists(request.resource)) == (before, [[], []])
 
 

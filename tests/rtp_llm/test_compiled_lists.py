@@ -16,7 +16,7 @@ from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.jax import RtpJaxEngine
 from hkv.dialects.rtp_llm.log import to_rtp_header
-from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View, has_block, of_config, shape_of, slots
+from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, RtpView, has_block, of_config, shape_of, slots
 from hkv.keys.rolling import RollingKeys, next_keys
 from hkv.model.topology import Topology
 from hkv.state.item_table import NAMESPACE
@@ -41,7 +41,7 @@ def test_a_hole_before_a_tail_of_one_block_is_no_error() -> None:
 @jax.jit
 def _window(parameters: RtpParameters, tokens: Any) -> tuple[Any, Any]:
     """Slots of so many tokens, and whether the last four of them have blocks."""
-    view = View(parameters.cache, parameters.groups.reshape(-1), None, parameters.groups.shape[0])
+    view = RtpView(parameters.cache, parameters.groups.reshape(-1), None, parameters.groups.shape[0])
     swa = shape_of(view, jnp.int32(0))
     filled = slots(swa, tokens)
     no, false = jnp.int32(0), jnp.bool_(False)

@@ -21,7 +21,7 @@ from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.resharding import Side, plan_resharding
 from hkv.model.group_policy import GroupType, LayerDescription
 from hkv.spec import MLAAttention
-from reference.dialects.rtp_llm.manager import Manager
+from reference.dialects.rtp_llm.manager import RtpManager
 from reference.dialects.rtp_llm.shares import Whole
 from tests.rtp_llm.described import attention, one, recurrent
 
@@ -190,7 +190,7 @@ def test_every_byte_arrives_where_it_belongs_and_no_other(kind: str, shape: str,
 
 def allocated(server: Server, tokens: int, rank: int, seed: int) -> Lists:
     """Blocks that a manager of the server's own configuration gives the second of two requests with one prompt."""
-    manager = Manager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
+    manager = RtpManager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
     for name in ("a", "b"):
         manager.request(name, [seed] * tokens)
         granted = manager.malloc(name)

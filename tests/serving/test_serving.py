@@ -73,7 +73,7 @@ def hidden(tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return x[-1], state
 
 
-def forward(served: serving.Serving, turn: serving.Turn, plan: serving.Plan) -> tuple[serving.Serving, jax.Array]:
+def forward(served: serving.Serving, turn: serving.Turn, plan: serving.StepPlan) -> tuple[serving.Serving, jax.Array]:
     """Logits of each query's last token, [R, VOCABULARY]."""
     x = jnp.asarray(WEIGHTS["embed"])[plan.tokens]
     for layer in ("full", "near", "nearer"):

@@ -23,7 +23,7 @@ from hkv.oracle.verbs import explain
 from hkv.replay.result import ReplayResult
 from hkv.replay.verb import replay_trace
 from hkv.spec import FullAttention, SlidingWindow
-from reference.dialects.sglang.tree import Node, RadixTree
+from reference.dialects.sglang.tree import RadixTree, TreeNode
 
 DIALECT = registry.dialect_of(structs.NAME)
 
@@ -103,11 +103,11 @@ def _log(given: structs.Header, operations: list[structs.Operation]) -> Log:
     return Log("hand", given, tuple(answered))
 
 
-def _keep_all_recent(tree: RadixTree, node: Node) -> None:
+def _keep_all_recent(tree: RadixTree, node: TreeNode) -> None:
     tree.recent.sort(key=lambda each: each not in list(node.path()))
 
 
-def _split_shares_no_lock(tree: RadixTree, node: Node, length: int) -> Node:
+def _split_shares_no_lock(tree: RadixTree, node: TreeNode, length: int) -> TreeNode:
     upper = _SPLIT(tree, node, length)
     upper.full_locks = 0
     return upper

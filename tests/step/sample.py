@@ -22,7 +22,7 @@ from hkv.cache.state import (
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.model.topology import Topology
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, OpaqueState, SlidingWindow, retained_sparsely
-from reference.dialects.vllm.kinds.kind import Row
+from reference.dialects.vllm.kinds.kind import GroupRow
 from reference.keys import fingerprint
 from reference.step import FingerprintRequest, Rows
 
@@ -80,7 +80,7 @@ def expressible(config: VllmConfig) -> VllmConfig:
     return dataclasses.replace(config, eagle=False) if states_inside_blocks(config) else config
 
 
-def partial_of(held: Row | None) -> int:
+def partial_of(held: GroupRow | None) -> int:
     """The entry that a row has to copy, plus 1; 0 for none."""
     return 0 if held is None or held.partial is None else held.partial[0] + 1
 

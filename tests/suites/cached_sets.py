@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hkv.dialects.vllm.traffic.hit_comparison import Case, causes, draw_case
+from hkv.dialects.vllm.traffic.hit_comparison import HitCase, causes, draw_case
 from reference.dialects.vllm.coordinator import Coordinator, longest_hit
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import Found
@@ -13,7 +13,7 @@ from reference.hits import hit_alignment
 from tests.suites.suite import CaseSuite, case_check
 
 
-def lookup(case: Case) -> Found:
+def lookup(case: HitCase) -> Found:
     """Hit that the reference finds."""
     cache = Coordinator(case.config, VLLM.kind)
     cache.pool.records = False
@@ -25,7 +25,7 @@ def lookup(case: Case) -> Found:
 
 
 @case_check("hit alignment", "B-I10")
-def alignment(case: Case) -> Iterator[str]:
+def alignment(case: HitCase) -> Iterator[str]:
     """A hit is aligned as declared, leaves a token to compute, and comes with exactly the columns that it covers."""
     found = lookup(case)
     if found.hit % hit_alignment(case.config) or not 0 <= found.hit < max(1, case.num_tokens):
@@ -38,7 +38,7 @@ def alignment(case: Case) -> Iterator[str]:
 
 
 @case_check("hit soundness", "B-I8", "B-I12")
-def soundness(case: Case) -> Iterator[str]:
+def soundness(case: HitCase) -> Iterator[str]:
     """Every group can resume at the hit, drafts included, by `spec.readable`; named causes of a longer one aside."""
     if not any(cause.direction == "more" for cause in causes(case.config, case.num_tokens)):
         hit, best = lookup(case).hit, case.by_definition()
@@ -47,7 +47,7 @@ def soundness(case: Case) -> Iterator[str]:
 
 
 @case_check("hit maximality", "B-I9")
-def maximality(case: Case) -> Iterator[str]:
+def maximality(case: HitCase) -> Iterator[str]:
     """No longer hit exists, by trying every length; named causes of a shorter one aside."""
     if not any(cause.direction == "less" for cause in causes(case.config, case.num_tokens)):
         hit, best = lookup(case).hit, case.by_definition()
@@ -56,7 +56,7 @@ def maximality(case: Case) -> Iterator[str]:
 
 
 @case_check("lookup purity", "B-I10")
-def purity(case: Case) -> Iterator[str]:
+def purity(case: HitCase) -> Iterator[str]:
     """The same lookup finds the same again, and a request that is one token longer finds no less."""
     if lookup(case) != lookup(case):
         yield "two lookups of one cached set differ"

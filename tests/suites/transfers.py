@@ -11,8 +11,8 @@ from hkv.chunks.formats import SCALE_BYTES, TRAITS, EngineKVFormat, num_tensors
 from hkv.chunks.kernel_groups import EngineGroupInfo, KernelGroup, PageGeometry
 from hkv.chunks.objects import StagingLayout, object_groups, object_layout
 from hkv.chunks.plans import (
+    ChunkRow,
     Launch,
-    Row,
     downsample,
     host_copy_pieces,
     longest_prefix,
@@ -259,7 +259,7 @@ def nulls(case: Store) -> Iterator[str]:
 def joint_lookup(case: Store) -> Iterator[str]:
     """The hit is the longest length at which every row has all that a reader at that length needs; no more is held."""
     windows = [(-1, 1, 2, 0)[number % 4] for number in case.numbers]
-    rows = [Row(present, window) for present, window in zip(case.present, windows, strict=False)]
+    rows = [ChunkRow(present, window) for present, window in zip(case.present, windows, strict=False)]
     best, held = 0, [() for _ in rows]
     for length in range(case.chunks + 1):
         reads = [range(length - window if 0 < window < length else 0, length) for window in windows[: len(rows)]]

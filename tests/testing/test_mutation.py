@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from hkv.cli import cli
 from hkv.errors import ConfigError
 from hkv.testing.mutation.edits import edits_of
-from hkv.testing.mutation.trials import Judge, State, Verdict, target_of
+from hkv.testing.mutation.trials import Judge, Verdict, VerdictFile, target_of
 
 MODULE = '''\
 """A window's first block."""
@@ -180,11 +180,11 @@ def test_what_is_judged_is_not_judged_again(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize("change", ["module", "judge", "content", "folder"])
 def test_a_state_file_of_something_else_is_refused(change: str, folder: pathlib.Path) -> None:
     state = folder / "trials.jsonl"
-    State(state, target_of("windows.py"), "python check.py")
+    VerdictFile(state, target_of("windows.py"), "python check.py")
     if change == "module":
         (folder / "windows.py").write_text(MODULE + "\n")
     elif change == "judge":
-        State(state := folder / "other.jsonl", target_of("windows.py"), "python other.py")
+        VerdictFile(state := folder / "other.jsonl", target_of("windows.py"), "python other.py")
     elif change == "content":
         state.write_text("trials\n")
     else:

@@ -12,7 +12,7 @@ from hkv.errors import LayoutError
 from hkv.layout.layer_cache import Region, partition_bytes, stack_regions
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Consecutive bytes of a pool.
 
     Attributes:
@@ -134,7 +134,7 @@ class Addresses:
         home = self.home(layer, tag)
         return home.region.kv_address(home.slot, block), home.region.scale_address(home.slot, block)
 
-    def buffers(self, layer: int, block: int, tag: str | None = None) -> tuple[Span, ...]:
+    def buffers(self, layer: int, block: int, tag: str | None = None) -> tuple[ByteSpan, ...]:
         """The block's bytes, and those of its scales.
 
         By layer alone, as long as the stride of the pool; by tag, in a shared pool, as long as the block of the group,
@@ -147,7 +147,7 @@ class Addresses:
         sizes = (home.group.stride, home.group.scale_stride) if tag is None else self.own_sizes(home.group)
         return _spans(home, block, sizes)
 
-    def parts(self, layer: int, block: int, count: int, index: int, tag: str | None = None) -> tuple[Span, ...]:
+    def parts(self, layer: int, block: int, count: int, index: int, tag: str | None = None) -> tuple[ByteSpan, ...]:
         """One of `count` equal shares of a block's heads: K, V and, if there are any, their scales.
 
         Blocks that cannot be cut are given whole: latent ones, those with an indexer, and those of a shared pool of
@@ -165,10 +165,10 @@ class Addresses:
         for whole in _spans(home, block, (group.stride, group.scale_stride)):
             half, heads = whole.size // 2, group.block.local_heads
             k, k_size, v, v_size = partition_bytes(whole.size, half, half, heads, count, index)
-            spans += [Span(home.pool, whole.offset + k, k_size), Span(home.pool, whole.offset + v, v_size)]
+            spans += [ByteSpan(home.pool, whole.offset + k, k_size), ByteSpan(home.pool, whole.offset + v, v_size)]
         return tuple(spans)
 
-    def copies(self, source: int, target: int, tag: str | None = None) -> Iterator[tuple[Span, Span]]:
+    def copies(self, source: int, target: int, tag: str | None = None) -> Iterator[tuple[ByteSpan, ByteSpan]]:
         """Byte copies, each from a source span to a target span, that give one block another's content in all layers.
 
         Draft modules' layers are copied with their group's.
@@ -202,7 +202,7 @@ def _strides(groups: Sequence[PoolGroup]) -> tuple[int, int, int]:
     return max(len(group.layers) for group in groups), first.stride, first.scale_stride
 
 
-def _spans(home: Home, block: int, sizes: Sequence[int]) -> tuple[Span, ...]:
+def _spans(home: Home, block: int, sizes: Sequence[int]) -> tuple[ByteSpan, ...]:
     starts = (home.region.kv_address(home.slot, block), home.region.scale_address(home.slot, block))
     pairs = zip(starts, sizes, strict=True)
-    return tuple(Span(home.pool, start, size) for start, size in pairs if start is not None and size)
+    return tuple(ByteSpan(home.pool, start, size) for start, size in pairs if start is not None and size)

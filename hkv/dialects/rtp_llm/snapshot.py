@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 
-from hkv.contract.snapshot import Block, Entry, Holder, Pool, Snapshot
+from hkv.contract.snapshot import Block, Entry, Holder, PoolSnapshot, Snapshot
 from hkv.dialects.rtp_llm.config import HYBRID_POOL
 from hkv.dialects.rtp_llm.log import RtpHeader, RtpState
 
@@ -36,7 +36,7 @@ def snapshot(header: RtpHeader, state: RtpState) -> Snapshot:
                 entries[group if apart else 0, block] = (group, -1, f"{key & (1 << 64) - 1:016x}")
     names = [group.tag for group in header.groups] if apart else ["blocks"]
     pools = (
-        Pool(name, range(1, count), pool.free)
+        PoolSnapshot(name, range(1, count), pool.free)
         for name, count, pool in zip(names, header.num_blocks, state.pools, strict=True)
     )
     return Snapshot(tuple(pools), holders, references, entries)

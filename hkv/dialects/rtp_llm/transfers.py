@@ -12,7 +12,7 @@ from hkv.model.group_policy import CpMapping, CpSlice, GroupPolicy
 from hkv.spec.dtypes import item_bytes
 
 
-class Stored(NamedTuple):
+class StoredBlock(NamedTuple):
     """One block to store.
 
     Attributes:
@@ -26,7 +26,7 @@ class Stored(NamedTuple):
 
 def store_plan(
     policy: GroupPolicy, mapper: CpSlotMapper, total: int, *, reused: int = 0, hybrid: bool = True
-) -> list[Stored]:
+) -> list[StoredBlock]:
     """Blocks of one group that a rank stores, with the indices of their keys (RTP-LLM `buildCacheStorePlan`).
 
     Args:
@@ -41,14 +41,14 @@ def store_plan(
     if mapping is CpMapping.COMPACT_LAST_RANK:
         slots = -(-total // mapper.size)
         start = max(slots - tail, 0) if hybrid else min(reused, slots)
-        return [Stored(min((slot + 1) * mapper.size - 1, total - 1), slot) for slot in range(start, slots)]
+        return [StoredBlock(min((slot + 1) * mapper.size - 1, total - 1), slot) for slot in range(start, slots)]
     start = reused
     if hybrid:
         start = max(total - tail, 0) if policy.active_tail_blocks else 0
     if mapping is CpMapping.NONE:
-        return [Stored(position, position) for position in range(start, total)]
+        return [StoredBlock(position, position) for position in range(start, total)]
     owners = ((position, *mapper.owner(position)) for position in range(start, total))
-    return [Stored(position, slot) for position, rank, slot in owners if rank == mapper.rank]
+    return [StoredBlock(position, slot) for position, rank, slot in owners if rank == mapper.rank]
 
 
 def slice_for_peer(mode: CpSlice, block_bytes: int, payload_bytes: int, ranks: int, peer: int) -> tuple[int, int]:

@@ -38,7 +38,7 @@ UNTOLD = (
 """Methods of a core that change what a log has no words for."""
 
 
-def attach(params: Any, session: Session) -> Observer:
+def attach(params: Any, session: Session) -> CoreObserver:
     """Observes the cache that is going to be made of some `CacheInitParams`, from its first call on.
 
     Raises:
@@ -50,7 +50,7 @@ def attach(params: Any, session: Session) -> Observer:
     header = header_of(params)
     dialect = registry.dialect_of(structs.NAME)
     dialect.log.check(header)
-    observer = Observer(header, params, session.sink(dialect), session.states)
+    observer = CoreObserver(header, params, session.sink(dialect), session.states)
     inner = tree_core_registry.select_tree_core_backend(params)
 
     def core(given: Any, components: Any) -> Any:
@@ -127,7 +127,7 @@ def header_of(params: Any) -> structs.Header:
     )
 
 
-class Observer:
+class CoreObserver:
     """One core under observation.
 
     Args:

@@ -9,7 +9,7 @@ from hkv.errors import OperationError
 
 
 @dataclasses.dataclass
-class Request:
+class RunningRequest:
     """A running request: its tokens, how many have slots, how many slots are the tree's, and whether it ran at all."""
 
     tokens: int
@@ -29,7 +29,7 @@ class SGLangLifecycle:
     """
 
     def __init__(self, header: structs.Header) -> None:
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, RunningRequest] = {}
         config = structs.to_config(header)
         self._pools, self._window, self._eagle = len(header.num_blocks), config.window or 0, int(config.bigrams)
 
@@ -69,7 +69,7 @@ class SGLangLifecycle:
         """Takes note of slots that were granted, and of those that are the tree's now."""
         match operation, answer:
             case structs.AdmitOp(), structs.Found(hit=hit):
-                self.requests[operation.id] = Request(len(operation.tokens), hit, hit)
+                self.requests[operation.id] = RunningRequest(len(operation.tokens), hit, hit)
             case structs.ExtendOp(), structs.Slots(slots=list()):
                 request = self.requests[operation.id]
                 request.computed, request.ran = operation.length, True
@@ -101,7 +101,7 @@ class SGLangLifecycle:
             case _:
                 pass
 
-    def _least(self, request: Request) -> int:
+    def _least(self, request: RunningRequest) -> int:
         """Fewest tokens with which it may end: with fewer, what the tree has of it would not be of its key."""
         return request.protected + self._eagle
 

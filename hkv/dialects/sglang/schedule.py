@@ -20,12 +20,12 @@ import numpy as np
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
 from hkv.dialects.sglang.config import SLIDE_EVERY, STATE_CHUNK, SGLangConfig
-from hkv.dialects.sglang.engines.jax_reading import Reader
+from hkv.dialects.sglang.engines.jax_reading import SGLangReader
 from hkv.dialects.sglang.rules import entering, states, transitions
 from hkv.dialects.sglang.rules.evict import Wanted, evict
 from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode
-from hkv.dialects.sglang.rules.parameters import Field, SGLangParameters, View
-from hkv.dialects.sglang.rules.transitions import FETCHED, Answer, Op, Own
+from hkv.dialects.sglang.rules.parameters import Field, SGLangParameters, SGLangView
+from hkv.dialects.sglang.rules.transitions import FETCHED, Own, SGLangAnswer, SGLangOp
 from hkv.dialects.sglang.scheduler import bounded
 from hkv.machine import native_loops
 from hkv.replay import schedule_loop
@@ -46,7 +46,7 @@ from hkv.replay.schedule_state import (
     shaped,
 )
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, remainder, when
-from hkv.state.radix import FULL, POOLS, WINDOW, Count, Held, PoolCount, RadixBuckets, RadixState
+from hkv.state.radix import FULL, POOLS, WINDOW, Count, PoolCount, RadixBuckets, RadixRequest, RadixState
 from hkv.state.radix_workspace import ARRAYS, RadixSizes, RadixWorkspace
 
 UNLIMITED = 1 << 29
@@ -127,7 +127,7 @@ class SGLangCompiledReplay(Dispatches):
 
     def state(self) -> structs.State:
         """The whole state of the cache, in which no request is left."""
-        reader = Reader(self.config, TracePages(self.config.page_size))
+        reader = SGLangReader(self.config, TracePages(self.config.page_size))
         return reader.state(jax.device_get(self._resident.cache), {})
 
 
@@ -157,7 +157,7 @@ def _dispatch(
     sizes = RadixSizes(cache.buckets, 1, 1, COLUMNS, room)
     arrays = {**flat(cache, ARRAYS), **flat(resident, SCHEDULE_ARRAYS), "results": jnp.zeros(2 * COLUMNS, jnp.int32)}
     work = ScheduleWorkspace(sizes, **arrays, lane=zero, num_ids=zero)
-    view = View(parameters.cache.reshape(-1), None)
+    view = SGLangView(parameters.cache.reshape(-1), None)
     work, m, _ = schedule_loop.run(work, trace, resident, (), functools.partial(_trip, view, trace))
     new = RadixState(**shaped(work, cache, ARRAYS))
     left = SGLangResident(cache=new, machine=jnp.stack(m), **shaped(work, resident, SCHEDULE_ARRAYS))
@@ -167,7 +167,7 @@ def _dispatch(
 program = programs(_dispatch, "sglang-schedule")
 
 
-def _trip(view: View, trace: Trace, w: Work, m: Machine, more: tuple[Scalar, ...]) -> tuple[Work, Machine, Any]:
+def _trip(view: SGLangView, trace: Trace, w: Work, m: Machine, more: tuple[Scalar, ...]) -> tuple[Work, Machine, Any]:
     w, m, _ = schedule_loop.begin(w, trace, m)
     w, (full, window) = w.peek(
         m.at(Mode.GROW), "counters", *(w.pool_count(pool, PoolCount.FREE) for pool in (FULL, WINDOW))
@@ -188,7 +188,7 @@ def _trip(view: View, trace: Trace, w: Work, m: Machine, more: tuple[Scalar, ...
     return *_follow(w, view, m.when(m.at(Mode.TAKE) & granted, hit=hit, new=new), current, granted), more
 
 
-def _record(w: Work, view: View, m: Machine) -> tuple[Work, Machine]:
+def _record(w: Work, view: SGLangView, m: Machine) -> tuple[Work, Machine]:
     """The step's occupancy: pages, and states, that are neither free nor the tree's alone."""
     mine = m.at(Mode.RECORD)
     places = (w.pool_count(pool, field) for pool in POOLS for field in (PoolCount.FREE, PoolCount.UNHELD))
@@ -198,7 +198,7 @@ def _record(w: Work, view: View, m: Machine) -> tuple[Work, Machine]:
     return w, m.when(mine, asked=w.spare_slot)
 
 
-def _note_keys(w: Work, view: View, trace: Trace, m: Machine, current: Current) -> Work:
+def _note_keys(w: Work, view: SGLangView, trace: Trace, m: Machine, current: Current) -> Work:
     """REQUEST: the keys of all whole pages that a request will ever have stand in its chain."""
     tokens = trace.request(current.request, Arriving.PROMPT) + trace.request(current.request, Arriving.OUTPUT)
     first = trace.request(current.request, Arriving.KEY_START)
@@ -211,7 +211,7 @@ def _note_keys(w: Work, view: View, trace: Trace, m: Machine, current: Current) 
     return loop(lambda c: c[0] < end, one, w, (0,), writes=("chains",))[0]
 
 
-def _take_in(w: Work, view: View, m: Machine, current: Current) -> tuple[Work, Scalar, Scalar]:
+def _take_in(w: Work, view: SGLangView, m: Machine, current: Current) -> tuple[Work, Scalar, Scalar]:
     """TAKE: the request holds what is cached of it; tokens of that, and up to where more is cached without a state."""
     taking = m.at(Mode.TAKE)
 
@@ -230,7 +230,7 @@ def _take_in(w: Work, view: View, m: Machine, current: Current) -> tuple[Work, S
     )
 
 
-def _lengthen(w: Work, view: View, m: Machine, current: Current, target: Scalar) -> tuple[Work, Scalar]:
+def _lengthen(w: Work, view: SGLangView, m: Machine, current: Current, target: Scalar) -> tuple[Work, Scalar]:
     """TAKE and ASK: a chunk gets pages at once, decoded tokens one by one, while the window slides; whether all did.
 
     Before that, TAKE and ENTER: states are there for a request that comes, and for the one that the tree takes.
@@ -239,8 +239,8 @@ def _lengthen(w: Work, view: View, m: Machine, current: Current, target: Scalar)
     mine = taking | m.at(Mode.ASK)
     w, (length, tracked, came) = w.peek_each(
         mine | entering,
-        ("requests", w.request(current.slot, Held.LENGTH)),
-        ("requests", w.request(current.slot, Held.TRACKED)),
+        ("requests", w.request(current.slot, RadixRequest.LENGTH)),
+        ("requests", w.request(current.slot, RadixRequest.TRACKED)),
         ("running_words", w.running_word(current.slot, Running.CAME)),
     )
     decodes = m.at(Mode.ASK) & (current.computed >= came)
@@ -249,19 +249,21 @@ def _lengthen(w: Work, view: View, m: Machine, current: Current, target: Scalar)
     def one(v: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         at, _, lacks = local
         pages = lacks == 0
-        v, words = v.peek_request(True, current.slot, Held.SLID, Held.PROTECTED, Held.TRACKED, Held.TURN)
+        v, words = v.peek_request(
+            True, current.slot, RadixRequest.SLID, RadixRequest.PROTECTED, RadixRequest.TRACKED, RadixRequest.TURN
+        )
         slid, protected, before, turn = words
         slides = decodes & pages
         own = Own(slid, protected, before)
         v, slid = transitions.slide(v, view, current.slot, slides, at, own, jnp.int32(SLIDE_EVERY))
-        v = v.write_if(slides, "requests", slid, v.request(current.slot, Held.SLID))
+        v = v.write_if(slides, "requests", slid, v.request(current.slot, RadixRequest.SLID))
         end = jnp.where(decodes, at + 1, target)
         room = jnp.where(pages, transitions.room_for(view, at, end, decodes), 0)
         v, _ = evict(v, view, jnp.bool_(True), Wanted(room, room, lacks, jnp.bool_(True)))
         v = states.take_lacking(v, current.slot, jnp.where(taking, lacks, 0))
         v, granted = transitions.lengthen(v, view, pages, current.slot, (at, end), decodes)
-        v = v.write_if(granted, "requests", end, v.request(current.slot, Held.LENGTH))
-        v = v.write_if(granted, "requests", 1, v.request(current.slot, Held.RAN))
+        v = v.write_if(granted, "requests", end, v.request(current.slot, RadixRequest.LENGTH))
+        v = v.write_if(granted, "requests", 1, v.request(current.slot, RadixRequest.RAN))
         kept = jnp.where(decodes, _kept_of_decoded(view, end), _kept_of_prompt(view, at, end, current.shared_boundary))
         kept, before = jnp.where(tracks, kept, 0), jnp.where(decodes, before, 0)
         v = transitions.keep_state(v, granted, (current.slot, turn), kept, before)
@@ -276,7 +278,7 @@ def _lengthen(w: Work, view: View, m: Machine, current: Current, target: Scalar)
     return w, granted
 
 
-def _kept_of_prompt(view: View, start: Scalar, end: Scalar, branch: Scalar) -> Scalar:
+def _kept_of_prompt(view: SGLangView, start: Scalar, end: Scalar, branch: Scalar) -> Scalar:
     """`SGLangConfig.kept_state`, of tracked states."""
     grid, passed = view.whole(Field.GRID), end - start
     whole = divide(passed, grid) * grid
@@ -286,23 +288,23 @@ def _kept_of_prompt(view: View, start: Scalar, end: Scalar, branch: Scalar) -> S
     return jnp.where(whole > 0, jnp.where(inside, branch, start + whole), 0)
 
 
-def _kept_of_decoded(view: View, length: Scalar) -> Scalar:
+def _kept_of_decoded(view: SGLangView, length: Scalar) -> Scalar:
     """Length of the state that is kept with a decoded token, the last of so many; 0 for none."""
     return jnp.where(remainder(length, view.whole(Field.EVERY)) == 0, length, 0)
 
 
-def _op(w: Work, code: SGLangCode, current: Current, length: Scalar | None = None) -> tuple[Work, Op]:
+def _op(w: Work, code: SGLangCode, current: Current, length: Scalar | None = None) -> tuple[Work, SGLangOp]:
     """An operation on the request at hand, and what the cache knows of that."""
     w, fields = w.peek_request(True, current.slot, *FETCHED)
     row = (jnp.int32(0),) * len(SGLangArgument)
-    op = Op(jnp.int32(code), current.slot, jnp.bool_(True), row, *fields)
+    op = SGLangOp(jnp.int32(code), current.slot, jnp.bool_(True), row, *fields)
     return w, op if length is None else op._replace(length=length)
 
 
-_NOTHING = Answer(*(np.int32(0),) * COLUMNS)
+_NOTHING = SGLangAnswer(*(np.int32(0),) * COLUMNS)
 
 
-def _enter(w: Work, view: View, m: Machine, current: Current) -> Work:
+def _enter(w: Work, view: SGLangView, m: Machine, current: Current) -> Work:
     """ENTER: what the step computes of a request is entered; FINISH: everything."""
     ends = m.at(Mode.FINISH)
 
@@ -316,7 +318,7 @@ def _enter(w: Work, view: View, m: Machine, current: Current) -> Work:
     return when(ends | m.at(Mode.ENTER), once, w, writes=w.CARRIED)
 
 
-def _leave(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -> Work:
+def _leave(w: Work, view: SGLangView, m: Machine, current: Current, granted: Scalar) -> Work:
     """FINISH and PREEMPT: a request gives back what it has; TAKE: what it found, if it gets no pages beyond that."""
     ends = m.at(Mode.FINISH)
 
@@ -327,7 +329,7 @@ def _leave(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -
     return when(ends | m.at(Mode.PREEMPT) | (m.at(Mode.TAKE) & ~granted), once, w, writes=w.CARRIED)
 
 
-def _follow(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -> tuple[Work, Machine]:
+def _follow(w: Work, view: SGLangView, m: Machine, current: Current, granted: Scalar) -> tuple[Work, Machine]:
     """Transition of the schedule by the cache's answer."""
     asking, taking, entering = m.at(Mode.ASK), m.at(Mode.TAKE), m.at(Mode.ENTER)
     refused = (asking | taking) & ~granted
@@ -339,15 +341,15 @@ def _follow(w: Work, view: View, m: Machine, current: Current, granted: Scalar) 
     return w, m.when(entering, mode=int(Mode.COMPUTE))
 
 
-def _note_needs(w: Work, view: View, m: Machine, current: Current, granted: Scalar) -> Work:
+def _note_needs(w: Work, view: SGLangView, m: Machine, current: Current, granted: Scalar) -> Work:
     """Tokens up to which a request needs nothing of the cache: none before it decodes; then up to its page's end, to
     where its window slides next, and to before where a state of it is kept next."""
     taking = m.at(Mode.TAKE) & granted
     mine = taking | (m.at(Mode.ASK) & granted)
     w, (length, slid, came) = w.peek_each(
         mine,
-        ("requests", w.request(current.slot, Held.LENGTH)),
-        ("requests", w.request(current.slot, Held.SLID)),
+        ("requests", w.request(current.slot, RadixRequest.LENGTH)),
+        ("requests", w.request(current.slot, RadixRequest.SLID)),
         ("running_words", w.running_word(current.slot, Running.CAME)),
     )
     came = jnp.where(taking, current.tokens, came)

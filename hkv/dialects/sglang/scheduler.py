@@ -106,7 +106,7 @@ class SGLangLoop(TokenLoop):
 
 
 @dataclasses.dataclass
-class Room:
+class FreeTokens:
     """Tokens of each pool that are free or may be evicted; `window` is None without a window group."""
 
     full: int
@@ -134,13 +134,13 @@ class Budget:
     current: int = 0
     slid: int = 0
 
-    def state(self, room: Room) -> str:
+    def state(self, room: FreeTokens) -> str:
         """Reason why the pass ends, or that it goes on (`budget_state`)."""
         if room.full <= max(self.total, self.current) or (room.window is not None and room.window <= self.slid):
             return NO_TOKEN
         return OTHER if self.prompt <= 0 or self.chunk <= 0 else GO
 
-    def add(self, room: Room, left: int, more: int, output: int) -> int | str:
+    def add(self, room: FreeTokens, left: int, more: int, output: int) -> int | str:
         """Tokens of a prompt that are computed in this pass, or why none are (`add_one_req`).
 
         Args:
@@ -168,7 +168,7 @@ class Budget:
         self._charge(left, output)
         return left
 
-    def go_on(self, room: Room, left: int, output: int) -> int | None:
+    def go_on(self, room: FreeTokens, left: int, output: int) -> int | None:
         """Tokens of the prompt that is computed in chunks; None if it has to wait (`add_chunked_req`)."""
         limit = min(self.chunk, int(room.full - self.total))
         if room.window is not None:
@@ -295,11 +295,11 @@ class SGLangScheduler(SGLangLoop):
         sizes = self._config.num_slots
         return Budget(self._config.page_size, self._config.window, sizes[-1], self._schedule.step_tokens, held)
 
-    def _room(self, tokens: int = 0) -> Room:
+    def _room(self, tokens: int = 0) -> FreeTokens:
         """Room in each pool, once so many tokens are made free, or as many as may be."""
         told = self._engine.perform(structs.RoomOp(tokens=tokens))
         both = [free + idle for free, idle in zip(told.available, told.evictable, strict=True)]
-        return Room(both[0], both[1] if len(both) > 1 else None)
+        return FreeTokens(both[0], both[1] if len(both) > 1 else None)
 
     def _order(self) -> None:
         """Puts the queue in the policy's order; being looked up counts as a use (`calc_priority`)."""

@@ -11,7 +11,7 @@ import collections
 import hashlib
 from collections.abc import Sequence
 
-from hkv.contract.snapshot import Block, Entry, Holder, Pool, Snapshot
+from hkv.contract.snapshot import Block, Entry, Holder, PoolSnapshot, Snapshot
 from hkv.dialects.sglang.log import SLIDING_WINDOW, STATES, Header, State
 from hkv.errors import UnsupportedConfigError
 
@@ -32,7 +32,7 @@ def snapshot(header: Header, state: State) -> Snapshot:
         for number, each in enumerate(owned.states):
             holders[kinds.index(STATES), each].append((id, kinds.index(STATES), number))
     pools = (
-        Pool("states" if kind == STATES else f"{kind} pages", range(1, count + 1), [*pool.free, *pool.waiting])
+        PoolSnapshot("states" if kind == STATES else f"{kind} pages", range(1, count + 1), [*pool.free, *pool.waiting])
         for kind, count, pool in zip(kinds, header.num_blocks, state.pools, strict=True)
     )
     references = {block: len(each) for block, each in holders.items()}

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from hkv.contract.log import Log, LogFormat
     from hkv.contract.plan_command import PlanCommand
     from hkv.contract.snapshot import Snapshot
-    from hkv.contract.traffic import Choices, Kept
+    from hkv.contract.traffic import Choices, KeptTraffic
     from hkv.dialects.vllm.lifecycle import Lifecycle
     from hkv.dialects.vllm.log.structs import Header
-    from hkv.dialects.vllm.traffic.hit_comparison import Case
+    from hkv.dialects.vllm.traffic.hit_comparison import HitCase
     from hkv.dialects.vllm.traffic.traffic import Traffic
     from hkv.replay.command import ReplayCommand
 
@@ -109,7 +109,7 @@ class VllmDialect(Dialect):
 
         return (STEERED, *REACHING, *FEATURES)
 
-    def kept(self, version: int, name: str) -> Sequence[Kept]:
+    def kept(self, version: int, name: str) -> Sequence[KeptTraffic]:
         from hkv.dialects.vllm.traffic.headers import kept
 
         return kept(version)
@@ -139,7 +139,7 @@ class VllmDialect(Dialect):
     def topology(self, header: Header) -> Topology:
         return Topology.of_specs([spec_from_log(group) for group in header.groups], header.eagle_groups)
 
-    def draw_hit_case(self, choices: Choices) -> Case:
+    def draw_hit_case(self, choices: Choices) -> HitCase:
         from hkv.dialects.vllm.traffic.hit_comparison import draw_case
 
         return draw_case(choices)
@@ -265,6 +265,6 @@ class EarlierVllmDialect(VllmDialect):
         header = super().draw_header(choices, feature, version, name, kinds)
         return msgspec.structs.replace(header, dialect=EARLIER, hash_lookahead=0)
 
-    def kept(self, version: int, name: str) -> Sequence[Kept]:
+    def kept(self, version: int, name: str) -> Sequence[KeptTraffic]:
         later = [each for each in super().kept(version, name) if not each.header.hash_lookahead]
         return [each._replace(header=msgspec.structs.replace(each.header, dialect=EARLIER)) for each in later]

@@ -22,7 +22,7 @@ from hkv.errors import ConfigError
 from hkv.oracle.check import Difference
 from hkv.oracle.engine import attempt, make_engine
 from hkv.oracle.history import Mark, case_data, difference_mark, look_of, operation_text, subject
-from hkv.oracle.side import Side
+from hkv.oracle.side import EngineSide
 from hkv.page.live import MOST, Live
 
 IDLE = 10.0
@@ -103,7 +103,7 @@ class Shown:
         self.lock = threading.Lock()
         self._header: Any = None
         self._engine: Any = None
-        self._sides: tuple[Side, Side] | None = None
+        self._sides: tuple[EngineSide, EngineSide] | None = None
         self._lines: list[str] = []
         self._subjects: list[str] = []
         self._performed = self._characters = self._given = self._begun = 0
@@ -196,8 +196,8 @@ class Shown:
         self._look()
         self._begun = self._sides[1].size
 
-    def _side(self, name: str, engine: Any) -> Side:
-        made = Side(registry.dialect_of(self._header.dialect), self._header, name, engine, whole=0, queued=QUEUED)
+    def _side(self, name: str, engine: Any) -> EngineSide:
+        made = EngineSide(registry.dialect_of(self._header.dialect), self._header, name, engine, whole=0, queued=QUEUED)
         made.first = self._given
         return made
 

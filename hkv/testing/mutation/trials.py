@@ -46,7 +46,7 @@ which it imported for the check."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class EditTarget:
     """Source to edit.
 
     Attributes:
@@ -64,7 +64,7 @@ class Target:
         return edits_of(self.source, self.scope)
 
 
-def target_of(name: str) -> Target:
+def target_of(name: str) -> EditTarget:
     """The source of `MODULE[:CLASS]`, a module by its import name or by the path of its file; ConfigError if there is
     none."""
     module, _, scope = name.partition(":")
@@ -85,7 +85,7 @@ def target_of(name: str) -> Target:
         source = importlib.util.decode_source(path.read_bytes())
     except (OSError, SyntaxError, UnicodeError) as error:
         raise ConfigError("module", name, f"{wanted} ({error})") from None
-    return Target(name, path.resolve(), scope, source)
+    return EditTarget(name, path.resolve(), scope, source)
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class Judge:
     five times what the check takes, and 30.
     """
 
-    def __init__(self, target: Target, command: str, limit: float | None) -> None:
+    def __init__(self, target: EditTarget, command: str, limit: float | None) -> None:
         self._target, self._text, self._limit = target, command, limit
         try:
             words = shlex.split(command)
@@ -238,14 +238,14 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     by: str
 
 
-class State:
+class VerdictFile:
     """Verdicts that outlive the process: one JSON object a line, each written as soon as it is known.
 
     Without a path nothing is kept. ConfigError if the file was begun for another text or judge, or is none of these
     files.
     """
 
-    def __init__(self, path: pathlib.Path | None, target: Target, command: str) -> None:
+    def __init__(self, path: pathlib.Path | None, target: EditTarget, command: str) -> None:
         self._path, self.verdicts = path, dict[str, Verdict]()
         if path is None:
             return

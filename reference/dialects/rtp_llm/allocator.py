@@ -12,7 +12,7 @@ from reference.dialects.rtp_llm.kinds.full import FullKind
 from reference.dialects.rtp_llm.kinds.kind import Kind
 from reference.dialects.rtp_llm.kinds.linear import LinearKind
 from reference.dialects.rtp_llm.kinds.swa import SwaKind
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Verdict
+from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
 from reference.dialects.rtp_llm.pool import CACHE, REQUEST, BlockPool
 from reference.dialects.rtp_llm.resource import BatchResource
 from reference.dialects.rtp_llm.shared_cache import SharedBlockCache
@@ -65,7 +65,7 @@ class Allocator(abc.ABC):
         if info.resource.current_blocks:
             return self.grow(info)
         verdict = self.capacity(info, available=False)
-        if verdict is not Verdict.NONE:
+        if verdict is not MallocVerdict.NONE:
             return MallocResult(0, verdict)
         try:
             begun = self.begin(info)
@@ -76,8 +76,8 @@ class Allocator(abc.ABC):
         if grown.success:
             return begun
         verdict = grown.verdict
-        if verdict is Verdict.INTERNAL_ERROR:
-            verdict = self.capacity(info, available=True) or Verdict.INTERNAL_ERROR
+        if verdict is MallocVerdict.INTERNAL_ERROR:
+            verdict = self.capacity(info, available=True) or MallocVerdict.INTERNAL_ERROR
         self._abandon(info.resource)
         return MallocResult(0, verdict)
 
@@ -128,7 +128,7 @@ class Allocator(abc.ABC):
                 kind.free(blocks.blocks)
         resource.clear_blocks()
 
-    def capacity(self, info: MallocInfo, *, available: bool) -> Verdict:
+    def capacity(self, info: MallocInfo, *, available: bool) -> MallocVerdict:
         """Verdict on whether a new request fits next to the reserve (RTP-LLM `evaluateInitCapacity`).
 
         Args:
@@ -137,12 +137,12 @@ class Allocator(abc.ABC):
         """
         need = self.first_need(info)
         if need <= 0:
-            return Verdict.NONE
+            return MallocVerdict.NONE
         if need + self.config.reserve_blocks > self.total:
-            return Verdict.PERMANENT
+            return MallocVerdict.PERMANENT
         if available and need + self.config.reserve_blocks > self.available:
-            return Verdict.RETRYABLE
-        return Verdict.NONE
+            return MallocVerdict.RETRYABLE
+        return MallocVerdict.NONE
 
     def share(self, info: MallocInfo) -> None:
         """Let every sequence after the first hold the first one's blocks too."""

@@ -11,7 +11,7 @@ from reference.dialects.rtp_llm.block_ids import BlockIds
 from reference.dialects.rtp_llm.forks import fork_hybrid
 from reference.dialects.rtp_llm.joint_reuse import joint_reuse, reused_tokens
 from reference.dialects.rtp_llm.kinds.kind import Kind, Need
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Verdict
+from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
 from reference.dialects.rtp_llm.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL
 from reference.dialects.rtp_llm.resource import BatchResource, Resource, linear_dependencies
 
@@ -45,13 +45,13 @@ class HybridAllocator(Allocator):
         reused = self._adopt(row) if info.device_cache else 0
         verdict = self.capacity(info, available=True)
         need, reserve = self.first_need(info), self.config.reserve_blocks
-        if verdict is Verdict.NONE and reserve and need > 0 and self.available < need + reserve:
-            verdict = Verdict.RETRYABLE
-        if verdict is not Verdict.NONE:
+        if verdict is MallocVerdict.NONE and reserve and need > 0 and self.available < need + reserve:
+            verdict = MallocVerdict.RETRYABLE
+        if verdict is not MallocVerdict.NONE:
             return MallocResult(0, verdict)
         for kind, blocks in zip(self.kinds, row.groups, strict=True):
             if kind.malloc(blocks, self.effective(kind.group, info.common), info.reuse) is None:
-                return MallocResult(0, Verdict.INTERNAL_ERROR)
+                return MallocResult(0, MallocVerdict.INTERNAL_ERROR)
         self.share(info)
         return MallocResult(reused_tokens(self, reused))
 
@@ -73,7 +73,7 @@ class HybridAllocator(Allocator):
             raise
         if not granted:
             _undo(done)
-            return MallocResult(0, Verdict.INTERNAL_ERROR)
+            return MallocResult(0, MallocVerdict.INTERNAL_ERROR)
         if info.cleanup:
             for step in done:
                 step.kind.cleanup(step.blocks, info.reuse, info.tokens.reserve)

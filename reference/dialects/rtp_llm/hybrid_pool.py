@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from hkv.model.group_policy import GroupType
 from reference.dialects.rtp_llm.hybrid import HybridAllocator
-from reference.dialects.rtp_llm.operation import MallocInfo, Verdict
+from reference.dialects.rtp_llm.operation import MallocInfo, MallocVerdict
 
 
 class HybridPoolAllocator(HybridAllocator):
     """RTP-LLM `HybridPoolKVCacheAllocator`: the verdict is given pool by pool, and the reserve is shared out."""
 
-    def capacity(self, info: MallocInfo, *, available: bool) -> Verdict:
+    def capacity(self, info: MallocInfo, *, available: bool) -> MallocVerdict:
         """A pool that can never hold its part decides at once; one that cannot now, when all were asked."""
-        verdict = Verdict.NONE
+        verdict = MallocVerdict.NONE
         totals, availables = self._shares("total"), self._shares("available")
         for kind, blocks in zip(self.kinds, info.resource.rows[0].groups, strict=True):
             need = self.group_need(info, kind, len(blocks))
@@ -20,9 +20,9 @@ class HybridPoolAllocator(HybridAllocator):
             if count <= 0:
                 continue
             if count + totals[kind.group] > kind.pool.total:
-                return Verdict.PERMANENT
+                return MallocVerdict.PERMANENT
             if available and count + availables[kind.group] > kind.pool.available:
-                verdict = Verdict.RETRYABLE
+                verdict = MallocVerdict.RETRYABLE
         return verdict
 
     def _shares(self, name: str) -> list[int]:

@@ -29,7 +29,7 @@ PARTIAL = -1
 
 
 @dataclasses.dataclass
-class Request:
+class RtpRequest:
     """A request: one or several sequences of equal length.
 
     Attributes:
@@ -45,7 +45,7 @@ class Request:
     given: Sequence[int] | None = None
 
 
-class Manager:
+class RtpManager:
     """RTP-LLM `KVCacheManager` in plain Python.
 
     Args:
@@ -60,7 +60,7 @@ class Manager:
     def __init__(self, config: RtpConfig) -> None:
         self.config = config
         self.allocator = ALLOCATORS[config.name](config)
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, RtpRequest] = {}
 
     def request(self, id: str, tokens: Sequence[int], batch: int = 1, reserve: int = 0) -> None:
         """A request arrives.
@@ -74,7 +74,7 @@ class Manager:
         if id in self.requests:
             raise OperationError("id", id, "a name that no request has")
         lengths = Tokens(len(tokens), batch, self.config.block_size, reserve)
-        self.requests[id] = Request([list(tokens) for _ in range(batch)], lengths, BatchResource(self.config, batch))
+        self.requests[id] = RtpRequest([list(tokens) for _ in range(batch)], lengths, BatchResource(self.config, batch))
 
     def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int], reserve: int = 0) -> None:
         """A request of one sequence arrives of which only its length is known, and what its prefixes are called.
@@ -88,7 +88,7 @@ class Manager:
         if id in self.requests:
             raise OperationError("id", id, "a name that no request has")
         lengths = Tokens(num_tokens, 1, self.config.block_size, reserve)
-        self.requests[id] = Request([[]], lengths, BatchResource(self.config), keys)
+        self.requests[id] = RtpRequest([[]], lengths, BatchResource(self.config), keys)
 
     def extend(self, id: str, tokens: int) -> None:
         """A request that came with keys has `tokens` more tokens."""
@@ -200,14 +200,14 @@ class Manager:
         """Blocks of each sequence of a request and each group, holes included."""
         return [[list(blocks.blocks) for blocks in row.groups] for row in self._request(id).resource.rows]
 
-    def _request(self, id: str) -> Request:
+    def _request(self, id: str) -> RtpRequest:
         try:
             return self.requests[id]
         except KeyError:
             raise OperationError("id", id, "a request that arrived and was not dropped") from None
 
 
-def _forget_keys(request: Request) -> None:
+def _forget_keys(request: RtpRequest) -> None:
     for row in request.resource.rows:
         _set_keys(row, RollingKeys())
 

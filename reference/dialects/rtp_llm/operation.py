@@ -9,7 +9,7 @@ from hkv.errors import OperationError
 from reference.dialects.rtp_llm.resource import BatchResource
 
 
-class Verdict(enum.IntEnum):
+class MallocVerdict(enum.IntEnum):
     """Reason why an allocation failed (RTP-LLM's malloc error codes)."""
 
     NONE = 0
@@ -99,12 +99,12 @@ class MallocResult:
     """
 
     reused: int = 0
-    verdict: Verdict = Verdict.NONE
+    verdict: MallocVerdict = MallocVerdict.NONE
 
     @property
     def success(self) -> bool:
         """True if it was granted."""
-        return self.verdict is Verdict.NONE
+        return self.verdict is MallocVerdict.NONE
 
 
 @dataclasses.dataclass(frozen=True)

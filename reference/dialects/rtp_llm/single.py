@@ -6,7 +6,7 @@ from hkv.dialects.rtp_llm.config import SINGLE, RtpConfig
 from hkv.errors import ConfigError
 from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.forks import fork_single
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Verdict
+from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
 from reference.dialects.rtp_llm.resource import BatchResource
 
 
@@ -38,9 +38,9 @@ class SingleAllocator(Allocator):
             row.device_reuse = len(hits)
         left = max(estimate - len(hits), 0)
         if left and self.available < left + reserve:
-            return MallocResult(0, Verdict.INTERNAL_ERROR)
+            return MallocResult(0, MallocVerdict.INTERNAL_ERROR)
         if self.kind.malloc(row.groups[0], info.common, info.reuse) is None:
-            return MallocResult(0, Verdict.INTERNAL_ERROR)
+            return MallocResult(0, MallocVerdict.INTERNAL_ERROR)
         self.share(info)
         return MallocResult(len(hits) * self.kind.block_size)
 
@@ -55,7 +55,7 @@ class SingleAllocator(Allocator):
             if self.kind.malloc(blocks, info.length, info.reuse, info.tokens.reserve) is None:
                 for touched, before in zip(rows, lengths, strict=True):
                     self.kind.undo(touched, before, ())
-                return MallocResult(0, Verdict.INTERNAL_ERROR)
+                return MallocResult(0, MallocVerdict.INTERNAL_ERROR)
         return MallocResult()
 
     def insert(self, resource: BatchResource, tokens: int, resident: bool = False) -> None:

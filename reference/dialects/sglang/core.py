@@ -16,7 +16,7 @@ from reference.dialects.sglang.eviction import evict_steps
 from reference.dialects.sglang.key import Key, Namespace
 from reference.dialects.sglang.locks import Locks, Receipt
 from reference.dialects.sglang.pool import Pools, SlotPool
-from reference.dialects.sglang.tree import Inserted, Match, Node, RadixTree
+from reference.dialects.sglang.tree import Inserted, PrefixMatch, RadixTree, TreeNode
 
 
 class _NotedPool(SlotPool):
@@ -69,10 +69,10 @@ class TreeCore:
         """Forgets everything; nothing is given back (`reset`)."""
         self._pools = _NotedPools(self.config)
         self.tree, self._locks = RadixTree(self.config, self._pools), Locks(self.config.window)
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, TreeNode] = {}
         self.receipts: dict[str, Receipt] = {}
 
-    def match(self, tokens: Sequence[int], namespace: Namespace) -> Match:
+    def match(self, tokens: Sequence[int], namespace: Namespace) -> PrefixMatch:
         """As `RadixTree.match`."""
         return self.tree.match(Key.of(tokens, namespace, eagle=self.config.bigrams))
 

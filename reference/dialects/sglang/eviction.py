@@ -11,9 +11,9 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from hkv.dialects.sglang.config import FULL, MAMBA, STRANDS_FULL, SWA
-from reference.dialects.sglang.tree import Node, RadixTree
+from reference.dialects.sglang.tree import RadixTree, TreeNode
 
-ORDERS: Mapping[str, Callable[[Node], Any]] = {
+ORDERS: Mapping[str, Callable[[TreeNode], Any]] = {
     "lru": lambda node: node.used,
     "mru": lambda node: (-node.used[0], -node.used[1]),
     "fifo": lambda node: node.made,
@@ -25,7 +25,7 @@ ORDERS: Mapping[str, Callable[[Node], Any]] = {
 """By which of its properties a leaf leaves before another; the smaller one first, and of equals the longer unused."""
 
 
-def leaves(tree: RadixTree) -> list[Node]:
+def leaves(tree: RadixTree) -> list[TreeNode]:
     """Nodes that may leave: nothing comes after them, and nobody holds them (`_is_device_leaf`)."""
     nodes = (node for node in tree.nodes() if not node.children)
     return [node for node in nodes if not (node.full_locks or node.window_locks or node.state_locks)]
@@ -87,7 +87,9 @@ class _Eviction:
             self._walk(MAMBA, self._tree.recent_states, held, enough)
         return self._freed
 
-    def _walk(self, name: str, order: list[Node], held: Container[Node], enough: Callable[[str, int], bool]) -> None:
+    def _walk(
+        self, name: str, order: list[TreeNode], held: Container[TreeNode], enough: Callable[[str, int], bool]
+    ) -> None:
         """From what was used longest ago on; what is held is passed over."""
         for node in reversed(list(order)):
             # A tombstone with a state may have left with the last of what came after it.
@@ -105,7 +107,7 @@ class _Eviction:
             (self._tree.tombstone if name == SWA else self._tree.drop_state)(node)
             self._tree.evictions += 1
 
-    def _delete(self, leaf: Node) -> None:
+    def _delete(self, leaf: TreeNode) -> None:
         self._freed[FULL] += len(leaf.key)
         if leaf.window is not None:
             self._freed[SWA] += len(leaf.key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from reference.dialects.sglang.tree import Node
+from reference.dialects.sglang.tree import TreeNode
 
 
 @dataclasses.dataclass
@@ -23,7 +23,7 @@ class Receipt:
       window_released: whether the window's part was given back early.
     """
 
-    node: Node
+    node: TreeNode
     mark: int | None
     window_released: bool = False
 
@@ -39,7 +39,7 @@ class Locks:
         self._window = window
         self._marks = 0
 
-    def lock(self, node: Node) -> Receipt:
+    def lock(self, node: TreeNode) -> Receipt:
         """Holds a node and what is before it (`inc_lock_ref`)."""
         node.state_locks += node.parent is not None
         for each in node.path():
@@ -77,7 +77,7 @@ class Locks:
             each.window_locks -= 1
 
 
-def _until(mark: int | None, nodes: Iterator[Node]) -> Iterator[Node]:
+def _until(mark: int | None, nodes: Iterator[TreeNode]) -> Iterator[TreeNode]:
     for node in nodes:
         yield node
         if mark is not None and node.mark == mark:

@@ -18,11 +18,11 @@ from reference.dialects.sglang.eviction import evict, evict_for
 from reference.dialects.sglang.key import Key, Namespace
 from reference.dialects.sglang.locks import Locks, Receipt
 from reference.dialects.sglang.pool import Pools
-from reference.dialects.sglang.tree import Match, RadixTree
+from reference.dialects.sglang.tree import PrefixMatch, RadixTree
 
 
 @dataclasses.dataclass
-class Request:
+class SGLangRequest:
     """A request.
 
     Attributes:
@@ -62,7 +62,7 @@ class Request:
     branch: int | None = None
 
 
-class Manager:
+class SGLangManager:
     """SGLang's cache under the requests of a scheduler.
 
     Attributes:
@@ -77,13 +77,15 @@ class Manager:
         self.pools = Pools(config)
         self.tree = RadixTree(config, self.pools)
         self.locks = Locks(config.window)
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, SGLangRequest] = {}
 
-    def match(self, tokens: Sequence[int], namespace: Namespace = (None, None)) -> Match:
+    def match(self, tokens: Sequence[int], namespace: Namespace = (None, None)) -> PrefixMatch:
         """The longest cached prefix of some tokens; that it was asked for counts as a use."""
         return self.tree.match(Key.of(tokens, namespace, eagle=self.config.bigrams))
 
-    def admit(self, id: str, tokens: Sequence[int], namespace: Namespace = (None, None), priority: int = 0) -> Match:
+    def admit(
+        self, id: str, tokens: Sequence[int], namespace: Namespace = (None, None), priority: int = 0
+    ) -> PrefixMatch:
         """A request comes, and holds the longest prefix of its tokens but the last, which is computed in any case."""
         if id in self.requests:
             raise OperationError("id", id, "a name that no running request has")
@@ -91,7 +93,7 @@ class Manager:
             raise OperationError("tokens", list(tokens), "at least 1 token")
         match = self.match(tokens[:-1], namespace)
         row, lock = match.node.slots(), self.locks.lock(match.node)
-        request = Request(list(tokens), len(tokens), namespace, priority, row, lock, match.length)
+        request = SGLangRequest(list(tokens), len(tokens), namespace, priority, row, lock, match.length)
         if match.node.state is not None:  # it is shared with nobody: the first pass copies it
             try:
                 request.own = self._state()
@@ -235,7 +237,7 @@ class Manager:
             if not finished:
                 self._slide(request, len(request.row) - eagle - 1)
 
-    def _part_prompt(self, request: Request, key: Key) -> None:
+    def _part_prompt(self, request: SGLangRequest, key: Key) -> None:
         """Parts a prompt from what was generated after it, and keeps it longer: it is likelier to come again."""
         prompt = Key.of(request.tokens[: request.prompt], request.namespace, eagle=self.config.bigrams)
         prompt = prompt.whole_pages(self.config.page_size)
@@ -243,7 +245,7 @@ class Manager:
             slots = {"owned": len(prompt), "counted": len(prompt)}
             self.tree.insert(prompt, request.row, priority=request.priority + 1, **slots)
 
-    def _slide(self, request: Request, length: int, every: int = 1) -> None:
+    def _slide(self, request: SGLangRequest, length: int, every: int = 1) -> None:
         """Frees window slots of a request's own that a query at `length` does not read, but for whole pages' sake."""
         if self.config.window is None or length - self.config.window < request.evicted + every:
             return
@@ -268,14 +270,14 @@ class Manager:
         self._give_back_states([state for state in (request.own, *request.tracking) if state is not None])
         del self.requests[id]
 
-    def _give_back(self, request: Request, start: int, end: int) -> None:
+    def _give_back(self, request: SGLangRequest, start: int, end: int) -> None:
         """Frees a request's own slots of some positions, of those whose window's are gone the full ones."""
         if start < end:
             live = min(max(start, request.evicted), end)
             self.pools.full.give_back(request.row[start:live])
             self.pools.give_back(request.row[live:end])
 
-    def _hold_states(self, request: Request) -> None:
+    def _hold_states(self, request: SGLangRequest) -> None:
         """States for a request's first pass, as many as it lacks (`ensure_mamba_capacity`)."""
         if self.config.states is None:
             return
@@ -303,11 +305,11 @@ class Manager:
         if self.pools.states is not None:
             self.pools.states.give_back(states)
 
-    def _track(self, request: Request, length: int) -> None:
+    def _track(self, request: SGLangRequest, length: int) -> None:
         """A pass keeps a state of a length, in the one of the two that was not written last."""
         request.tracked_before, request.tracked, request.next = request.tracked, length, 1 - request.next
 
-    def _to_enter(self, request: Request, length: int, *, finished: bool) -> tuple[int, int | None]:
+    def _to_enter(self, request: SGLangRequest, length: int, *, finished: bool) -> tuple[int, int | None]:
         """The length at which a request is entered, and the state of that length; 0 where it has kept none.
 
         A running request gives the tree what it kept last, and takes a fresh one for it; one that ends has no use for
@@ -328,12 +330,12 @@ class Manager:
             request.tracking[last] = self._state()
         return tracked, kept
 
-    def _forget_state(self, request: Request, state: int | None) -> None:
+    def _forget_state(self, request: SGLangRequest, state: int | None) -> None:
         """The tree has a state of a request that ends."""
         request.tracking = [each for each in request.tracking if each != state]
         request.own = None if request.own == state else request.own
 
-    def _request(self, id: str) -> Request:
+    def _request(self, id: str) -> SGLangRequest:
         try:
             return self.requests[id]
         except KeyError:

@@ -24,7 +24,7 @@ Time: TypeAlias = tuple[int, int]
 
 
 @dataclasses.dataclass(eq=False)
-class Node:
+class TreeNode:
     """A run of whole pages.
 
     Attributes:
@@ -45,7 +45,7 @@ class Node:
     """
 
     key: Key
-    parent: Node | None
+    parent: TreeNode | None
     full: list[int]
     window: list[int] | None
     used: Time
@@ -57,9 +57,9 @@ class Node:
     state: int | None = None
     state_locks: int = 0
     mark: int | None = None
-    children: dict[Hashable, Node] = dataclasses.field(default_factory=dict)
+    children: dict[Hashable, TreeNode] = dataclasses.field(default_factory=dict)
 
-    def path(self) -> Iterator[Node]:
+    def path(self) -> Iterator[TreeNode]:
         """The node and those before it, the root left out, nearest first."""
         node = self
         while node.parent is not None:
@@ -70,14 +70,14 @@ class Node:
         """Full slots of the whole prefix that ends with it."""
         return [slot for each in reversed(list(self.path())) for slot in each.full]
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[TreeNode]:
         """The node and all that come after it."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """Prefix of a key that is cached.
 
     Attributes:
@@ -86,7 +86,7 @@ class Match(NamedTuple):
       full_length: units that full attention alone could resume at.
     """
 
-    node: Node
+    node: TreeNode
     length: int
     full_length: int
 
@@ -100,7 +100,7 @@ class Inserted(NamedTuple):
     """Outcome of an insert: the node that ends it, whether the tree took the state that was given, and of how many
     units it had nodes before."""
 
-    node: Node
+    node: TreeNode
     took_state: bool
     known: int
 
@@ -116,11 +116,11 @@ class Told:
         self.came = dict.fromkeys(config.components, 0)
         self.left = dict.fromkeys(config.components, 0)
 
-    def stored(self, component: str, node: Node) -> None:
+    def stored(self, component: str, node: TreeNode) -> None:
         """A component of a node is there."""
         self._count(self.came, component, node)
 
-    def removed(self, component: str, node: Node) -> None:
+    def removed(self, component: str, node: TreeNode) -> None:
         """A component of a node is there no more."""
         self._count(self.left, component, node)
 
@@ -130,7 +130,7 @@ class Told:
         self.came, self.left = dict.fromkeys(self.came, 0), dict.fromkeys(self.left, 0)
         return taken
 
-    def _count(self, counts: dict[str, int], component: str, node: Node) -> None:
+    def _count(self, counts: dict[str, int], component: str, node: TreeNode) -> None:
         if component == FULL or WINDOW_UNTOLD not in self._config.bugs:
             counts[component] += 1 if component == MAMBA else len(node.key) // self._config.page_size
 
@@ -153,9 +153,9 @@ class RadixTree:
     def __init__(self, config: SGLangConfig, pools: Pools) -> None:
         self.config, self.pools = config, pools
         self._clock = 0
-        self.root = Node(Key((None, None), ()), None, [], None, self.now(), self._clock)
-        self.recent: list[Node] = []
-        self.recent_states: list[Node] = []
+        self.root = TreeNode(Key((None, None), ()), None, [], None, self.now(), self._clock)
+        self.recent: list[TreeNode] = []
+        self.recent_states: list[TreeNode] = []
         self.told = Told(config)
         self.evictions = 0
 
@@ -164,15 +164,15 @@ class RadixTree:
         self._clock += 1
         return self._clock, 0
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[TreeNode]:
         """All nodes but the root."""
         return list(self.root.walk())[1:]
 
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> PrefixMatch:
         """The longest cached prefix of a key (`match_prefix`); counts as a use of it."""
         key = key.whole_pages(self.config.page_size)
         if not key:
-            return Match(self.root, 0, 0)
+            return PrefixMatch(self.root, 0, 0)
         node, best, end, length, covered = self.root, self.root, 0, 0, math.inf
         while end < len(key) and (child := node.children.get(self._first(key[end:]))):
             shared = child.key.shared(key[end:], self.config.page_size)
@@ -192,9 +192,9 @@ class RadixTree:
         clock, _ = self.now()
         for above, each in enumerate([*best.path(), self.root]):
             each.used = (clock, -above)
-        return Match(best, length, end)
+        return PrefixMatch(best, length, end)
 
-    def split(self, node: Node, length: int) -> Node:
+    def split(self, node: TreeNode, length: int) -> TreeNode:
         """Makes two nodes of one: a new one of its first units, which is returned, and itself with the rest.
 
         Whoever holds the one holds both, but for the state, which is of the last unit; and the edge at which a window
@@ -265,7 +265,7 @@ class RadixTree:
             self._refresh(node)
             return Inserted(node, took, start)
         used = self.now()
-        leaf = Node(key[start:], node, slots[start : len(key)], None, used, used[0], priority)
+        leaf = TreeNode(key[start:], node, slots[start : len(key)], None, used, used[0], priority)
         node.children[self._first(leaf.key)] = leaf
         self.told.stored(FULL, leaf)
         if self.config.window is not None:
@@ -280,7 +280,7 @@ class RadixTree:
         leaf.hits += start + len(leaf.key) > counted
         return Inserted(leaf, state is not None, start)
 
-    def tombstone(self, node: Node) -> None:
+    def tombstone(self, node: TreeNode) -> None:
         """Takes a node's window slots from it; a state without its window is of no use, and goes, too."""
         self.pools.give_back_window(node.full)
         node.window = None
@@ -289,7 +289,7 @@ class RadixTree:
         if node.state is not None:
             self.drop_state(node)
 
-    def drop_state(self, node: Node) -> None:
+    def drop_state(self, node: TreeNode) -> None:
         """Takes a node's state from it."""
         assert self.pools.states is not None
         assert node.state is not None
@@ -298,7 +298,7 @@ class RadixTree:
         self.told.removed(MAMBA, node)
         self.recent_states.remove(node)
 
-    def delete(self, leaf: Node) -> Node:
+    def delete(self, leaf: TreeNode) -> TreeNode:
         """Takes a leaf out, with its slots: the full ones go back first. Returns its parent."""
         self.pools.full.give_back(leaf.full)
         if leaf.window is not None:
@@ -310,7 +310,7 @@ class RadixTree:
         self.told.removed(FULL, leaf)
         return leaf.parent
 
-    def _recover(self, node: Node, start: int, slots: list[int], evicted: int) -> int:
+    def _recover(self, node: TreeNode, start: int, slots: list[int], evicted: int) -> int:
         """Gives a tombstone the window's slots that a request computed again, but for those it has freed meanwhile.
 
         What a request holds keeps its full slots, and the window's are mapped to them; else the node takes the
@@ -338,7 +338,7 @@ class RadixTree:
             self.pools.full.give_back(slots[start:live])
             self.pools.give_back(slots[live:end])
 
-    def _enter_window(self, leaf: Node, start: int, evicted: int) -> None:
+    def _enter_window(self, leaf: TreeNode, start: int, evicted: int) -> None:
         """Gives a new leaf its window slots, and splits it so that its last part is no longer than a window needs.
 
         A request locks nodes whole: without the second split it would hold the slots of a long prompt for one window.
@@ -354,7 +354,7 @@ class RadixTree:
             self._publish(self.split(leaf, len(leaf.key) - tail))
         self._publish(leaf)
 
-    def _take_state(self, node: Node, state: int) -> bool:
+    def _take_state(self, node: TreeNode, state: int) -> bool:
         """Gives an old node a state, if it has none; either way it counts as used."""
         took = node.state is None
         if took:
@@ -368,7 +368,7 @@ class RadixTree:
             self._thin_states(node)
         return took
 
-    def _thin_states(self, tail: Node) -> None:
+    def _thin_states(self, tail: TreeNode) -> None:
         """Drops states nearest the root where a path has more than it may; not those that are held or branched from."""
         holders = [node for node in tail.path() if node.state is not None]
         excess = len(holders) - self.config.most_states if self.config.most_states > 0 else 0
@@ -377,12 +377,12 @@ class RadixTree:
                 self.drop_state(node)
                 excess -= 1
 
-    def _publish(self, node: Node) -> None:
+    def _publish(self, node: TreeNode) -> None:
         node.window = [self.pools.window_of[slot] for slot in node.full]
         self.recent.insert(0, node)
         self.told.stored(SWA, node)
 
-    def _refresh(self, node: Node) -> None:
+    def _refresh(self, node: TreeNode) -> None:
         """Window slots behind a position come to the front, the nearest foremost, a window and a page back."""
         window, place, passed = self.config.window, 0, 0
         if window is None:
@@ -396,7 +396,7 @@ class RadixTree:
                 place += 1
             passed += len(each.key)
 
-    def is_tombstone(self, node: Node) -> bool:
+    def is_tombstone(self, node: TreeNode) -> bool:
         """True if the window's slots of a node are gone."""
         return self.config.window is not None and node.window is None
 
@@ -404,6 +404,6 @@ class RadixTree:
         return key.first_page(self.config.page_size)
 
 
-def _to_front(order: list[Node], node: Node) -> None:
+def _to_front(order: list[TreeNode], node: TreeNode) -> None:
     order.remove(node)
     order.insert(0, node)

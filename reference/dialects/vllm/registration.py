@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reference.dialects.vllm.request import Request
 from reference.keys.views import Chain
-from reference.state.events import Stored
+from reference.state.events import BlockStored
 from reference.state.history import NOT_RETAINED, RETIRED
 from reference.state.key_table import Key
 from reference.state.pool import NULL, Pool
@@ -24,8 +24,8 @@ def register_full(
 ) -> None:
     """Register the full blocks `span` of a row, null and masked ones left out (vLLM `cache_full_blocks`).
 
-    A block known so far by a key that covers less loses it first: the block has been filled up. Exactly one `Stored`
-    event follows, even when nothing was registered.
+    A block known so far by a key that covers less loses it first: the block has been filled up. Exactly one
+    `BlockStored` event follows, even when nothing was registered.
 
     Args:
       pool: the pool.
@@ -71,7 +71,7 @@ def register_partial(
     """Register a block under the key of its first tokens, a whole number of hash blocks (vLLM `cache_partial_block`).
 
     Keys that cover less are dropped first. When the block is already known by one that covers more, the new key is
-    an extra one. One `Stored` event for the last hash block, unless the block had the key already.
+    an extra one. One `BlockStored` event for the last hash block, unless the block had the key already.
 
     Args:
       pool: the pool.
@@ -113,9 +113,9 @@ def stored_event(
     block_size: int,
     tokens: Sequence[int],
     parent: Chain | None,
-) -> Stored:
-    """The event that says that a request stored blocks; arguments as the attributes of `Stored`."""
+) -> BlockStored:
+    """The event that says that a request stored blocks; arguments as the attributes of `BlockStored`."""
     ahead = tuple(tuple(request.tokens[end : end + request.lookahead]) for end in ends)
-    return Stored(
+    return BlockStored(
         group, tuple(chains), block_size, tokens, parent, tuple(ends), ahead, request.identity, request.session
     )

@@ -17,7 +17,7 @@ from hkv.errors import ConfigError, OperationError
 from hkv.machine.operations import Operations
 from hkv.replay.verb import replay_trace
 from hkv.spec import spec_from_text
-from hkv.state.radix import Count, Held, RadixNode, RadixState, resized
+from hkv.state.radix import Count, RadixNode, RadixRequest, RadixState, resized
 from hkv.state.status import Status
 from tests.cache.build import large_copies
 from tests.sglang.test_dialect import CHATS
@@ -123,7 +123,7 @@ def test_states_that_others_hold_are_refused_by_name(resumes: bool) -> None:
         batch.add(SGLangCode.CHECKPOINT, 0).add(SGLangCode.ADMIT, 1, range(3), tokens=13)
     after, results = jax.device_get(program()(parameters, state, operations(batch)))
     assert results.table[len(batch) - 1, SGLangColumn.STATUS] == Status.NO_STATE
-    assert after.requests[1 if resumes else 0, Held.LIVE] == (not resumes)
+    assert after.requests[1 if resumes else 0, RadixRequest.LIVE] == (not resumes)
     assert after.nodes[:-1, RadixNode.LOCKS].max() == resumes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
-from hkv.dialects.rtp_llm.engines.jax_reading import Reader
+from hkv.dialects.rtp_llm.engines.jax_reading import RtpReader
 from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.dialects.rtp_llm.rules.operations import RtpBatch, RtpCode, RtpColumn
 from hkv.errors import OperationError
@@ -38,7 +38,7 @@ VERDICTS = {
 
 
 @dataclasses.dataclass
-class Request:
+class HostRequest:
     """A request as the host knows it.
 
     Attributes:
@@ -66,14 +66,14 @@ class RtpJaxEngine:
     def __init__(self, header: structs.RtpHeader) -> None:
         self.config = to_rtp_config(header)
         self._interner = Interner()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, HostRequest] = {}
         self._held: dict[str, tuple[Role, list[int]]] = {}
         self._exported: dict[str, list[int]] = {}
         self._buckets = rtp_cache.buckets_for(self.config, tokens=BLOCKS * self.config.block_size)
         self._free_slots = list(range(self._buckets.requests))
         parameters, state = rtp_cache.init(self.config, self._buckets)
         self._parameters, self._state = jax.device_put((parameters, state))
-        self._reader = Reader(self.config)
+        self._reader = RtpReader(self.config)
 
     def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
         match operation:
@@ -125,7 +125,7 @@ class RtpJaxEngine:
         self._check_new(operation.id, len(operation.tokens), operation.sequences, operation.reserve)
         tokens = [list(operation.tokens) for _ in range(operation.sequences)]
         nothing = [[RollingKeys() for _ in tokens] for _ in range(2)]
-        request = Request(self._slot(), len(operation.tokens), tokens, *nothing)
+        request = HostRequest(self._slot(), len(operation.tokens), tokens, *nothing)
         batch, reserve = operation.sequences, operation.reserve
         self._fit(request.length + reserve, batch)
         numbers = self._whole_keys(request)[0]
@@ -143,7 +143,7 @@ class RtpJaxEngine:
             known += new
         self._grow(request, len(more[0]))
 
-    def _grow(self, request: Request, tokens: int) -> None:
+    def _grow(self, request: HostRequest, tokens: int) -> None:
         request.length += tokens
         self._fit(request.length + self._reader.reserve(self._state, request.slot), 1)
         numbers = [number for each in self._whole_keys(request) for number in each]
@@ -174,7 +174,7 @@ class RtpJaxEngine:
         self._do(RtpCode.INSERT, request, resident=int(operation.resident))
         request.keys = [keys.without_partial() for keys in request.keys]
 
-    def _free(self, request: Request) -> None:
+    def _free(self, request: HostRequest) -> None:
         self._do(RtpCode.FREE, request)
         request.keys = [RollingKeys() for _ in request.keys]
 
@@ -251,7 +251,7 @@ class RtpJaxEngine:
     def _do(
         self,
         code: RtpCode,
-        request: Request | None,
+        request: HostRequest | None,
         numbers: Sequence[int] = (),
         *,
         room: int = 0,
@@ -272,7 +272,7 @@ class RtpJaxEngine:
 
     # Keys and sizes.
 
-    def _whole_keys(self, request: Request) -> list[list[int]]:
+    def _whole_keys(self, request: HostRequest) -> list[list[int]]:
         """Makes the keys of the whole blocks that a request's tokens fill, and returns the new ones' numbers."""
         block, found = self.config.block_size, []
         for sequence, tokens in enumerate(request.tokens):
@@ -281,17 +281,17 @@ class RtpJaxEngine:
             found.append(self._interner.numbers(after.keys[len(before.keys) :], len(before.keys)))
         return found
 
-    def _keys(self, request: Request, sequence: int, new: bool) -> RollingKeys:
+    def _keys(self, request: HostRequest, sequence: int, new: bool) -> RollingKeys:
         """The keys that a sequence has once blocks are asked for."""
         whole, known = request.chains[sequence], request.keys[sequence]
         if not new:
             return whole
         return known if known.keys else first_keys(request.tokens[sequence], self.config.block_size)
 
-    def _lists(self, request: Request) -> structs.Lists:
+    def _lists(self, request: HostRequest) -> structs.Lists:
         return self._reader.lists(self._state, request.slot)
 
-    def _request(self, id: str) -> Request:
+    def _request(self, id: str) -> HostRequest:
         try:
             return self._requests[id]
         except KeyError:

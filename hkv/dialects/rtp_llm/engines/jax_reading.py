@@ -16,14 +16,14 @@ from hkv.state.pooled import (
     REQUEST_WORDS,
     Counter,
     Item,
+    PooledRequest,
     PooledState,
-    Request,
     Role,
     members_of,
 )
 
 
-class Reader:
+class RtpReader:
     """Reads states of one configuration."""
 
     def __init__(self, config: RtpConfig) -> None:
@@ -50,7 +50,7 @@ class Reader:
         lengths = _lengths(state, record)
         return [
             [_holes(rows[sequence, group, : lengths[sequence, group]]) for group in range(self._groups)]
-            for sequence in range(record[Request.BATCH])
+            for sequence in range(record[PooledRequest.BATCH])
         ]
 
     def running(self, state: PooledState, slot: int) -> bool:
@@ -59,7 +59,7 @@ class Reader:
 
     def reserve(self, state: PooledState, slot: int) -> int:
         """Tokens that get slots beyond a request's own."""
-        return int(np.asarray(state.requests)[slot, Request.RESERVE])
+        return int(np.asarray(state.requests)[slot, PooledRequest.RESERVE])
 
     def selected(self, lists: list[list[int]], keys: RollingKeys, *, dummy_tail: bool) -> structs.Selected:
         """The keys of a sequence that have a block, and each group's block there (RTP-LLM `incrKVCacheRef`).

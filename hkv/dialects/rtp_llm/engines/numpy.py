@@ -30,9 +30,9 @@ class RtpNumpyEngine:
 
     def __init__(self, header: structs.RtpHeader) -> None:
         check_reference()
-        from reference.dialects.rtp_llm.manager import Manager
+        from reference.dialects.rtp_llm.manager import RtpManager
 
-        self.manager = Manager(to_rtp_config(header))
+        self.manager = RtpManager(to_rtp_config(header))
         self._history = KeyHistory(len(header.groups))
         self._held: dict[str, Any] = {}
         self._exported: dict[str, Any] = {}

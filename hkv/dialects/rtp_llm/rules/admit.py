@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules.parameters import (
     CacheField,
     GroupField,
+    RtpView,
     Shape,
-    View,
     effective,
     has_block,
     on_grid,
@@ -53,7 +53,7 @@ class Capacity(NamedTuple):
     available: Scalar
 
 
-def need(view: View, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scalar) -> tuple[Scalar, Scalar]:
+def need(view: RtpView, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scalar) -> tuple[Scalar, Scalar]:
     """Blocks that a first allocation takes in one group: for all sequences, and for each (RTP-LLM `getNeed`).
 
     `reused` slots it has already. Nothing is read of `work`.
@@ -82,7 +82,7 @@ def need(view: View, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scal
     return first, jnp.where(shape.full, jnp.maximum(whole - shared, 0), rest)
 
 
-def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tuple[PooledWorkspace, Capacity]:
+def capacity(work: PooledWorkspace, view: RtpView, ask: Ask, enabled: Scalar) -> tuple[PooledWorkspace, Capacity]:
     """Verdict on whether the pools have room for a request (RTP-LLM `evaluateInitCapacity`).
 
     With one pool, every group is credited with the longest list's slots, whatever its own length. With a pool a group
@@ -130,7 +130,7 @@ def capacity(work: PooledWorkspace, view: View, ask: Ask, enabled: Scalar) -> tu
     )
 
 
-def longest_list(work: PooledWorkspace, view: View, slot: Scalar, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def longest_list(work: PooledWorkspace, view: RtpView, slot: Scalar, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """Slots of the longest list of a request's first sequence, holes included; 0 means that it holds nothing yet."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
@@ -142,7 +142,7 @@ def longest_list(work: PooledWorkspace, view: View, slot: Scalar, enabled: Scala
     return work, most
 
 
-def _available(work: PooledWorkspace, view: View, enabled: Scalar) -> tuple[PooledWorkspace, Scalar, Scalar]:
+def _available(work: PooledWorkspace, view: RtpView, enabled: Scalar) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Blocks of all pools, and of those with a part of the reserve, that nobody but the cache holds."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
@@ -192,7 +192,9 @@ class Outlook(NamedTuple):
     fresh: Scalar
 
 
-def batch_peak(work: PooledWorkspace, view: View, outlook: Outlook, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def batch_peak(
+    work: PooledWorkspace, view: RtpView, outlook: Outlook, enabled: Scalar
+) -> tuple[PooledWorkspace, Scalar]:
     """Blocks beyond those it has that a request holds at its peak."""
     work, held = longest_list(work, view, outlook.slot, enabled)
     outlook = outlook._replace(fresh=held == 0, common=jnp.clip(outlook.common, 0, outlook.seq))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, Shape, View
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpView, Shape
 from hkv.state import item_table, role_counts, tree
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.nodes import PASS, Node
@@ -62,7 +62,7 @@ class Walk(NamedTuple):
     more: Scalar
 
 
-def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWorkspace, Scalar, Scalar]:
+def select(work: PooledWorkspace, view: RtpView, wanted: Wanted) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Takes keys that are not resident out until enough blocks left (RTP-LLM `selectAndEvict[ForGroup]`); how many
     blocks and keys.
 
@@ -96,7 +96,7 @@ def select(work: PooledWorkspace, view: View, wanted: Wanted) -> tuple[PooledWor
 
 
 def _by_use(
-    work: PooledWorkspace, view: View, wanted: Wanted, oldest: Scalar
+    work: PooledWorkspace, view: RtpView, wanted: Wanted, oldest: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Takes the least recently used keys out, of a group those that it has a block under."""
     ring = work.ring
@@ -132,7 +132,7 @@ def _in_order_of_use(
     return work, after, ((flags & item_table.RESIDENT) == 0) & ((group < 0) | (own != 0))
 
 
-def _take_next(work: PooledWorkspace, view: View, wanted: Wanted, at: Walk) -> tuple[PooledWorkspace, Walk]:
+def _take_next(work: PooledWorkspace, view: RtpView, wanted: Wanted, at: Walk) -> tuple[PooledWorkspace, Walk]:
     """Takes out what the rule at work says comes next, if anything: all rules in one trip, so that the removal, which
     is most of the program, is compiled once.
 
@@ -231,7 +231,7 @@ def _above_leaf(
 
 
 def _take_slot(
-    work: PooledWorkspace, view: View, present: Scalar, key: Scalar, group: Scalar
+    work: PooledWorkspace, view: RtpView, present: Scalar, key: Scalar, group: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Takes a group's block from a key, which counts as used in the order of keys; whether the key has no other."""
     places = work.cached(key, group), *item_table.neighbours(work, key)
@@ -253,7 +253,7 @@ def _take_slot(
 
 
 def _remove(
-    work: PooledWorkspace, view: View, present: Scalar, key: Scalar, keep: Scalar
+    work: PooledWorkspace, view: RtpView, present: Scalar, key: Scalar, keep: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Takes a key out of the cache and the tree, if `present`; how many blocks left with it."""
     work = prefix_tree.remove(work, present, key)
@@ -261,7 +261,7 @@ def _remove(
 
 
 def make_room(
-    work: PooledWorkspace, view: View, shape: Shape, count: Scalar, enabled: Scalar
+    work: PooledWorkspace, view: RtpView, shape: Shape, count: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Evicts until a group's pool has `count` free blocks (RTP-LLM `ensureFreeBlocks`), if `enabled`; whether there are
     so many.

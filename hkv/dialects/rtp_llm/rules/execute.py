@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import transitions
 from hkv.dialects.rtp_llm.rules.operations import COLUMNS, RtpArgument, RtpCode, RtpColumn, RtpResults
-from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, View
-from hkv.dialects.rtp_llm.rules.transitions import Answer, Op
+from hkv.dialects.rtp_llm.rules.parameters import RtpParameters, RtpView
+from hkv.dialects.rtp_llm.rules.transitions import RtpAnswer, RtpOp
 from hkv.machine.operations import Operations, Payload, perform_all
 from hkv.state.loops import Scalar, loop
 from hkv.state.pooled import PooledState
@@ -51,7 +51,7 @@ def execute(
     def one_lane(carry: tuple[Scalar, tuple[jax.Array, ...], jax.Array]) -> tuple[Any, ...]:
         lane, values, counts = carry
         w = work.replace(**dict(zip(names, values, strict=True)), lane=lane)
-        view = View(flat[0].cache, flat[0].groups, None if lanes == 1 else lane, buckets.groups)
+        view = RtpView(flat[0].cache, flat[0].groups, None if lanes == 1 else lane, buckets.groups)
         w = _perform(w, view, flat[1], only)
         counts = jax.lax.dynamic_update_slice(counts, jnp.asarray(w.num_ids)[None], (lane,))
         return lane + 1, tuple(getattr(w, name) for name in names), counts
@@ -73,7 +73,9 @@ def execute(
     return new, results
 
 
-def _perform(work: PooledWorkspace, view: View, operations: Operations, only: tuple[RtpCode, ...]) -> PooledWorkspace:
+def _perform(
+    work: PooledWorkspace, view: RtpView, operations: Operations, only: tuple[RtpCode, ...]
+) -> PooledWorkspace:
     def one(w: PooledWorkspace, row: Scalar, place: Scalar, code: Scalar, payload: Payload) -> PooledWorkspace:
         w, op = transitions.fetch(w, view, operations.table, row, code)
         return _one(w, view, op, payload, place, only)
@@ -82,7 +84,7 @@ def _perform(work: PooledWorkspace, view: View, operations: Operations, only: tu
     return perform_all(work, table, payload, RtpArgument.CODE, int(RtpCode.END), one, EVERYTHING)
 
 
-Phase = Callable[[PooledWorkspace, View, Op, Answer, Payload], tuple[PooledWorkspace, Answer]]
+Phase = Callable[[PooledWorkspace, RtpView, RtpOp, RtpAnswer, Payload], tuple[PooledWorkspace, RtpAnswer]]
 
 
 def _phases(only: tuple[RtpCode, ...]) -> list[tuple[tuple[RtpCode, ...], Phase]]:
@@ -103,14 +105,14 @@ def _phases(only: tuple[RtpCode, ...]) -> list[tuple[tuple[RtpCode, ...], Phase]
 
 
 def _one(
-    w: PooledWorkspace, view: View, op: Op, payload: Payload, place: Scalar, only: tuple[RtpCode, ...]
+    w: PooledWorkspace, view: RtpView, op: RtpOp, payload: Payload, place: Scalar, only: tuple[RtpCode, ...]
 ) -> PooledWorkspace:
     known = _is_any(op.code, only)
     nowhere = known & ~_is_any(op.code, transitions.SLOTLESS) & ~op.exists
     absent = transitions.needs_request(op.code) & (op.live == 0)
     status = jnp.where(known, int(Status.OK), int(Status.UNKNOWN_OPERATION))
     status = jnp.where(nowhere | (known & absent), int(Status.NO_SUCH_SLOT), status)
-    answer = Answer(status, jnp.int32(0), jnp.int32(0))
+    answer = RtpAnswer(status, jnp.int32(0), jnp.int32(0))
     w = transitions.count_dropped(w, nowhere.astype(jnp.int32))
     first_id = w.num_ids
     for codes, phase in _phases(only):
@@ -118,12 +120,12 @@ def _one(
         def run(
             v: PooledWorkspace, local: tuple[Scalar, ...], phase: Phase = phase
         ) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-            v, got = phase(v, view, op, Answer(*local[1:]), payload)
+            v, got = phase(v, view, op, RtpAnswer(*local[1:]), payload)
             return v, (False, *got)
 
         mine = answer.ok & _is_any(op.code, codes)
         w, local = loop(lambda c: c[0], run, w, (mine, *answer), writes=EVERYTHING)
-        answer = Answer(*local[1:])
+        answer = RtpAnswer(*local[1:])
     for column, value in (
         (RtpColumn.STATUS, answer.status),
         (RtpColumn.VALUE, answer.value),

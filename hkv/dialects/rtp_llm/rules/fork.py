@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import evict, lists
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, View, shape_of
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpView, shape_of
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, fori_loop, loop, peek, read
-from hkv.state.pooled import Mark, Request, Role
+from hkv.state.pooled import Mark, PooledRequest, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 
 WRITES = ("chains", *lists.WRITES)
@@ -39,7 +39,7 @@ class Fork(NamedTuple):
         return read(self.numbers, self.start + place)
 
 
-def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, Scalar, Scalar]:
+def fork(work: PooledWorkspace, view: RtpView, at: Fork) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Forks, unless blocks for copies are missing: whether it was done, and how many copies to make.
 
     Copies are reported as group, block, copy. A single group gives the blocks of sequences that are not continued
@@ -69,7 +69,7 @@ def fork(work: PooledWorkspace, view: View, at: Fork) -> tuple[PooledWorkspace, 
 
     trips = jnp.where(refused, 0, trips)
     work, (_, copies) = loop(lambda c: c[0] < trips, move, work, (0, 0), writes=WRITES)
-    return work.write_if(trips > 0, "requests", at.count, work.request(at.slot, Request.BATCH)), ~refused, copies
+    return work.write_if(trips > 0, "requests", at.count, work.request(at.slot, PooledRequest.BATCH)), ~refused, copies
 
 
 def _count_uses(work: PooledWorkspace, at: Fork) -> PooledWorkspace:
@@ -105,7 +105,7 @@ def _look(work: PooledWorkspace, at: Fork, sequence: Scalar, group: Scalar) -> t
 
 
 def _targets(
-    work: PooledWorkspace, view: View, at: Fork, single: Scalar, enabled: Scalar
+    work: PooledWorkspace, view: RtpView, at: Fork, single: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Finds a block for every copy, group by group: recycled ones, then fresh ones; True when there are too few."""
 
@@ -193,7 +193,7 @@ def _occurrences(
 
 
 def _fresh(
-    work: PooledWorkspace, view: View, group: Scalar, span: tuple[Scalar, Scalar], single: Scalar
+    work: PooledWorkspace, view: RtpView, group: Scalar, span: tuple[Scalar, Scalar], single: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Takes free blocks as targets: a single group makes room for all of them at once, others for one at a time.
 
@@ -216,7 +216,7 @@ def _fresh(
     return work.write("requests", reached, work.length(work.targets_slot, 0, group)), refused
 
 
-def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> PooledWorkspace:
+def _drop(work: PooledWorkspace, view: RtpView, at: Fork, enabled: Scalar) -> PooledWorkspace:
     """Gives the blocks of sequences back that are not continued, but for recycled ones, and empties their lists."""
     groups = view.num_groups
 
@@ -242,7 +242,7 @@ def _drop(work: PooledWorkspace, view: View, at: Fork, enabled: Scalar) -> Poole
     return loop(lambda c: c[0] < end, one, work, (0, 0), writes=lists.LISTS)[0]
 
 
-def _move(work: PooledWorkspace, view: View, at: Fork, making: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def _move(work: PooledWorkspace, view: RtpView, at: Fork, making: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """Makes the new sequences in the scratch slot, if `making`, and moves them to the request's; how many copies they
     need."""
     groups, scratch = view.num_groups, work.scratch_slot
@@ -275,7 +275,7 @@ def _rewind_targets(work: PooledWorkspace, groups: Scalar) -> PooledWorkspace:
 
 
 def _copy_last(
-    work: PooledWorkspace, view: View, at: Fork, place: tuple[Scalar, Scalar, Scalar], enabled: Scalar
+    work: PooledWorkspace, view: RtpView, at: Fork, place: tuple[Scalar, Scalar, Scalar], enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Replaces the last block of a new list by the next target of its group; whether there is content to copy."""
     sequence, group, source = place

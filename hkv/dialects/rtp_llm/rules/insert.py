@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, canonical_place
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, RtpView, canonical_place
 from hkv.dialects.rtp_llm.rules.prefix_tree import DEFAULT, GPU_CP_CANONICAL, GPU_LOGICAL
 from hkv.state import item_table
 from hkv.state.loops import Scalar, divide, loop, peek, remainder
@@ -24,7 +24,7 @@ WRITES = ("rows", "requests", "chains", *item_table.WRITES, *prefix_tree.WRITES)
 """Arrays that registering writes; `rows`, `requests` and `chains` only in their spare elements."""
 
 
-class Entry(NamedTuple):
+class InsertedKey(NamedTuple):
     """One key to insert into the cache, with its block in some groups' lists.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     resident: Scalar
 
 
-class Batch(NamedTuple):
+class InsertedRequest(NamedTuple):
     """A request that is entered: its sequences, whole keys, and the tokens of each sequence."""
 
     slot: Scalar
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     resident: Scalar
 
 
-def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
+def insert(work: PooledWorkspace, view: RtpView, batch: InsertedRequest) -> PooledWorkspace:
     """Enters a request's blocks (RTP-LLM `insertIntoCache`).
 
     With a single group: those of the first sequence, first key first, each a root. Else those of all sequences, last
@@ -93,7 +93,7 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
                 chain + jnp.where(before, canonical_place(position - 1, stride), 0),
             )
             namespace = jnp.where(single, DEFAULT, jnp.where(canonical, GPU_CP_CANONICAL, GPU_LOGICAL))
-            entry = Entry(
+            entry = InsertedKey(
                 slot=batch.slot,
                 sequence=sequence,
                 position=position,
@@ -119,7 +119,7 @@ def insert(work: PooledWorkspace, view: View, batch: Batch) -> PooledWorkspace:
     return work.write_if(changes > 0, "counters", version + changes, work.counter(Counter.VERSION))
 
 
-def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspace, Scalar]:
+def put(work: PooledWorkspace, view: RtpView, entry: InsertedKey) -> tuple[PooledWorkspace, Scalar]:
     """Enters one key, if any of its groups has a block there (RTP-LLM `SharedBlockCache::put`); whether that is a new
     version.
 
@@ -149,7 +149,7 @@ def put(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspac
     return work, there & (changed | resident)
 
 
-def _block(work: PooledWorkspace, view: View, entry: Entry, group: Scalar) -> Scalar:
+def _block(work: PooledWorkspace, view: RtpView, entry: InsertedKey, group: Scalar) -> Scalar:
     """A group's block at the entry's slot, 0 if it has none or its policy forbids reuse."""
     # A list may be shorter than the keys: a windowless tail, or a rank's share.
     inside = entry.position < work.read("requests", work.length(entry.slot, entry.sequence, group))
@@ -158,7 +158,7 @@ def _block(work: PooledWorkspace, view: View, entry: Entry, group: Scalar) -> Sc
     return jnp.where(asked, work.read("rows", place), 0)
 
 
-def _any_block(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledWorkspace, Scalar]:
+def _any_block(work: PooledWorkspace, view: RtpView, entry: InsertedKey) -> tuple[PooledWorkspace, Scalar]:
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         group, _ = local
         return w, (group + 1, _block(w, view, entry, group) != 0)
@@ -169,7 +169,7 @@ def _any_block(work: PooledWorkspace, view: View, entry: Entry) -> tuple[PooledW
     return work, found
 
 
-def _fill(work: PooledWorkspace, view: View, entry: Entry, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def _fill(work: PooledWorkspace, view: RtpView, entry: InsertedKey, enabled: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """Puts the groups' blocks into the key's holes; whether any was put."""
 
     def body(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:

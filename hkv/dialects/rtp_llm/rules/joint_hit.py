@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import prefix_tree
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, canonical_place
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, RtpView, canonical_place
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, divide, fori_loop, loop, peek
 from hkv.state.pooled import Role
@@ -32,7 +32,7 @@ class Keys(NamedTuple):
 
 
 def adopt(
-    work: PooledWorkspace, view: View, slot: Scalar, keys: Scalar, enabled: Scalar
+    work: PooledWorkspace, view: RtpView, slot: Scalar, keys: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Takes over what is cached under all keys but the last, into the empty lists of a request's first sequence, if
     `enabled`.
@@ -54,7 +54,7 @@ def _key(work: PooledWorkspace, asked: Keys, place: Scalar) -> Scalar:
     return work.read("chains", work.chain(asked.slot, 0) + canonical_place(place, asked.stride))
 
 
-def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[PooledWorkspace, Scalar]:
+def _full_groups(work: PooledWorkspace, view: RtpView, asked: Keys) -> tuple[PooledWorkspace, Scalar]:
     """The shortest run of keys, from the first on, that a full group has; its blocks are written to the lists."""
     writes = ("rows", "chains", "items", *prefix_tree.WRITES)
 
@@ -82,7 +82,7 @@ def _full_groups(work: PooledWorkspace, view: View, asked: Keys) -> tuple[Pooled
     return work, shortest
 
 
-def _scan_back(work: PooledWorkspace, view: View, asked: Keys, longest: Scalar) -> tuple[PooledWorkspace, Scalar]:
+def _scan_back(work: PooledWorkspace, view: RtpView, asked: Keys, longest: Scalar) -> tuple[PooledWorkspace, Scalar]:
     """The longest run, not longer than that, whose last key all other groups that vote have."""
     groups = view.num_groups
 
@@ -106,7 +106,7 @@ def _scan_back(work: PooledWorkspace, view: View, asked: Keys, longest: Scalar) 
     return work, run
 
 
-def _take_over(work: PooledWorkspace, view: View, asked: Keys, hit: Scalar) -> PooledWorkspace:
+def _take_over(work: PooledWorkspace, view: RtpView, asked: Keys, hit: Scalar) -> PooledWorkspace:
     """Full groups keep their hits; the others get holes, and at the end the block under the last key."""
     work, (last,) = peek(hit > 0, lambda w: (_key(w, asked, hit - 1),), work, ("chains",), (0,))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.rtp_llm.rules import evict
-from hkv.dialects.rtp_llm.rules.parameters import Shape, View, effective, has_block, on_grid, shape_of, slots, total
+from hkv.dialects.rtp_llm.rules.parameters import RtpView, Shape, effective, has_block, on_grid, shape_of, slots, total
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, divide, fori_loop, loop, peek, remainder
 from hkv.state.pooled import Role
@@ -55,7 +55,7 @@ class _List(NamedTuple):
     end: Scalar
 
 
-def extend(work: PooledWorkspace, view: View, growth: Growth) -> tuple[PooledWorkspace, Extended]:
+def extend(work: PooledWorkspace, view: RtpView, growth: Growth) -> tuple[PooledWorkspace, Extended]:
     """Makes list after list longer, group by group and sequence by sequence, until one cannot grow.
 
     What each was before is noted in the scratch slot, for `sweep` to undo.
@@ -75,7 +75,7 @@ def extend(work: PooledWorkspace, view: View, growth: Growth) -> tuple[PooledWor
 
 
 def _extend_list(
-    work: PooledWorkspace, view: View, growth: Growth, sequence: Scalar, group: Scalar
+    work: PooledWorkspace, view: RtpView, growth: Growth, sequence: Scalar, group: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Makes one list longer; whether blocks were found, and whether it would end in a hole nevertheless."""
     shape = shape_of(view, group)
@@ -157,7 +157,7 @@ class Sweep(enum.IntEnum):
     """Everything."""
 
 
-def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode: Scalar) -> PooledWorkspace:
+def sweep(work: PooledWorkspace, view: RtpView, growth: Growth, lists: Scalar, mode: Scalar) -> PooledWorkspace:
     """Gives blocks of the first `lists` lists back, group by group and sequence by sequence.
 
     `growth` has, for UNDO and CLEAN, the lengths for which the lists grew.
@@ -200,7 +200,7 @@ def sweep(work: PooledWorkspace, view: View, growth: Growth, lists: Scalar, mode
 
 def copy_list(
     work: PooledWorkspace,
-    view: View,
+    view: RtpView,
     group: Scalar,
     source: tuple[Scalar, Scalar],
     target: tuple[Scalar, Scalar],
@@ -222,7 +222,7 @@ def copy_list(
     return work.write("requests", length, work.length(*target, group))
 
 
-def share(work: PooledWorkspace, view: View, slot: Scalar, batch: Scalar) -> PooledWorkspace:
+def share(work: PooledWorkspace, view: RtpView, slot: Scalar, batch: Scalar) -> PooledWorkspace:
     """Lets every sequence after the first hold the first one's blocks too."""
     groups = view.num_groups
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from hkv.dialects.rtp_llm.rules import joint_hit, lists
 from hkv.dialects.rtp_llm.rules.admit import Ask, Capacity, capacity
 from hkv.dialects.rtp_llm.rules.lists import Growth, Sweep
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, shape_of, slots
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, RtpView, shape_of, slots
 from hkv.state.loops import Scalar, loop
 from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status
@@ -60,7 +60,7 @@ class Flags(NamedTuple):
 
 
 def malloc(
-    work: PooledWorkspace, view: View, ask: Ask, keys: Scalar, flags: Flags, start: Scalar
+    work: PooledWorkspace, view: RtpView, ask: Ask, keys: Scalar, flags: Flags, start: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Gives a request blocks for its tokens, or leaves it as it was. What was evicted to make room stays evicted.
 
@@ -105,7 +105,7 @@ def malloc(
 
 
 def _sequences(
-    work: PooledWorkspace, view: View, ask: Ask, begin: Scalar, grow: Scalar
+    work: PooledWorkspace, view: RtpView, ask: Ask, begin: Scalar, grow: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """Number of sequences that get blocks; with a single group none, if the first one needs none."""
     single = view.whole(CacheField.SINGLE) != 0
@@ -115,7 +115,7 @@ def _sequences(
     return work, jnp.where(begin, 1, jnp.where(grow & ~idle, ask.batch, 0))
 
 
-def _status(view: View, at: Progress, verdict: Capacity, single: Scalar, failures: tuple[Scalar, Scalar]) -> Scalar:
+def _status(view: RtpView, at: Progress, verdict: Capacity, single: Scalar, failures: tuple[Scalar, Scalar]) -> Scalar:
     """Status of an allocation after its stage."""
     refused, broken = failures
     reserve = view.whole(CacheField.RESERVE)

@@ -100,7 +100,7 @@ class RtpParameters:
     groups: jax.Array
 
 
-class View(ParameterView):
+class RtpView(ParameterView):
     """A lane of `RtpParameters`, read field by field."""
 
     FIELDS = FIELDS
@@ -199,7 +199,7 @@ class Shape(NamedTuple):
     checked: Scalar
 
 
-def shape_of(view: View, group: Scalar) -> Shape:
+def shape_of(view: RtpView, group: Scalar) -> Shape:
     """Parameters of a group's lists."""
     return Shape(
         group=group,
@@ -227,7 +227,7 @@ def total(shape: Shape, tokens: Scalar, reserve: Scalar) -> Scalar:
     return jnp.where(shape.linear, states, slots(shape, tokens + reserve))
 
 
-def effective(view: View, group: Scalar, tokens: Scalar) -> Scalar:
+def effective(view: RtpView, group: Scalar, tokens: Scalar) -> Scalar:
     """The length for which a group allocates on this rank (RTP-LLM `effectiveSeqLenForAlloc`)."""
     dealt = view.flag(group, GroupField.DEALT)
     return effective_tokens(tokens, view.whole(CacheField.BLOCK), view.whole(CacheField.RANKS), dealt)

@@ -16,17 +16,17 @@ from hkv.dialects.rtp_llm.rules import admit, evict, fork, insert, lists, malloc
 from hkv.dialects.rtp_llm.rules.admit import Ask, longest_list
 from hkv.dialects.rtp_llm.rules.malloc import Stage
 from hkv.dialects.rtp_llm.rules.operations import RtpArgument, RtpCode
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View, effective, shape_of, total
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, RtpView, effective, shape_of, total
 from hkv.machine.operations import Payload
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, when
-from hkv.state.pooled import Counter, Request, Role
+from hkv.state.pooled import Counter, PooledRequest, Role
 from hkv.state.pooled_workspace import PooledWorkspace
 from hkv.state.status import Status
 
 
-class Op(NamedTuple):
-    """The operation at hand, and what its request knew of itself before, as in `Request`."""
+class RtpOp(NamedTuple):
+    """The operation at hand, and what its request knew of itself before, as in `PooledRequest`."""
 
     code: Scalar
     slot: Scalar
@@ -51,14 +51,14 @@ class Op(NamedTuple):
         return self.row[argument] != 0
 
 
-class Answer(NamedTuple):
+class RtpAnswer(NamedTuple):
     """Columns of the result."""
 
     status: Scalar
     value: Scalar
     count: Scalar
 
-    def refuse(self, condition: Scalar, status: Status) -> Answer:
+    def refuse(self, condition: Scalar, status: Status) -> RtpAnswer:
         """The answer with another status where the condition holds and nothing was refused before."""
         return self._replace(status=jnp.where(condition & self.ok, int(status), self.status))
 
@@ -69,14 +69,14 @@ class Answer(NamedTuple):
 
 
 _FETCHED = (
-    Request.LIVE,
-    Request.TOKENS,
-    Request.COMMON,
-    Request.RESERVE,
-    Request.BATCH,
-    Request.WHOLE,
-    Request.KEYS,
-    Request.ALIGNED,
+    PooledRequest.LIVE,
+    PooledRequest.TOKENS,
+    PooledRequest.COMMON,
+    PooledRequest.RESERVE,
+    PooledRequest.BATCH,
+    PooledRequest.WHOLE,
+    PooledRequest.KEYS,
+    PooledRequest.ALIGNED,
 )
 
 SLOTLESS = (RtpCode.RELEASE, RtpCode.EXPORT, RtpCode.EVICT)
@@ -84,8 +84,8 @@ SLOTLESS = (RtpCode.RELEASE, RtpCode.EXPORT, RtpCode.EVICT)
 
 
 def fetch(
-    work: PooledWorkspace, view: View, table: jax.Array, base: Scalar, code: Scalar
-) -> tuple[PooledWorkspace, Op]:
+    work: PooledWorkspace, view: RtpView, table: jax.Array, base: Scalar, code: Scalar
+) -> tuple[PooledWorkspace, RtpOp]:
     """Reads an operation and its request. A slot that does not exist becomes the spare one."""
     row = tuple(read(table, base + column) for column in range(len(RtpArgument)))
     asked = row[RtpArgument.SLOT]
@@ -94,7 +94,7 @@ def fetch(
     slot = jnp.where(exists, asked, work.spare_slot)
     work, fields = work.peek_request(code != int(RtpCode.END), slot, *_FETCHED)
     work, held = longest_list(work, view, slot, fields[0] != 0)
-    return work, Op(code, slot, exists, row, *fields, held=held)
+    return work, RtpOp(code, slot, exists, row, *fields, held=held)
 
 
 def needs_request(code: Scalar) -> Scalar:
@@ -106,8 +106,8 @@ def needs_request(code: Scalar) -> Scalar:
 
 
 def arrive(
-    work: PooledWorkspace, view: View, op: Op, answer: Answer, payload: Payload
-) -> tuple[PooledWorkspace, Answer]:
+    work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer, payload: Payload
+) -> tuple[PooledWorkspace, RtpAnswer]:
     """REQUEST and APPEND: tokens, and the keys of the blocks that they fill."""
     new = op.code == int(RtpCode.REQUEST)
     mine = answer.ok & (new | (op.code == int(RtpCode.APPEND)))
@@ -146,14 +146,14 @@ def arrive(
     # Keys are made when blocks are asked for. A request that holds none makes them anew, with the tokens it has then.
     forgets = new | (op.held == 0)
     fields = {
-        Request.LIVE: jnp.int32(1),
-        Request.TOKENS: tokens,
-        Request.COMMON: common,
-        Request.RESERVE: jnp.where(new, reserve, op.reserve),
-        Request.BATCH: batch,
-        Request.WHOLE: whole,
-        Request.KEYS: jnp.where(forgets, 0, op.keys),
-        Request.ALIGNED: jnp.where(forgets, 1, op.aligned),
+        PooledRequest.LIVE: jnp.int32(1),
+        PooledRequest.TOKENS: tokens,
+        PooledRequest.COMMON: common,
+        PooledRequest.RESERVE: jnp.where(new, reserve, op.reserve),
+        PooledRequest.BATCH: batch,
+        PooledRequest.WHOLE: whole,
+        PooledRequest.KEYS: jnp.where(forgets, 0, op.keys),
+        PooledRequest.ALIGNED: jnp.where(forgets, 1, op.aligned),
     }
 
     def note(w: PooledWorkspace) -> PooledWorkspace:
@@ -178,8 +178,8 @@ def _clear_lengths(work: PooledWorkspace, slot: Scalar, enabled: Scalar) -> Pool
 
 
 def allocate(
-    work: PooledWorkspace, view: View, op: Op, answer: Answer, only: tuple[RtpCode, ...]
-) -> tuple[PooledWorkspace, Answer]:
+    work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer, only: tuple[RtpCode, ...]
+) -> tuple[PooledWorkspace, RtpAnswer]:
     """MALLOC and FREE: keys as they stand then, and the allocation's stages."""
     asks = answer.ok & (op.code == int(RtpCode.MALLOC))
     frees = answer.ok & (op.code == int(RtpCode.FREE))
@@ -195,8 +195,8 @@ def allocate(
     # dropped when it grows.
     keys = jnp.where(new, jnp.where(op.keys == 0, fresh, op.keys), divide(op.tokens, block))
     aligned = jnp.where(new, jnp.where(op.keys == 0, op.whole == fresh, op.aligned != 0), True)
-    work = work.write_if(asks | frees, "requests", jnp.where(frees, 0, keys), work.request(op.slot, Request.KEYS))
-    work = work.write_if(asks | frees, "requests", frees | aligned, work.request(op.slot, Request.ALIGNED))
+    work = work.write_if(asks | frees, "requests", jnp.where(frees, 0, keys), work.request(op.slot, PooledRequest.KEYS))
+    work = work.write_if(asks | frees, "requests", frees | aligned, work.request(op.slot, PooledRequest.ALIGNED))
     ask = Ask(
         slot=op.slot,
         batch=op.batch,
@@ -220,7 +220,7 @@ def allocate(
 
 
 def _rows_fit(
-    work: PooledWorkspace, view: View, tokens: Scalar, reserve: Scalar, enabled: Scalar
+    work: PooledWorkspace, view: RtpView, tokens: Scalar, reserve: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
     """True if every list has room for so many tokens and a reserve."""
 
@@ -235,22 +235,22 @@ def _rows_fit(
     return work, most <= work.sizes.buckets.row
 
 
-def enter(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[PooledWorkspace, Answer]:
+def enter(work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer) -> tuple[PooledWorkspace, RtpAnswer]:
     """INSERT: the key of a partly filled block is dropped first."""
     mine = answer.ok & (op.code == int(RtpCode.INSERT))
     answer = answer.refuse(mine & (op.held == 0), Status.NOT_RUNNING)
     mine = mine & answer.ok
     keys = op.keys - (op.aligned == 0)
-    work = work.write_if(mine, "requests", keys, work.request(op.slot, Request.KEYS))
-    work = work.write_if(mine, "requests", 1, work.request(op.slot, Request.ALIGNED))
+    work = work.write_if(mine, "requests", keys, work.request(op.slot, PooledRequest.KEYS))
+    work = work.write_if(mine, "requests", 1, work.request(op.slot, PooledRequest.ALIGNED))
     sequences = jnp.where(mine, op.batch, 0)
-    batch = insert.Batch(op.slot, sequences, keys, op.tokens, op.flag(RtpArgument.RESIDENT))
+    batch = insert.InsertedRequest(op.slot, sequences, keys, op.tokens, op.flag(RtpArgument.RESIDENT))
     return insert.insert(work, view, batch), answer
 
 
 def split(
-    work: PooledWorkspace, view: View, op: Op, answer: Answer, payload: Payload
-) -> tuple[PooledWorkspace, Answer]:
+    work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer, payload: Payload
+) -> tuple[PooledWorkspace, RtpAnswer]:
     """FORK: refused with `NO_ROOM` when blocks for copies are missing."""
     mine = answer.ok & (op.code == int(RtpCode.FORK))
     count, start = op.argument(RtpArgument.NUMBERS), op.argument(RtpArgument.START)
@@ -280,14 +280,14 @@ def split(
     return work, answer._replace(count=jnp.where(mine & answer.ok, copies, answer.count))
 
 
-def leave(work: PooledWorkspace, op: Op, answer: Answer) -> tuple[PooledWorkspace, Answer]:
+def leave(work: PooledWorkspace, op: RtpOp, answer: RtpAnswer) -> tuple[PooledWorkspace, RtpAnswer]:
     """DROP: the slot is empty."""
     mine = answer.ok & (op.code == int(RtpCode.DROP))
     answer = answer.refuse(mine & (op.held != 0), Status.NOT_WAITING)
-    return work.write_if(mine & answer.ok, "requests", 0, work.request(op.slot, Request.LIVE)), answer
+    return work.write_if(mine & answer.ok, "requests", 0, work.request(op.slot, PooledRequest.LIVE)), answer
 
 
-def hold(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[PooledWorkspace, Answer]:
+def hold(work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer) -> tuple[PooledWorkspace, RtpAnswer]:
     """HOLD: the blocks of a sequence that have keys (RTP-LLM `incrKVCacheRef` of all its keys)."""
     mine = answer.ok & (op.code == int(RtpCode.HOLD))
     sequence, role = op.argument(RtpArgument.SEQUENCE), op.argument(RtpArgument.ROLE)
@@ -315,8 +315,8 @@ def hold(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[Poo
 
 
 def release(
-    work: PooledWorkspace, view: View, op: Op, answer: Answer, payload: Payload
-) -> tuple[PooledWorkspace, Answer]:
+    work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer, payload: Payload
+) -> tuple[PooledWorkspace, RtpAnswer]:
     """RELEASE: references that do not exist are dropped, counted and reported."""
     mine = answer.ok & (op.code == int(RtpCode.RELEASE))
     count, start = op.argument(RtpArgument.NUMBERS), op.argument(RtpArgument.START)
@@ -349,7 +349,7 @@ def count_dropped(work: PooledWorkspace, number: Scalar) -> PooledWorkspace:
     return work.write_if(number > 0, "counters", dropped + number, work.counter(Counter.DROPPED))
 
 
-def export(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[PooledWorkspace, Answer]:
+def export(work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer) -> tuple[PooledWorkspace, RtpAnswer]:
     """EXPORT and EVICT: whole keys leave, the least recently used first, or chains of the prefix tree."""
     keeps = op.code == int(RtpCode.EXPORT)
     mine = answer.ok & (keeps | (op.code == int(RtpCode.EVICT)))
@@ -358,7 +358,7 @@ def export(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[P
     return work, answer._replace(value=jnp.where(mine, blocks, answer.value), count=jnp.where(mine, keys, answer.count))
 
 
-def estimate(work: PooledWorkspace, view: View, op: Op, answer: Answer) -> tuple[PooledWorkspace, Answer]:
+def estimate(work: PooledWorkspace, view: RtpView, op: RtpOp, answer: RtpAnswer) -> tuple[PooledWorkspace, RtpAnswer]:
     """PEAK: an upper bound of the blocks to come."""
     mine = answer.ok & (op.code == int(RtpCode.PEAK))
     remaining, width = op.argument(RtpArgument.TOKENS), op.argument(RtpArgument.SEQUENCES)

@@ -16,12 +16,12 @@ import numpy as np
 
 from hkv.dialects.rtp_llm import machine as rtp_cache
 from hkv.dialects.rtp_llm.config import RtpConfig
-from hkv.dialects.rtp_llm.engines.jax_reading import Reader
+from hkv.dialects.rtp_llm.engines.jax_reading import RtpReader
 from hkv.dialects.rtp_llm.log import RtpState
 from hkv.dialects.rtp_llm.rules import transitions
 from hkv.dialects.rtp_llm.rules.operations import COLUMNS, RtpArgument, RtpCode
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpParameters, View
-from hkv.dialects.rtp_llm.rules.transitions import Answer, Op
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, RtpParameters, RtpView
+from hkv.dialects.rtp_llm.rules.transitions import RtpAnswer, RtpOp
 from hkv.dialects.rtp_llm.schedule import compiled_history
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS, RtpRecorder
 from hkv.dialects.rtp_llm.schedule.compiled_history import (
@@ -39,7 +39,7 @@ from hkv.replay.schedule import Schedule
 from hkv.replay.schedule_loop import Current
 from hkv.replay.schedule_state import Arriving, Machine, Mode, Number, Running, Trace, flat, shaped
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, peek
-from hkv.state.pooled import Counter, PoolCounter, PooledBuckets, PooledState, Request
+from hkv.state.pooled import Counter, PoolCounter, PooledBuckets, PooledRequest, PooledState
 from hkv.state.pooled_workspace import ARRAYS, PooledSizes
 from hkv.state.status import Status
 
@@ -133,7 +133,7 @@ class RtpCompiledReplay(Dispatches):
 
     def state(self) -> RtpState:
         """Everything of the cache that can be compared; keys are the trace's numbers, requests are not listed."""
-        return Reader(self.config).state(jax.device_get(self._resident.cache), {}, range(self._num_keys))
+        return RtpReader(self.config).state(jax.device_get(self._resident.cache), {}, range(self._num_keys))
 
     def recorder(self) -> RtpRecorder:
         """Everything that happened, as the plain schedule's observer would have recorded it."""
@@ -159,7 +159,7 @@ def _dispatch(
     outputs = {"ids": jnp.zeros(room + 1, jnp.int32), "results": jnp.zeros(2 * COLUMNS, jnp.int32)}
     sizes = PooledSizes(buckets, 1, 1, COLUMNS, room)
     work = RtpScheduleWorkspace(sizes, **arrays, **own, **outputs, lane=zero, num_ids=zero)
-    view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
+    view = RtpView(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
     trip = functools.partial(_trip, view, trace)
     work, m, totals = schedule_loop.run(work, trace, resident, tuple(resident.totals), trip)
     new, own = PooledState(**shaped(work, cache, ARRAYS)), shaped(work, resident, OWN_ARRAYS)
@@ -171,7 +171,7 @@ program = programs(_dispatch, "rtp_llm-schedule")
 
 
 def _trip(
-    view: View, trace: Trace, w: Work, m: Machine, counts: tuple[Scalar, ...]
+    view: RtpView, trace: Trace, w: Work, m: Machine, counts: tuple[Scalar, ...]
 ) -> tuple[Work, Machine, tuple[Scalar, ...]]:
     totals = RunTotals(*counts)
     w, m, _ = schedule_loop.begin(w, trace, m)
@@ -191,7 +191,7 @@ def _trip(
     return w, m, totals
 
 
-def _record(w: Work, view: View, m: Machine, totals: RunTotals) -> tuple[Work, Machine, RunTotals]:
+def _record(w: Work, view: RtpView, m: Machine, totals: RunTotals) -> tuple[Work, Machine, RunTotals]:
     """The step's occupancy, over all pools."""
     mine = m.at(Mode.RECORD)
 
@@ -207,7 +207,7 @@ def _record(w: Work, view: View, m: Machine, totals: RunTotals) -> tuple[Work, M
     return w, m, totals._replace(cached_peak=jnp.where(mine, peak, totals.cached_peak))
 
 
-def _fetch(w: Work, view: View, code: Scalar, current: Current, **arguments: Any) -> tuple[Work, Op]:
+def _fetch(w: Work, view: RtpView, code: Scalar, current: Current, **arguments: Any) -> tuple[Work, RtpOp]:
     """An operation on the request at hand, and what the cache knows of that."""
     known = {RtpArgument.CODE: code, RtpArgument.SLOT: current.slot}
     known |= {RtpArgument[name.upper()]: value for name, value in arguments.items()}
@@ -216,31 +216,31 @@ def _fetch(w: Work, view: View, code: Scalar, current: Current, **arguments: Any
 
 
 def _when(
-    mine: Scalar, phase: Callable[[Work, Answer], tuple[Work, Answer]], w: Work, answer: Answer
-) -> tuple[Work, Answer]:
+    mine: Scalar, phase: Callable[[Work, RtpAnswer], tuple[Work, RtpAnswer]], w: Work, answer: RtpAnswer
+) -> tuple[Work, RtpAnswer]:
     """Runs a phase if it is called for."""
 
     def once(v: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
-        v, got = phase(v, Answer(*local[1:]))
+        v, got = phase(v, RtpAnswer(*local[1:]))
         return v, (False, *got)
 
     w, local = loop(lambda c: c[0], once, w, (mine, *answer), writes=w.EVERYTHING)
-    return w, Answer(*local[1:])
+    return w, RtpAnswer(*local[1:])
 
 
-def _arrive(w: Work, view: View, trace: Trace, m: Machine, current: Current) -> tuple[Work, Answer]:
+def _arrive(w: Work, view: RtpView, trace: Trace, m: Machine, current: Current) -> tuple[Work, RtpAnswer]:
     """The cache gets to know tokens of a request.
 
     REQUEST: it arrives with all tokens it has, in place of one that waits and is no longer the queue's head. ASK: those
     that were generated since it last asked follow.
     """
     requesting, asking = m.at(Mode.REQUEST), m.at(Mode.ASK)
-    w = w.set(jnp.where(requesting, current.slot, w.spare_slot), Request.LIVE, 0)
+    w = w.set(jnp.where(requesting, current.slot, w.spare_slot), PooledRequest.LIVE, 0)
     code = jnp.where(requesting, int(RtpCode.REQUEST), jnp.where(asking, int(RtpCode.APPEND), int(RtpCode.END)))
     first = trace.request(current.request, Arriving.KEY_START)
     payload = Payload(trace.keys, jnp.int32(0), trace.keys.shape[0])
 
-    def phase(v: Work, answer: Answer) -> tuple[Work, Answer]:
+    def phase(v: Work, answer: RtpAnswer) -> tuple[Work, RtpAnswer]:
         v, op = _fetch(v, view, code, current)
         known, before = jnp.where(requesting, 0, op.whole), jnp.where(requesting, 0, op.tokens)
         tokens = jnp.where(requesting, current.waiting_tokens, current.tokens)
@@ -255,13 +255,13 @@ def _arrive(w: Work, view: View, trace: Trace, m: Machine, current: Current) -> 
             row[argument] = value
         return transitions.arrive(v, view, op._replace(row=tuple(row)), answer, payload)
 
-    answer = Answer(jnp.int32(Status.OK), jnp.int32(0), jnp.int32(0))
+    answer = RtpAnswer(jnp.int32(Status.OK), jnp.int32(0), jnp.int32(0))
     return _when(requesting | asking, phase, w, answer)
 
 
 def _enter(
-    w: Work, view: View, trace: Trace, m: Machine, current: Current, answer: Answer, totals: RunTotals
-) -> tuple[Work, Answer, RunTotals]:
+    w: Work, view: RtpView, trace: Trace, m: Machine, current: Current, answer: RtpAnswer, totals: RunTotals
+) -> tuple[Work, RtpAnswer, RunTotals]:
     """FINISH: the request's whole blocks are entered into the cache."""
     mine = m.at(Mode.FINISH) & (trace.number(Number.CACHING) != 0)
     w, op = _fetch(w, view, jnp.where(mine, int(RtpCode.INSERT), int(RtpCode.END)), current)
@@ -271,13 +271,15 @@ def _enter(
     return w, answer, totals._replace(entered=totals.entered + taken, duplicates=totals.duplicates + twice)
 
 
-def _allocate(w: Work, view: View, trace: Trace, m: Machine, current: Current, answer: Answer) -> tuple[Work, Answer]:
+def _allocate(
+    w: Work, view: RtpView, trace: Trace, m: Machine, current: Current, answer: RtpAnswer
+) -> tuple[Work, RtpAnswer]:
     """ASK and TAKE: blocks. PREEMPT and FINISH: they are given back, and the request is forgotten."""
     asks, leaves = m.at(Mode.ASK) | m.at(Mode.TAKE), m.at(Mode.PREEMPT) | m.at(Mode.FINISH)
     code = jnp.where(asks, int(RtpCode.MALLOC), jnp.where(leaves, int(RtpCode.FREE), int(RtpCode.END)))
     caching = trace.number(Number.CACHING)
 
-    def phase(v: Work, got: Answer) -> tuple[Work, Answer]:
+    def phase(v: Work, got: RtpAnswer) -> tuple[Work, RtpAnswer]:
         v, op = _fetch(v, view, code, current, reuse=caching, device_cache=caching)
         return transitions.allocate(v, view, op, got, ALLOCATIONS)
 
@@ -288,7 +290,7 @@ def _allocate(w: Work, view: View, trace: Trace, m: Machine, current: Current, a
     return w, answer
 
 
-def _report(w: Work, view: View, m: Machine, current: Current, answer: Answer) -> Work:
+def _report(w: Work, view: RtpView, m: Machine, current: Current, answer: RtpAnswer) -> Work:
     """Reports an allocation's status and value, and the request's lists then."""
     if w.sizes.ids == 0:
         return w
@@ -313,7 +315,9 @@ def _report(w: Work, view: View, m: Machine, current: Current, answer: Answer) -
     return loop(lambda c: c[0] < end, one, w, (0,), reads=("rows", "requests"), writes=("ids", "num_ids"))[0]
 
 
-def _follow(w: Work, view: View, trace: Trace, m: Machine, current: Current, answer: Answer) -> tuple[Work, Machine]:
+def _follow(
+    w: Work, view: RtpView, trace: Trace, m: Machine, current: Current, answer: RtpAnswer
+) -> tuple[Work, Machine]:
     """Transition of the schedule by the cache's answer."""
     refused = schedule_loop.among(answer.status, VERDICTS[1:])
     m = schedule_loop.fail(m, answer.ok, answer.status, refused)
@@ -324,12 +328,12 @@ def _follow(w: Work, view: View, trace: Trace, m: Machine, current: Current, ans
     w, m, grown, left = schedule_loop.after_running(w, m, current, answer.ok, refused)
     w, m, _ = schedule_loop.after_request(w, m, current, answer.ok)
     w, m = schedule_loop.after_taking(w, m, current, granted, never, denied & ~never)
-    w = w.set(jnp.where(left | never, current.slot, w.spare_slot), Request.LIVE, 0)
+    w = w.set(jnp.where(left | never, current.slot, w.spare_slot), PooledRequest.LIVE, 0)
     noop_until = jnp.where(granted, current.tokens, _same_slots(view, trace, current.tokens))
     return w.write_if(granted | grown, "running_words", noop_until, w.running_word(current.slot, Running.NOOP_UNTIL)), m
 
 
-def _same_slots(view: View, trace: Trace, tokens: Scalar) -> Scalar:
+def _same_slots(view: RtpView, trace: Trace, tokens: Scalar) -> Scalar:
     """Tokens up to which a request has the slots, those of its reserve too, and the whole blocks that it has now."""
     block, reserve = view.whole(CacheField.BLOCK), trace.number(Number.LOOKAHEAD)
     most = (divide(tokens, block) + 1) * block - 1

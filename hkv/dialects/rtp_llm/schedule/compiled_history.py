@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.rtp_llm.engines.numpy import EVICTED
-from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, View
+from hkv.dialects.rtp_llm.rules.parameters import CacheField, GroupField, RtpView
 from hkv.dialects.rtp_llm.schedule.agreement import REASONS
 from hkv.replay.observed import CACHING_OFF, HAD, NOT_SHARED, NOTHING, RETIRED
 from hkv.replay.schedule_state import (
@@ -138,7 +138,7 @@ NOTHING_CODE, HAD_CODE, GONE, SKIPPED, UNSHARED, OFF = map(
 Work = RtpScheduleWorkspace
 
 
-def use(work: Work, view: View, trace: Trace, request: Scalar, change: Scalar) -> Work:
+def use(work: Work, view: RtpView, trace: Trace, request: Scalar, change: Scalar) -> Work:
     """Notes that a request got blocks, or gave them back: `change` 1, -1, or 0 for nothing to do."""
     length = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT)
     start = trace.request(request, Arriving.KEY_START)
@@ -154,7 +154,7 @@ def use(work: Work, view: View, trace: Trace, request: Scalar, change: Scalar) -
     return loop(lambda c: c[0] <= end, body, work, (0, work.spare_key, 0), writes=("history",))[0]
 
 
-def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -> tuple[Work, tuple[Scalar, Scalar]]:
+def enter(work: Work, view: RtpView, slot: Scalar, keys: Scalar, enabled: Scalar) -> tuple[Work, tuple[Scalar, Scalar]]:
     """Notes what entering a request's whole blocks will change; asked right before.
 
     Returns:
@@ -189,7 +189,7 @@ def enter(work: Work, view: View, slot: Scalar, keys: Scalar, enabled: Scalar) -
     return work, (taken, twice)
 
 
-def diagnose(work: Work, view: View, trace: Trace, request: Scalar, enabled: Scalar) -> Work:
+def diagnose(work: Work, view: RtpView, trace: Trace, request: Scalar, enabled: Scalar) -> Work:
     """Records how far a request's blocks were computed, and what is missing from each group there."""
     names = ("items", "history", "request_results")
     caching, size = trace.number(Number.CACHING) != 0, view.whole(CacheField.BLOCK)

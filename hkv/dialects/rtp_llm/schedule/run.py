@@ -29,7 +29,7 @@ from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
 from hkv.replay.observed import HitUnits
-from hkv.replay.optimal import Pool
+from hkv.replay.optimal import BoundedPool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, attention_of, spec_to_text
@@ -113,7 +113,7 @@ class RtpReplayedCache(ReplayedCache):
     def __init__(self, config: RtpConfig, *, caching: bool = True) -> None:
         specs, counts, reserve = config.topology.specs, config.num_blocks, config.reserve_blocks
         grouped = [specs] if len(counts) == 1 else [(spec,) for spec in specs]
-        pools = [Pool(count - 1, each, reserve) for count, each in zip(counts, grouped, strict=True)]
+        pools = [BoundedPool(count - 1, each, reserve) for count, each in zip(counts, grouped, strict=True)]
         units = HitUnits(config.block_size, config.block_size)
         super().__init__(config, config.topology.groups, pools, units, reuses=caching)
         self.caching = caching

@@ -213,7 +213,7 @@ class InstalledTree:
 
     def __init__(self, header: structs.Header, backend: str, release: str | None = None) -> None:
         require_sglang(release)
-        from hkv.dialects.sglang.attach import Observer
+        from hkv.dialects.sglang.attach import CoreObserver
         from hkv.dialects.sglang.engines import sglang_objects
 
         self.header, self._objects = header, sglang_objects
@@ -221,7 +221,7 @@ class InstalledTree:
         self._answer: Any = None
         params = sglang_objects.params_of(to_config(header), backend)
         self._cache, self._allocator = sglang_objects.cache(params), params.token_to_kv_pool_allocator
-        Observer(header, params, self, "none").hook(self._cache.tree_core)
+        CoreObserver(header, params, self, "none").hook(self._cache.tree_core)
         self._nodes: dict[int, int] = {}
         self._locks: dict[str, Any] = {}
 

@@ -17,11 +17,11 @@ from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
 from hkv.dialects.sglang.config import WINDOW_UNTOLD
 from hkv.dialects.sglang.engines import of_components
-from hkv.dialects.sglang.engines.jax_reading import Reader, available, told_pages
+from hkv.dialects.sglang.engines.jax_reading import SGLangReader, available, told_pages
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
 from hkv.errors import OperationError, UnsupportedConfigError
 from hkv.machine.operations import bucket
-from hkv.state.radix import FULL, POOLS, Count, Held, Key, resized
+from hkv.state.radix import FULL, POOLS, Count, Key, RadixRequest, resized
 from hkv.state.status import Status
 
 OPERATIONS, PAYLOAD = 2, 64
@@ -32,7 +32,7 @@ TOKENS = 250
 
 
 @dataclasses.dataclass
-class Request:
+class HostRequest:
     """A request as the host knows it: its slot in the compiled cache, its tokens, and what they are cached apart by."""
 
     slot: int
@@ -97,8 +97,8 @@ class SGLangJaxEngine:
             raise UnsupportedConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
         self.header, self.config = header, structs.to_config(header)
         self._pages = Pages(self.config.page_size, bigrams=self.config.bigrams)
-        self._reader = Reader(self.config, self._pages)
-        self._requests: dict[str, Request] = {}
+        self._reader = SGLangReader(self.config, self._pages)
+        self._requests: dict[str, HostRequest] = {}
         self._buckets = machine.buckets_for(self.config, tokens=TOKENS * self.config.page_size)
         self._free_slots = list(range(self._buckets.requests))
         parameters, state = machine.init(self.config, self._buckets)
@@ -135,14 +135,14 @@ class SGLangJaxEngine:
                 self._do(SGLangCode.CHECKPOINT, request)
                 return structs.Row(
                     self._reader.row(self._state, request.slot),
-                    self._reader.held(self._state, request.slot)[Held.PROTECTED] * self.config.page_size,
+                    self._reader.held(self._state, request.slot)[RadixRequest.PROTECTED] * self.config.page_size,
                 )
             case structs.ReleaseWindowOp():
                 self._do(SGLangCode.RELEASE_WINDOW, self._request(operation.id))
             case structs.FinishOp():
                 request = self._request(operation.id)
                 held, size = self._reader.held(self._state, request.slot), self.config.page_size
-                first, last = held[Held.PROTECTED] * size + self.config.bigrams, held[Held.LENGTH]
+                first, last = held[RadixRequest.PROTECTED] * size + self.config.bigrams, held[RadixRequest.LENGTH]
                 if operation.length and not first <= operation.length <= last:
                     raise OperationError("length", operation.length, f"from {first} to {last} tokens")
                 self._end(SGLangCode.FINISH, operation.id, operation.length)
@@ -186,7 +186,7 @@ class SGLangJaxEngine:
         if not tokens:
             raise OperationError("tokens", tokens, "at least 1 token")
         self._fit(len(tokens))
-        request = Request(self._slot(), tokens, operation.namespace)
+        request = HostRequest(self._slot(), tokens, operation.namespace)
         keys = self._keys(tokens, operation.namespace)
         try:
             row = self._do(SGLangCode.ADMIT, request, keys, tokens=len(tokens), priority=operation.priority)
@@ -196,8 +196,8 @@ class SGLangJaxEngine:
         self._requests[operation.id] = request
         return self._found(row, np.asarray(self._state.rows)[request.slot, : row[SGLangColumn.HIT]])
 
-    def _extend(self, request: Request, operation: structs.ExtendOp) -> structs.Slots:
-        before = self._reader.held(self._state, request.slot)[Held.LENGTH]
+    def _extend(self, request: HostRequest, operation: structs.ExtendOp) -> structs.Slots:
+        before = self._reader.held(self._state, request.slot)[RadixRequest.LENGTH]
         if not before < operation.length <= len(request.tokens):
             expected = f"from {before + 1} to {len(request.tokens)} tokens"
             raise OperationError("length", operation.length, expected)
@@ -208,8 +208,8 @@ class SGLangJaxEngine:
         granted = row[SGLangColumn.STATUS] == Status.OK
         return structs.Slots(self._reader.row(self._state, request.slot)[before:] if granted else None)
 
-    def _decode(self, request: Request, operation: structs.DecodeOp) -> structs.Slots:
-        if self._reader.held(self._state, request.slot)[Held.LENGTH] != len(request.tokens):
+    def _decode(self, request: HostRequest, operation: structs.DecodeOp) -> structs.Slots:
+        if self._reader.held(self._state, request.slot)[RadixRequest.LENGTH] != len(request.tokens):
             raise OperationError("id", operation.id, "a request whose tokens all have slots")
         tokens = [*request.tokens, operation.token]
         self._fit(len(tokens))
@@ -230,7 +230,7 @@ class SGLangJaxEngine:
     def _do(
         self,
         code: SGLangCode,
-        request: Request | None,
+        request: HostRequest | None,
         keys: Sequence[int] = (),
         allowed: Sequence[Status] = (Status.OK,),
         **arguments: int,
@@ -257,7 +257,7 @@ class SGLangJaxEngine:
         self._resize(keys=bucket(len(self._pages), self._buckets.keys))
         return found
 
-    def _request(self, id: str) -> Request:
+    def _request(self, id: str) -> HostRequest:
         try:
             return self._requests[id]
         except KeyError:

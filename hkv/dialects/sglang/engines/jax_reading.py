@@ -18,10 +18,10 @@ from hkv.state.radix import (
     POOL_COUNT_WORDS,
     STATES,
     WINDOW,
-    Held,
     Key,
     PoolCount,
     RadixNode,
+    RadixRequest,
     RadixState,
 )
 
@@ -66,19 +66,19 @@ class ReadNode:
         return int(self.words[field])
 
 
-class Reader:
+class SGLangReader:
     """Reads states of one configuration, whose keys are numbers of `pages`."""
 
     def __init__(self, config: SGLangConfig, pages: Named) -> None:
         self._config, self._pages = config, pages
 
     def held(self, state: RadixState, slot: int) -> list[int]:
-        """A request's own fields, by `Held`."""
+        """A request's own fields, by `RadixRequest`."""
         return np.asarray(state.requests)[slot].tolist()
 
     def row(self, state: RadixState, slot: int) -> list[int]:
         """Full slots of a request's tokens."""
-        length = self.held(state, slot)[Held.LENGTH]
+        length = self.held(state, slot)[RadixRequest.LENGTH]
         pages = np.asarray(state.rows)[slot, : -(-length // self._config.page_size)]
         return self.slots(pages)[:length]
 
@@ -151,14 +151,18 @@ class Reader:
 
     def _owned(self, state: RadixState, slot: int) -> structs.Owned:
         held, size = self.held(state, slot), self._config.page_size
-        states = [held[field] for field in (Held.STATE, Held.FIRST_TRACK, Held.SECOND_TRACK) if held[field]]
+        states = [
+            held[field]
+            for field in (RadixRequest.STATE, RadixRequest.FIRST_TRACK, RadixRequest.SECOND_TRACK)
+            if held[field]
+        ]
         return structs.Owned(
             self.row(state, slot),
-            held[Held.PROTECTED] * size,
-            held[Held.ENTERED] * size,
-            held[Held.SLID] * size,
+            held[RadixRequest.PROTECTED] * size,
+            held[RadixRequest.ENTERED] * size,
+            held[RadixRequest.SLID] * size,
             states,
-            held[Held.TRACKED] or None,
+            held[RadixRequest.TRACKED] or None,
         )
 
     def _pool(self, state: RadixState, pool: int) -> structs.Pool:

@@ -17,8 +17,8 @@ from hkv.version import check_reference
 if TYPE_CHECKING:
     from reference.dialects.sglang.core import TreeCore
     from reference.dialects.sglang.key import Namespace
-    from reference.dialects.sglang.manager import Manager
-    from reference.dialects.sglang.tree import Node, RadixTree
+    from reference.dialects.sglang.manager import SGLangManager
+    from reference.dialects.sglang.tree import RadixTree, TreeNode
 
 
 class SGLangNumpyEngine:
@@ -35,13 +35,13 @@ class SGLangNumpyEngine:
       ConfigError: a cache that SGLang does not have.
     """
 
-    manager: Manager
+    manager: SGLangManager
 
     def __init__(self, header: structs.Header) -> None:
         check_reference()
-        from reference.dialects.sglang.manager import Manager
+        from reference.dialects.sglang.manager import SGLangManager
 
-        self.header, self.manager = header, Manager(to_config(header))
+        self.header, self.manager = header, SGLangManager(to_config(header))
 
     @property
     def evictions(self) -> int:
@@ -106,7 +106,7 @@ class SGLangNumpyEngine:
         manager.tree.config = dataclasses.replace(manager.config, **changes)
         return manager.match(tokens, namespace).length
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[TreeNode]:
         """Nodes of the tree in the order in which `state` lists them."""
         return _walk(self.manager.tree)
 
@@ -178,7 +178,7 @@ def engine(header: structs.Header) -> SGLangNumpyEngine | SGLangNumpyTree:
     return SGLangNumpyTree(header) if header.tree else SGLangNumpyEngine(header)
 
 
-def _walk(tree: RadixTree) -> Iterator[Node]:
+def _walk(tree: RadixTree) -> Iterator[TreeNode]:
     return walk(tree.root, lambda node: (node.key.namespace, node.key.tokens()))
 
 
@@ -213,7 +213,7 @@ def _nodes(tree: RadixTree) -> tuple[list[structs.TreeNode], list[list[int]]]:
     return told, [[numbers[node] for node in order] for order in orders]
 
 
-def _state(manager: Manager) -> structs.State:
+def _state(manager: SGLangManager) -> structs.State:
     pools = manager.pools
     return structs.State(
         [structs.Pool(list(pool.free), list(pool.waiting)) for pool in pools.all],

@@ -104,7 +104,7 @@ class _NoMemory(BaseSWAKVPool):
 _NoMemory.__abstractmethods__ = frozenset()
 
 
-class Rows(HybridReqToTokenPool):
+class RowTable(HybridReqToTokenPool):
     """The table of rows, and the states' bookkeeping without states (`HybridReqToTokenPool`)."""
 
     def __init__(self, config: SGLangConfig) -> None:
@@ -150,7 +150,7 @@ def params_of(config: SGLangConfig, backend: str) -> CacheInitParams:
         part.use_triton_kernels = False
     return CacheInitParams(
         disable=False,
-        req_to_token_pool=Rows(config),
+        req_to_token_pool=RowTable(config),
         token_to_kv_pool_allocator=allocator,
         page_size=config.page_size,
         is_eagle=config.eagle,
@@ -246,7 +246,7 @@ def request(operation: structs.AdmitOp, row: int) -> Any:
     return made
 
 
-def hold_states(made: UnifiedRadixCache, rows: Rows, request: Any) -> None:
+def hold_states(made: UnifiedRadixCache, rows: RowTable, request: Any) -> None:
     """States for a request's first pass, as SGLang's scheduler gets them (`alloc_req_slots`)."""
     request.ran = True
     if not made.supports_mamba():
@@ -261,7 +261,7 @@ def hold_states(made: UnifiedRadixCache, rows: Rows, request: Any) -> None:
         )
 
 
-def release(made: UnifiedRadixCache, rows: Rows, request: Any, *, entered: bool) -> None:
+def release(made: UnifiedRadixCache, rows: RowTable, request: Any, *, entered: bool) -> None:
     """Gives back what a request has besides slots; before its first pass that is the state of its match, if any."""
     if request.ran:
         made.on_release(request, checkpointed=entered)
@@ -269,7 +269,7 @@ def release(made: UnifiedRadixCache, rows: Rows, request: Any, *, entered: bool)
         rows.mamba_allocator.free(request.kv.mamba_pool_idx.unsqueeze(-1))
 
 
-def track(rows: Rows, request: Any, length: int, *, decode: bool = False) -> None:
+def track(rows: RowTable, request: Any, length: int, *, decode: bool = False) -> None:
     """A pass keeps a state (`_mamba_radix_cache_v2_req_prepare_for_extend`, `_mamba_prefix_cache_update`)."""
     kv = request.kv
     kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen if decode else None
@@ -313,7 +313,7 @@ def evict(made: UnifiedRadixCache, config: SGLangConfig, tokens: Sequence[int]) 
     return of_components(config, *each)
 
 
-def room(made: UnifiedRadixCache, config: SGLangConfig, rows: Rows, tokens: int) -> tuple[list[int], list[int]]:
+def room(made: UnifiedRadixCache, config: SGLangConfig, rows: RowTable, tokens: int) -> tuple[list[int], list[int]]:
     """Tokens of each pool that are free, and that nobody holds, once so many have been looked for."""
     evict_from_tree_cache(made, tokens)
     allocator = made.token_to_kv_pool_allocator
@@ -335,7 +335,7 @@ def told(made: UnifiedRadixCache, groups: int) -> tuple[list[int], list[int]]:
     return stored, removed
 
 
-def pools(allocator: Any, config: SGLangConfig, rows: Rows) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
+def pools(allocator: Any, config: SGLangConfig, rows: RowTable) -> tuple[list[structs.Pool], list[tuple[int, int]]]:
     """Free pages of each pool, and the window slots of full ones."""
 
     def one(part: Any) -> structs.Pool:
@@ -350,7 +350,7 @@ def pools(allocator: Any, config: SGLangConfig, rows: Rows) -> tuple[list[struct
     return [*map(one, parts), *free], [(slot, other) for slot, other in enumerate(mapping) if other]
 
 
-def available(made: UnifiedRadixCache, config: SGLangConfig, allocator: Any, rows: Rows) -> int:
+def available(made: UnifiedRadixCache, config: SGLangConfig, allocator: Any, rows: RowTable) -> int:
     """Pages of all pools, and states, that are free or that nobody holds."""
     if config.window is None:
         tokens = allocator.available_size() + made.full_evictable_size()

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 
 from hkv.dialects.sglang.rules import locks, pools, radix_tree, states
 from hkv.dialects.sglang.rules.operations import SGLangArgument, SGLangCode
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.dialects.sglang.rules.radix_tree import Entry
-from hkv.dialects.sglang.rules.transitions import Answer, Op, Own, pages_of, slide, take_rows
+from hkv.dialects.sglang.rules.transitions import Own, SGLangAnswer, SGLangOp, pages_of, slide, take_rows
 from hkv.state.loops import Scalar, ceil_divide, loop, when
-from hkv.state.radix import Held
+from hkv.state.radix import RadixRequest
 from hkv.state.radix_workspace import RadixWorkspace
 
 Work: TypeAlias = RadixWorkspace
 
 
-def enter(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
+def enter(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> tuple[Work, SGLangAnswer]:
     """CHECKPOINT and FINISH: a request's pages are entered, the tree's take their place, and it holds the last node."""
     runs, eagle, counted = op.on(SGLangCode.CHECKPOINT), view.whole(Field.EAGLE), _counted(op)
     # The prefix that a window kept this request from using ends here, so that the next one can use it.
@@ -51,13 +51,13 @@ def enter(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]
         again, own = runs & branches, Own(slid, pages, jnp.int32(0))
         w, slid = slide(w, view, op.slot, again, op.length - eagle - 1, own, jnp.int32(1))
         fields = {
-            Held.PROTECTED: pages,
-            Held.ENTERED: jnp.maximum(op.entered, pages),
-            Held.SLID: slid,
-            Held.BRANCH: jnp.where(branches, 0, op.branch),
-            Held.NODE: node,
-            Held.MARK: mark,
-            Held.RELEASED: 0,
+            RadixRequest.PROTECTED: pages,
+            RadixRequest.ENTERED: jnp.maximum(op.entered, pages),
+            RadixRequest.SLID: slid,
+            RadixRequest.BRANCH: jnp.where(branches, 0, op.branch),
+            RadixRequest.NODE: node,
+            RadixRequest.MARK: mark,
+            RadixRequest.RELEASED: 0,
         }
         for field, value in fields.items():
             w = w.write("requests", value, w.request(op.slot, field))
@@ -65,12 +65,12 @@ def enter(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]
 
     # Without a state that was kept nothing is entered, and it holds what it held.
     work = when(length > 0, once, work, writes=work.CARRIED)
-    for field in (Held.TRACKED, Held.TRACKED_BEFORE):
+    for field in (RadixRequest.TRACKED, RadixRequest.TRACKED_BEFORE):
         work = work.write("requests", 0, work.request(op.slot, field))
     return work, answer
 
 
-def _to_enter(work: Work, view: View, op: Op, length: Scalar) -> tuple[Work, tuple[Scalar, Scalar]]:
+def _to_enter(work: Work, view: SGLangView, op: SGLangOp, length: Scalar) -> tuple[Work, tuple[Scalar, Scalar]]:
     """The length in tokens at which a request is entered, and the state of that length; 0 where it has kept none.
 
     A running request gives the tree what it kept last, and takes a fresh one for it; one that ends has no use for any.
@@ -84,21 +84,21 @@ def _to_enter(work: Work, view: View, op: Op, length: Scalar) -> tuple[Work, tup
     kept = jnp.where(first, op.first_track, op.second_track)
     # `make_room` has seen to it that there is one.
     work, fresh = states.take(work, view.stateful & runs & (~tracks | (tracked > 0)))
-    place = work.request(op.slot, Held.FIRST_TRACK) + jnp.where(first, 0, 1)
+    place = work.request(op.slot, RadixRequest.FIRST_TRACK) + jnp.where(first, 0, 1)
     work = work.write_if(tracks & (fresh != 0), "requests", fresh, place)
     state = jnp.where(tracks, jnp.where(tracked > 0, kept, 0), jnp.where(runs, fresh, op.state))
     length = jnp.where(view.stateful & tracks, tracked, length)
     return work, (length, jnp.where(view.stateful, state, 0))
 
 
-def _counted(op: Op) -> Scalar:
+def _counted(op: SGLangOp) -> Scalar:
     """Tokens of a request that are entered: all that have slots, but for a pass beyond its end."""
     asked = jnp.where(op.on(SGLangCode.FINISH), op.argument(SGLangArgument.LENGTH), 0)
     return jnp.where(asked > 0, asked, op.length)
 
 
 def _insert(
-    work: Work, view: View, op: Op, pages: Scalar, slid: Scalar, state: Scalar
+    work: Work, view: SGLangView, op: SGLangOp, pages: Scalar, slid: Scalar, state: Scalar
 ) -> tuple[Work, tuple[Scalar, Scalar]]:
     """Inserts a request's pages, and the state after them; the last node, and whether it took that.
 
@@ -129,9 +129,9 @@ def _insert(
     return work, (node, took)
 
 
-def leave(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
+def leave(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> tuple[Work, SGLangAnswer]:
     """FINISH, once it is entered, and ABORT: pages of its own are free, and it holds nothing."""
-    fields = (Held.PROTECTED, Held.SLID, Held.NODE, Held.MARK, Held.RELEASED)
+    fields = (RadixRequest.PROTECTED, RadixRequest.SLID, RadixRequest.NODE, RadixRequest.MARK, RadixRequest.RELEASED)
     work, (protected, slid, node, mark, released) = work.peek_request(True, op.slot, *fields)
     whole, end = ceil_divide(_counted(op), view.page), ceil_divide(op.length, view.page)
 
@@ -144,4 +144,4 @@ def leave(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]
     work, _ = loop(lambda c: c[0] < 2, one, work, (0, protected, whole), writes=pools.WRITES)
     work = locks.unlock(work, view, node, mark, jnp.bool_(True), released == 0)
     work = states.give_back_all(work, view, op.slot)
-    return work.write("requests", 0, work.request(op.slot, Held.LIVE)), answer
+    return work.write("requests", 0, work.request(op.slot, RadixRequest.LIVE)), answer

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from hkv.dialects.sglang.config import POLICIES
 from hkv.dialects.sglang.rules import pools, radix_tree, states
 from hkv.dialects.sglang.rules.links import STATE_RING, WINDOW_RING, unlink
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.state import tree
 from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import LEAF, Node
@@ -49,7 +49,7 @@ class Freed(NamedTuple):
     states: Scalar
 
 
-def evict(work: RadixWorkspace, view: View, present: Scalar, wanted: Wanted) -> tuple[RadixWorkspace, Freed]:
+def evict(work: RadixWorkspace, view: SGLangView, present: Scalar, wanted: Wanted) -> tuple[RadixWorkspace, Freed]:
     """Frees what is wanted, or as much as there is, if `present` (`evict`, `evict_for_alloc`)."""
     room, due = wanted.room, wanted[:3]
     work, free = _room(work, view, jnp.asarray(present) & room)
@@ -109,7 +109,7 @@ _ASKED = (
 """Words of a node that decide what of it may be evicted."""
 
 
-def _first_leaf(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, Scalar]:
+def _first_leaf(work: RadixWorkspace, view: SGLangView, present: Scalar) -> tuple[RadixWorkspace, Scalar]:
     """The leaf that leaves first under the policy, if `present`; 0 for none.
 
     Under lru it is the first in order of use. The other policies look at every leaf, as SGLang does when it makes a
@@ -135,7 +135,7 @@ def _first_leaf(work: RadixWorkspace, view: View, present: Scalar) -> tuple[Radi
     return work, best
 
 
-def _stranded(work: RadixWorkspace, view: View, present: Scalar, parent: Scalar) -> tuple[RadixWorkspace, Scalar]:
+def _stranded(work: RadixWorkspace, view: SGLangView, present: Scalar, parent: Scalar) -> tuple[RadixWorkspace, Scalar]:
     """The parent of a leaf that left, if it is a leaf itself now and a tombstone, and so of no use; else 0.
 
     SGLang leaves it there (`hkv.dialects.sglang.config.STRANDS_FULL`).
@@ -145,7 +145,7 @@ def _stranded(work: RadixWorkspace, view: View, present: Scalar, parent: Scalar)
     return work, jnp.where(present & ((flags & LEAF) != 0) & (live == 0), parent, 0)
 
 
-def _room(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
+def _room(work: RadixWorkspace, view: SGLangView, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
     """Tokens that each pool has room for, and states."""
     fields = PoolCount.FREE, PoolCount.WAITING
     work, counts = work.peek(present, "counters", *(work.pool_count(pool, each) for pool in POOLS for each in fields))
@@ -154,7 +154,7 @@ def _room(work: RadixWorkspace, view: View, present: Scalar) -> tuple[RadixWorks
 
 
 def shed(
-    work: RadixWorkspace, view: View, present: Scalar, node: Scalar, pages: Scalar, parts: tuple[Scalar, Scalar]
+    work: RadixWorkspace, view: SGLangView, present: Scalar, node: Scalar, pages: Scalar, parts: tuple[Scalar, Scalar]
 ) -> tuple[RadixWorkspace, Scalar]:
     """Takes a node's state from it, if `present`, and other parts of what it has; whether it had one.
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from hkv.dialects.sglang.rules import entering, transitions
 from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode, SGLangColumn, SGLangResults
-from hkv.dialects.sglang.rules.parameters import SGLangParameters, View
-from hkv.dialects.sglang.rules.transitions import SLOTLESS, Answer, Op
+from hkv.dialects.sglang.rules.parameters import SGLangParameters, SGLangView
+from hkv.dialects.sglang.rules.transitions import SLOTLESS, SGLangAnswer, SGLangOp
 from hkv.machine.operations import Operations, Payload, perform_all
 from hkv.state.loops import Scalar, loop
 from hkv.state.radix import RadixState
@@ -41,7 +41,7 @@ def execute(
     def one_lane(carry: tuple[Scalar, tuple[jax.Array, ...]]) -> tuple[Any, ...]:
         lane, values = carry
         w = work.replace(**dict(zip(EVERYTHING, values, strict=True)), lane=lane)
-        w = _perform(w, View(flat[0].cache, None if lanes == 1 else lane), flat[1], only)
+        w = _perform(w, SGLangView(flat[0].cache, None if lanes == 1 else lane), flat[1], only)
         return lane + 1, tuple(getattr(w, name) for name in EVERYTHING)
 
     carry = (jnp.int32(0), tuple(getattr(work, name) for name in EVERYTHING))
@@ -52,7 +52,9 @@ def execute(
     return new, SGLangResults(table=out["results"].reshape(lanes, places + 1, COLUMNS)[:, :-1])
 
 
-def _perform(work: RadixWorkspace, view: View, operations: Operations, only: tuple[SGLangCode, ...]) -> RadixWorkspace:
+def _perform(
+    work: RadixWorkspace, view: SGLangView, operations: Operations, only: tuple[SGLangCode, ...]
+) -> RadixWorkspace:
     def one(w: RadixWorkspace, row: Scalar, place: Scalar, code: Scalar, payload: Payload) -> RadixWorkspace:
         w, op = transitions.fetch(w, operations.table, row, code)
         return _one(w, view, op, payload, place, only)
@@ -61,7 +63,7 @@ def _perform(work: RadixWorkspace, view: View, operations: Operations, only: tup
     return perform_all(work, table, payload, SGLangArgument.CODE, int(SGLangCode.END), one, EVERYTHING)
 
 
-Phase = Callable[[RadixWorkspace, View, Op, Answer, Payload], tuple[RadixWorkspace, Answer]]
+Phase = Callable[[RadixWorkspace, SGLangView, SGLangOp, SGLangAnswer, Payload], tuple[RadixWorkspace, SGLangAnswer]]
 
 
 def phases_of(only: tuple[SGLangCode, ...]) -> list[tuple[tuple[SGLangCode, ...], Phase]]:
@@ -79,30 +81,37 @@ def phases_of(only: tuple[SGLangCode, ...]) -> list[tuple[tuple[SGLangCode, ...]
     return [(codes, phase) for codes, phase in phases if set(codes).intersection(only)]
 
 
-def _plain(phase: Callable[[RadixWorkspace, View, Op, Answer], tuple[RadixWorkspace, Answer]]) -> Phase:
+def _plain(
+    phase: Callable[[RadixWorkspace, SGLangView, SGLangOp, SGLangAnswer], tuple[RadixWorkspace, SGLangAnswer]],
+) -> Phase:
     """A phase that needs no keys."""
     return lambda w, view, op, answer, _: phase(w, view, op, answer)
 
 
 def perform(
-    w: RadixWorkspace, view: View, op: Op, payload: Payload, only: tuple[SGLangCode, ...], answer: Answer
-) -> tuple[RadixWorkspace, Answer]:
+    w: RadixWorkspace,
+    view: SGLangView,
+    op: SGLangOp,
+    payload: Payload,
+    only: tuple[SGLangCode, ...],
+    answer: SGLangAnswer,
+) -> tuple[RadixWorkspace, SGLangAnswer]:
     """Runs the phases of an operation."""
     for codes, phase in phases_of(only):
 
         def run(
             v: RadixWorkspace, local: tuple[Scalar, ...], phase: Phase = phase
         ) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
-            v, got = phase(v, view, op, Answer(*local[1:]), payload)
+            v, got = phase(v, view, op, SGLangAnswer(*local[1:]), payload)
             return v, (False, *got)
 
         w, local = loop(lambda c: c[0], run, w, (answer.ok & op.on(*codes), *answer), writes=w.CARRIED)
-        answer = Answer(*local[1:])
+        answer = SGLangAnswer(*local[1:])
     return w, answer
 
 
 def _one(
-    w: RadixWorkspace, view: View, op: Op, payload: Payload, place: Scalar, only: tuple[SGLangCode, ...]
+    w: RadixWorkspace, view: SGLangView, op: SGLangOp, payload: Payload, place: Scalar, only: tuple[SGLangCode, ...]
 ) -> RadixWorkspace:
     known = op.on(*only)
     slotless = op.on(*SLOTLESS)
@@ -111,7 +120,7 @@ def _one(
     status = jnp.where(known, int(Status.OK), int(Status.UNKNOWN_OPERATION))
     status = jnp.where(nowhere | absent, int(Status.NO_SUCH_SLOT), status)
     w = transitions.count_dropped(w, nowhere.astype(jnp.int32))
-    answer = transitions.check(view, op, Answer(status, *(jnp.int32(0),) * (COLUMNS - 1)))
+    answer = transitions.check(view, op, SGLangAnswer(status, *(jnp.int32(0),) * (COLUMNS - 1)))
     w, answer = perform(w, view, op, payload, only, answer)
     for column, value in zip(SGLangColumn, answer, strict=True):
         w = w.write("results", value, w.result(place, int(column)))

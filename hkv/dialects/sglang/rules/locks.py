@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from hkv.dialects.sglang.rules import pools, states
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.state import tree
 from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import BARRED, Node
@@ -33,7 +33,7 @@ _WORDS = (
 )
 
 
-def lock(work: RadixWorkspace, view: View, present: Scalar, node: Scalar) -> tuple[RadixWorkspace, Scalar]:
+def lock(work: RadixWorkspace, view: SGLangView, present: Scalar, node: Scalar) -> tuple[RadixWorkspace, Scalar]:
     """Holds a node and what is before it, if `present` (`inc_lock_ref`); the mark, 0 where the window reaches the
     root."""
     window = view.whole(Field.WINDOW)
@@ -68,7 +68,7 @@ def lock(work: RadixWorkspace, view: View, present: Scalar, node: Scalar) -> tup
 
 
 def unlock(
-    work: RadixWorkspace, view: View, node: Scalar, mark: Scalar, full: Scalar, window: Scalar
+    work: RadixWorkspace, view: SGLangView, node: Scalar, mark: Scalar, full: Scalar, window: Scalar
 ) -> RadixWorkspace:
     """Undoes a lock on a node: `full`, its part that goes up to the root; `window`, the one up to the mark, and the
     state's."""

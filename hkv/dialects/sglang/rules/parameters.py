@@ -45,7 +45,7 @@ class SGLangParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
+class SGLangView:
     """A lane of `SGLangParameters`, read field by field.
 
     Attributes:

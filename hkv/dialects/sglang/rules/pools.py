@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.state import role_counts
 from hkv.state.loops import Scalar, loop, peek
 from hkv.state.radix import FULL, STATES, WINDOW, Key, PoolCount, RadixNode
@@ -31,7 +31,7 @@ def free_pages(work: Work, present: Scalar, pool: int) -> tuple[Work, Scalar]:
     return work, counts[0] + counts[1]
 
 
-def sort_in(work: Work, view: View, present: Scalar, pool: int, needed: Scalar) -> Work:
+def sort_in(work: Work, view: SGLangView, present: Scalar, pool: int, needed: Scalar) -> Work:
     """Sorts the waiting pages in, if `present` and the others are fewer than needed (`merge_and_sort_free`).
 
     Pages are put into a bitmap and come out of it smallest first: a page costs a word a level each way, and each that
@@ -77,7 +77,7 @@ def take(work: Work, pool: int, count: Scalar) -> tuple[Work, Scalar]:
     return work.write_if(count > 0, "counters", there - count, free), begin
 
 
-def give_back(work: Work, view: View, pool: int, count: Scalar) -> tuple[Work, Scalar]:
+def give_back(work: Work, view: SGLangView, pool: int, count: Scalar) -> tuple[Work, Scalar]:
     """Makes room in a list for a run of pages that come back; place of the first of them in its ring."""
     front, free, waiting = (work.pool_count(pool, field) for field in PoolCount if field <= PoolCount.WAITING)
     work, (begin, there, more) = work.peek(count > 0, "counters", front, free, waiting)
@@ -90,12 +90,12 @@ def give_back(work: Work, view: View, pool: int, count: Scalar) -> tuple[Work, S
     return work.write_if((count > 0) & ~waits, "counters", there + count, free), place
 
 
-def free_window(work: Work, view: View, start: Scalar, count: Scalar) -> Work:
+def free_window(work: Work, view: SGLangView, start: Scalar, count: Scalar) -> Work:
     """Frees the window pages of full pages that stand one after the other in `rows` from an index on."""
     return _free(work, view, start, count, jnp.bool_(False), jnp.bool_(True), of_node=False)
 
 
-def free_own(work: Work, view: View, row: Scalar, ends: tuple[Scalar, Scalar, Scalar]) -> Work:
+def free_own(work: Work, view: SGLangView, row: Scalar, ends: tuple[Scalar, Scalar, Scalar]) -> Work:
     """Frees a request's pages between the first and the last of three positions of its row; those before the second
     have no window pages any more, and come first."""
     first, live, last = ends
@@ -110,13 +110,15 @@ def free_own(work: Work, view: View, row: Scalar, ends: tuple[Scalar, Scalar, Sc
     return loop(lambda c: c[0] < turns, one, work, (0,), writes=WRITES)[0]
 
 
-def free_node(work: Work, view: View, node: Scalar, count: Scalar, full: Scalar, window: Scalar) -> Work:
+def free_node(work: Work, view: SGLangView, node: Scalar, count: Scalar, full: Scalar, window: Scalar) -> Work:
     """Frees pages of a node that has `count` of them; keys that lose their full pages are in the tree no more."""
     work, (first,) = work.peek(count > 0, "nodes", work.node(node, RadixNode.FIRST))
     return _free(work, view, first, count, full, window & view.windowed, of_node=True)
 
 
-def _free(work: Work, view: View, start: Scalar, count: Scalar, full: Scalar, window: Scalar, *, of_node: bool) -> Work:
+def _free(
+    work: Work, view: SGLangView, start: Scalar, count: Scalar, full: Scalar, window: Scalar, *, of_node: bool
+) -> Work:
     """`start`: the first page's index into `rows`, or, `of_node`, its key."""
     window = window & view.windowed
     work, place = give_back(work, view, FULL, jnp.where(full, count, 0))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.sglang.rules import pools, states
 from hkv.dialects.sglang.rules.links import WINDOW_RING, link, node_at, unlink
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.state import tree
 from hkv.state.loops import Scalar, ceil_divide, loop, when
 from hkv.state.nodes import PRESENT, Node
@@ -30,7 +30,7 @@ UNBOUNDED = 1 << 29
 """More tokens than any request has: those behind a place up to which nothing of the window is missing."""
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """The last node at which every component could resume, its end, and that of all that full attention has."""
 
     node: Scalar
@@ -38,7 +38,7 @@ class Match(NamedTuple):
     full: Scalar
 
 
-def match(work: Work, view: View, present: Scalar, slot: Scalar, pages: Scalar) -> tuple[Work, Match]:
+def match(work: Work, view: SGLangView, present: Scalar, slot: Scalar, pages: Scalar) -> tuple[Work, PrefixMatch]:
     """The longest cached prefix of so many pages of a slot's chain, if `present`; counts as a use (`match_prefix`)."""
     work, end = _cached(work, present, slot, pages)
 
@@ -66,7 +66,7 @@ def match(work: Work, view: View, present: Scalar, slot: Scalar, pages: Scalar) 
     # Where there are states, only a node with one could be the best.
     work = states.use(work, view.stateful & (best != 0), best)
     work = _touch_path(work, jnp.asarray(present) & (pages > 0), slot, length)
-    return work, Match(best, length, end)
+    return work, PrefixMatch(best, length, end)
 
 
 def _cached(work: Work, present: Scalar, slot: Scalar, pages: Scalar) -> tuple[Work, Scalar]:
@@ -83,7 +83,7 @@ def _cached(work: Work, present: Scalar, slot: Scalar, pages: Scalar) -> tuple[W
     return work, low
 
 
-def _vote(view: View, covered: Scalar, pages: Scalar, live: Scalar) -> tuple[Scalar, Scalar]:
+def _vote(view: SGLangView, covered: Scalar, pages: Scalar, live: Scalar) -> tuple[Scalar, Scalar]:
     """Tokens of the window that are there without a gap behind a node's end, and whether one could resume there.
 
     Up to the first tombstone nothing that the window reads is missing; after one, it must be there in full.
@@ -149,7 +149,9 @@ def split(work: Work, present: Scalar, node: Scalar, at: Scalar, slot: Scalar) -
     return work, upper
 
 
-def _use_parts(work: Work, view: View, present: Scalar, parts: tuple[Scalar, Scalar], whole: Scalar = False) -> Work:
+def _use_parts(
+    work: Work, view: SGLangView, present: Scalar, parts: tuple[Scalar, Scalar], whole: Scalar = False
+) -> Work:
     """The upper part of a split node counts as used, and under SGLang the lower one, too, after it.
 
     Args:
@@ -194,7 +196,7 @@ def remove(work: Work, present: Scalar, leaf: Scalar) -> Work:
 # The order of window pages.
 
 
-def refresh(work: Work, view: View, present: Scalar, node: Scalar) -> Work:
+def refresh(work: Work, view: SGLangView, present: Scalar, node: Scalar) -> Work:
     """Window pages behind a position come to the front, the nearest foremost, a window and a page back."""
     window = view.whole(Field.WINDOW) + view.page
 
@@ -245,7 +247,7 @@ class Entry(NamedTuple):
     state: Scalar
 
 
-def insert(work: Work, view: View, present: Scalar, entry: Entry) -> tuple[Work, tuple[Scalar, Scalar]]:
+def insert(work: Work, view: SGLangView, present: Scalar, entry: Entry) -> tuple[Work, tuple[Scalar, Scalar]]:
     """Enters a request's pages, if `present`; those that the tree has already are freed (`insert`). The last node, and
     whether it took the state."""
 
@@ -275,7 +277,7 @@ def insert(work: Work, view: View, present: Scalar, entry: Entry) -> tuple[Work,
     return work, (last, took)
 
 
-def _overlap(work: Work, view: View, entry: Entry, start: Scalar, cached: Scalar) -> tuple[Work, Scalar]:
+def _overlap(work: Work, view: SGLangView, entry: Entry, start: Scalar, cached: Scalar) -> tuple[Work, Scalar]:
     """Goes over the node that begins at a position, or that part of it which is entered again; its row."""
     work, (child, to) = node_at(work, entry.slot, start)
     end, begin = jnp.minimum(to, cached), jnp.maximum(start, entry.slid)
@@ -310,7 +312,9 @@ def _raise(work: Work, node: Scalar, priority: Scalar) -> Work:
     return work.write("nodes", jnp.maximum(old, priority), work.node(node, RadixNode.PRIORITY))
 
 
-def _recover(work: Work, view: View, entry: Entry, node: Scalar, locks: Scalar, span: tuple[Scalar, Scalar]) -> Work:
+def _recover(
+    work: Work, view: SGLangView, entry: Entry, node: Scalar, locks: Scalar, span: tuple[Scalar, Scalar]
+) -> Work:
     """Gives a node the window pages that a request has between two positions; no node if it is 0.
 
     What a request holds keeps its full pages, and the window's are mapped to them; else the node takes the request's
@@ -338,7 +342,7 @@ def _recover(work: Work, view: View, entry: Entry, node: Scalar, locks: Scalar, 
     return when(node > 0, body, work, writes=WRITES)
 
 
-def _new_leaf(work: Work, view: View, entry: Entry, start: Scalar, parent: Scalar) -> tuple[Work, Scalar]:
+def _new_leaf(work: Work, view: SGLangView, entry: Entry, start: Scalar, parent: Scalar) -> tuple[Work, Scalar]:
     """Enters what is left of a request's pages from a position on as a leaf after a node; that node if none is."""
 
     def body(w: Work, _: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
@@ -372,7 +376,7 @@ def _new_leaf(work: Work, view: View, entry: Entry, start: Scalar, parent: Scala
     return work, leaf
 
 
-def _enter_window(work: Work, view: View, entry: Entry, leaf: Scalar, start: Scalar) -> Work:
+def _enter_window(work: Work, view: SGLangView, entry: Entry, leaf: Scalar, start: Scalar) -> Work:
     """Gives a new leaf its window pages, and splits it so that its last part is no longer than a window needs.
 
     A request locks nodes whole: without the second split it would hold the pages of a long prompt for one window.

@@ -15,16 +15,16 @@ import jax.numpy as jnp
 
 from hkv.dialects.sglang.rules import pools
 from hkv.dialects.sglang.rules.links import STATE_RING, link, node_at, unlink
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.state import tree
 from hkv.state.loops import Scalar, loop
 from hkv.state.nodes import Node
-from hkv.state.radix import STATES, Held, PoolCount, RadixNode
+from hkv.state.radix import STATES, PoolCount, RadixNode, RadixRequest
 from hkv.state.radix_workspace import RadixWorkspace
 
 Work: TypeAlias = RadixWorkspace
 
-OWN = (Held.STATE, Held.FIRST_TRACK, Held.SECOND_TRACK)
+OWN = (RadixRequest.STATE, RadixRequest.FIRST_TRACK, RadixRequest.SECOND_TRACK)
 """Words of a request that are states, one after the other."""
 
 WRITES = (*tree.WRITES, *pools.WRITES, "chains")
@@ -42,13 +42,13 @@ def take(work: Work, present: Scalar) -> tuple[Work, Scalar]:
     return work, state
 
 
-def give_back(work: Work, view: View, state: Scalar) -> Work:
+def give_back(work: Work, view: SGLangView, state: Scalar) -> Work:
     """Frees a state, unless it is 0."""
     work, place = pools.give_back(work, view, STATES, jnp.where(state != 0, 1, 0))
     return work.write_if(state != 0, "lists", state, work.listed(STATES, place))
 
 
-def lacking(view: View, own: Scalar, first: Scalar) -> Scalar:
+def lacking(view: SGLangView, own: Scalar, first: Scalar) -> Scalar:
     """States that a request with these two lacks for a pass (`ensure_mamba_capacity`)."""
     pair = jnp.where(view.flag(Field.TRACKED) & (first == 0), 2, 0)
     return jnp.where(view.stateful, pair + (own == 0), 0)
@@ -68,7 +68,7 @@ def take_lacking(work: Work, slot: Scalar, count: Scalar) -> Work:
     return loop(lambda c: c[1] > 0, one, work, (0, count), writes=("requests", *pools.WRITES))[0]
 
 
-def give_back_all(work: Work, view: View, slot: Scalar) -> Work:
+def give_back_all(work: Work, view: SGLangView, slot: Scalar) -> Work:
     """Frees a request's states."""
 
     def one(w: Work, local: tuple[Scalar]) -> tuple[Work, tuple[Scalar]]:
@@ -83,7 +83,7 @@ def give_back_all(work: Work, view: View, slot: Scalar) -> Work:
 # Of nodes.
 
 
-def hold(work: Work, view: View, present: Scalar, node: Scalar, change: int) -> Work:
+def hold(work: Work, view: SGLangView, present: Scalar, node: Scalar, change: int) -> Work:
     """One more request holds a node's state, if `present`, whether it has one or not; or, with -1, one less."""
     present = jnp.asarray(present) & view.stateful & (node > 0)
     fields = (RadixNode.STATE, RadixNode.STATE_LOCKS)
@@ -100,7 +100,7 @@ def use(work: Work, present: Scalar, node: Scalar) -> Work:
     return link(work, STATE_RING, present, node, jnp.int32(0))
 
 
-def drop(work: Work, view: View, present: Scalar, node: Scalar) -> tuple[Work, Scalar]:
+def drop(work: Work, view: SGLangView, present: Scalar, node: Scalar) -> tuple[Work, Scalar]:
     """Takes a node's state from it, if `present` and it has one that nobody holds; whether it had."""
     work, (state,) = work.peek(present, "nodes", work.node(node, RadixNode.STATE))
     there = state != 0
@@ -112,7 +112,7 @@ def drop(work: Work, view: View, present: Scalar, node: Scalar) -> tuple[Work, S
     return work.write_if(there, "nodes", 0, work.node(node, RadixNode.STATE)), there
 
 
-def enter(work: Work, view: View, state: Scalar, slot: Scalar, node: Scalar, old: Scalar) -> tuple[Work, Scalar]:
+def enter(work: Work, view: SGLangView, state: Scalar, slot: Scalar, node: Scalar, old: Scalar) -> tuple[Work, Scalar]:
     """Gives the last node of a slot's chain a state, unless that is 0; whether it took it, as one without a state does.
 
     Either way it counts as used. `old`: whether the node was there before, and not just made and used.
@@ -137,7 +137,7 @@ def enter(work: Work, view: View, state: Scalar, slot: Scalar, node: Scalar, old
     return work, took
 
 
-def _thin(work: Work, view: View, present: Scalar, slot: Scalar, tail: tuple[Scalar, Scalar]) -> Work:
+def _thin(work: Work, view: SGLangView, present: Scalar, slot: Scalar, tail: tuple[Scalar, Scalar]) -> Work:
     """Drops states nearest the root, if `present`, where the path to a node has more than it may; not those that are
     held or branched from. `tail`: the node, and its start."""
     most, (last, end) = view.whole(Field.MOST), tail

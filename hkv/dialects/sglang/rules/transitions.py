@@ -15,18 +15,18 @@ import jax.numpy as jnp
 
 from hkv.dialects.sglang.rules import evict, locks, pools, radix_tree, states
 from hkv.dialects.sglang.rules.operations import SGLangArgument, SGLangCode
-from hkv.dialects.sglang.rules.parameters import Field, View
+from hkv.dialects.sglang.rules.parameters import Field, SGLangView
 from hkv.machine.operations import Payload
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, read, when
-from hkv.state.radix import FULL, STATES, WINDOW, Count, Held, Key
+from hkv.state.radix import FULL, STATES, WINDOW, Count, Key, RadixRequest
 from hkv.state.radix_workspace import RadixWorkspace
 from hkv.state.status import Status
 
 Work = RadixWorkspace
 
 
-class Op(NamedTuple):
-    """The operation at hand, and what its request knew of itself before, as in `Held`."""
+class SGLangOp(NamedTuple):
+    """The operation at hand, and what its request knew of itself before, as in `RadixRequest`."""
 
     code: Scalar
     slot: Scalar
@@ -64,7 +64,7 @@ class Op(NamedTuple):
         return found
 
 
-class Answer(NamedTuple):
+class SGLangAnswer(NamedTuple):
     """Columns of the result."""
 
     status: Scalar
@@ -73,7 +73,7 @@ class Answer(NamedTuple):
     window: Scalar
     states: Scalar
 
-    def refuse(self, condition: Scalar, status: Status) -> Answer:
+    def refuse(self, condition: Scalar, status: Status) -> SGLangAnswer:
         """The answer with another status where the condition holds and nothing was refused before."""
         return self._replace(status=jnp.where(condition & self.ok, int(status), self.status))
 
@@ -83,14 +83,14 @@ class Answer(NamedTuple):
         return self.status == int(Status.OK)
 
 
-FETCHED = tuple(Held[name.upper()] for name in Op._fields[4:])
-"""Words of a request that an `Op` has, in its order."""
+FETCHED = tuple(RadixRequest[name.upper()] for name in SGLangOp._fields[4:])
+"""Words of a request that an `SGLangOp` has, in its order."""
 
 SLOTLESS = (SGLangCode.MATCH, SGLangCode.EVICT)
 """Operations that are about no request."""
 
 
-def fetch(work: Work, table: jax.Array, base: Scalar, code: Scalar) -> tuple[Work, Op]:
+def fetch(work: Work, table: jax.Array, base: Scalar, code: Scalar) -> tuple[Work, SGLangOp]:
     """Reads an operation and its request. A slot that does not exist becomes the spare one."""
     row = tuple(read(table, base + column) for column in range(len(SGLangArgument)))
     asked = row[SGLangArgument.SLOT]
@@ -99,20 +99,20 @@ def fetch(work: Work, table: jax.Array, base: Scalar, code: Scalar) -> tuple[Wor
     slot = jnp.where(exists, asked, work.spare_slot)
     slot = jnp.where(code == int(SGLangCode.MATCH), work.lookup_slot, slot)
     work, fields = work.peek_request(code != int(SGLangCode.END), slot, *FETCHED)
-    return work, Op(code, slot, exists, row, *fields)
+    return work, SGLangOp(code, slot, exists, row, *fields)
 
 
-def units(view: View, tokens: Scalar) -> Scalar:
+def units(view: SGLangView, tokens: Scalar) -> Scalar:
     """Units of a key of so many tokens, of which there is one at least: one less if they are bigrams."""
     return jnp.maximum(tokens - view.whole(Field.EAGLE), 0)
 
 
-def pages_of(view: View, tokens: Scalar) -> Scalar:
+def pages_of(view: SGLangView, tokens: Scalar) -> Scalar:
     """Whole pages of a key of so many tokens."""
     return divide(units(view, tokens), view.page)
 
 
-def check(view: View, op: Op, answer: Answer) -> Answer:
+def check(view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> SGLangAnswer:
     """Refuses what cannot come now, before anything changes."""
     extends, enters = op.on(SGLangCode.EXTEND), op.on(SGLangCode.CHECKPOINT, SGLangCode.FINISH)
     length, track = op.argument(SGLangArgument.LENGTH), op.argument(SGLangArgument.TRACK)
@@ -126,7 +126,9 @@ def check(view: View, op: Op, answer: Answer) -> Answer:
     return answer.refuse(enters & (op.ran == 0), Status.NOT_COMPUTED)
 
 
-def arrive(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Work, Answer]:
+def arrive(
+    work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer, payload: Payload
+) -> tuple[Work, SGLangAnswer]:
     """MATCH and ADMIT: the longest cached prefix; of a request's tokens the last is computed in any case."""
     admits, tokens = op.on(SGLangCode.ADMIT), op.argument(SGLangArgument.TOKENS)
     answer = answer.refuse(admits & (op.live != 0), Status.NOT_WAITING)
@@ -139,8 +141,8 @@ def arrive(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> 
 
 
 def take_in(
-    work: Work, view: View, present: Scalar, slot: Scalar, admits: Scalar, comes: tuple[Scalar, Scalar]
-) -> tuple[Work, radix_tree.Match]:
+    work: Work, view: SGLangView, present: Scalar, slot: Scalar, admits: Scalar, comes: tuple[Scalar, Scalar]
+) -> tuple[Work, radix_tree.PrefixMatch]:
     """Matches the keys of a slot, if `present`; if it `admits` a request, that one holds what is found.
 
     `comes`: its tokens, and its priority.
@@ -152,31 +154,31 @@ def take_in(
     work = take_rows(work, takes, slot, jnp.int32(0), found.length)
     work, mark = locks.lock(work, view, takes, found.node)
     fields = {
-        Held.LIVE: 1,
-        Held.TOKENS: tokens,
-        Held.PROMPT: tokens,
-        Held.PRIORITY: priority,
-        Held.LENGTH: found.length * view.page,
-        Held.PROTECTED: found.length,
+        RadixRequest.LIVE: 1,
+        RadixRequest.TOKENS: tokens,
+        RadixRequest.PROMPT: tokens,
+        RadixRequest.PRIORITY: priority,
+        RadixRequest.LENGTH: found.length * view.page,
+        RadixRequest.PROTECTED: found.length,
         # Beside states a window has no say in where an insert ends: a state stands for its length alone.
-        Held.BRANCH: jnp.where(view.windowed & ~view.stateful & (found.full > found.length), found.full, 0),
-        Held.NODE: found.node,
-        Held.MARK: mark,
+        RadixRequest.BRANCH: jnp.where(view.windowed & ~view.stateful & (found.full > found.length), found.full, 0),
+        RadixRequest.NODE: found.node,
+        RadixRequest.MARK: mark,
     }
-    for field in Held:
+    for field in RadixRequest:
         work = work.write_if(takes, "requests", fields.get(field, 0), work.request(slot, field))
     return work, found
 
 
 def _note_keys(
     work: Work,
-    view: View,
-    op: Op,
-    answer: Answer,
+    view: SGLangView,
+    op: SGLangOp,
+    answer: SGLangAnswer,
     payload: Payload,
     span: tuple[Scalar, Scalar, Scalar],
     tokens: Scalar,
-) -> tuple[Work, Answer]:
+) -> tuple[Work, SGLangAnswer]:
     """Copies keys of the payload into the slot's chain: from a position on so many, of which the first is where.
 
     Refused unless they are the keys of exactly the whole pages of so many tokens.
@@ -210,13 +212,15 @@ def take_rows(work: Work, present: Scalar, slot: Scalar, start: Scalar, end: Sca
     return loop(lambda c: c[0] < last, one, work, (start,), reads=("chains", "keys"), writes=("rows",))[0]
 
 
-def note_token(work: Work, view: View, op: Op, answer: Answer, payload: Payload) -> tuple[Work, Answer]:
+def note_token(
+    work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer, payload: Payload
+) -> tuple[Work, SGLangAnswer]:
     """DECODE: the key that the token completes, if any, stands ready; and it must be given."""
     span = (pages_of(view, op.tokens), op.argument(SGLangArgument.NUMBERS), op.argument(SGLangArgument.START))
     return _note_keys(work, view, op, answer, payload, span, op.tokens + 1)
 
 
-def make_room(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
+def make_room(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> tuple[Work, SGLangAnswer]:
     """ADMIT, EXTEND, DECODE, CHECKPOINT and EVICT: what must leave leaves, first for states, and then for tokens.
 
     A request that resumes at a node copies its state into one of its own, and so does the tree with a running one's.
@@ -256,30 +260,30 @@ def make_room(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Ans
 _WANTED = SGLangArgument.FULL, SGLangArgument.WINDOW, SGLangArgument.STATES
 
 
-def _take_back(work: Work, view: View, present: Scalar, slot: Scalar) -> Work:
+def _take_back(work: Work, view: SGLangView, present: Scalar, slot: Scalar) -> Work:
     """A request that was just admitted is not, if `present`."""
     yes = jnp.bool_(True)
 
     def once(w: Work) -> Work:
-        w, (node, mark) = w.peek_request(yes, slot, Held.NODE, Held.MARK)
-        return locks.unlock(w, view, node, mark, yes, yes).write("requests", 0, w.request(slot, Held.LIVE))
+        w, (node, mark) = w.peek_request(yes, slot, RadixRequest.NODE, RadixRequest.MARK)
+        return locks.unlock(w, view, node, mark, yes, yes).write("requests", 0, w.request(slot, RadixRequest.LIVE))
 
     return when(present, once, work, writes=(*locks.WRITES, "requests"))
 
 
-def room_for(view: View, start: Scalar, end: Scalar, decodes: Scalar) -> Scalar:
+def room_for(view: SGLangView, start: Scalar, end: Scalar, decodes: Scalar) -> Scalar:
     """Tokens that there is to be room for before a request gets slots: with pages one page more than could be needed,
     and for a decoded token a page."""
     return jnp.where(decodes, view.page, end - start + jnp.where(view.page > 1, view.page, 0))
 
 
-def allocate(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
+def allocate(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> tuple[Work, SGLangAnswer]:
     """EXTEND and DECODE: pages of both pools, or of neither. A refused token does not come."""
     decodes = op.on(SGLangCode.DECODE)
     length = jnp.where(decodes, op.length + 1, op.argument(SGLangArgument.LENGTH))
     work, granted = lengthen(work, view, answer.ok, op.slot, (op.length, length), decodes)
     tokens, ran = jnp.where(decodes, length, op.tokens), jnp.where(decodes, op.ran, 1)
-    for field, value in ((Held.LENGTH, length), (Held.TOKENS, tokens), (Held.RAN, ran)):
+    for field, value in ((RadixRequest.LENGTH, length), (RadixRequest.TOKENS, tokens), (RadixRequest.RAN, ran)):
         work = work.write_if(granted, "requests", value, work.request(op.slot, field))
     track = op.argument(SGLangArgument.TRACK)
     # A chunk of a prompt is never beyond the end: only decoded tokens leave a state behind to fall back to.
@@ -290,15 +294,19 @@ def allocate(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answ
 
 def keep_state(work: Work, present: Scalar, by: tuple[Scalar, Scalar], length: Scalar, before: Scalar) -> Work:
     """A pass keeps a state of a length, if `present` and unless that is 0, in the one of the two that was not written
-    last; the other one is of `before`. `by`: the request's slot, and its `Held.TURN`."""
+    last; the other one is of `before`. `by`: the request's slot, and its `RadixRequest.TURN`."""
     (slot, turn), keeps = by, jnp.asarray(present) & (length > 0)
-    for field, value in ((Held.TRACKED, length), (Held.TRACKED_BEFORE, before), (Held.TURN, 1 - turn)):
+    for field, value in (
+        (RadixRequest.TRACKED, length),
+        (RadixRequest.TRACKED_BEFORE, before),
+        (RadixRequest.TURN, 1 - turn),
+    ):
         work = work.write_if(keeps, "requests", value, work.request(slot, field))
     return work
 
 
 def lengthen(
-    work: Work, view: View, present: Scalar, slot: Scalar, lengths: tuple[Scalar, Scalar], decodes: Scalar
+    work: Work, view: SGLangView, present: Scalar, slot: Scalar, lengths: tuple[Scalar, Scalar], decodes: Scalar
 ) -> tuple[Work, Scalar]:
     """Gives a request the pages that it lacks between two lengths in tokens, if `present`; whether it got them.
 
@@ -332,7 +340,7 @@ class Own(NamedTuple):
 
 
 def slide(
-    work: Work, view: View, slot: Scalar, present: Scalar, length: Scalar, own: Own, every: Scalar
+    work: Work, view: SGLangView, slot: Scalar, present: Scalar, length: Scalar, own: Own, every: Scalar
 ) -> tuple[Work, Scalar]:
     """Frees window pages of a request's own that a query at `length` does not read, if `present`; pages slid then."""
     window, page = view.whole(Field.WINDOW), view.page
@@ -347,7 +355,7 @@ def slide(
     return work, jnp.where(due, end, own.slid)
 
 
-def pass_window(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, Answer]:
+def pass_window(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> tuple[Work, SGLangAnswer]:
     """SLIDE and RELEASE_WINDOW."""
     slides, releases = op.on(SGLangCode.SLIDE), op.on(SGLangCode.RELEASE_WINDOW)
     own, every = Own(op.slid, op.protected, op.tracked), op.argument(SGLangArgument.EVERY)
@@ -355,8 +363,8 @@ def pass_window(work: Work, view: View, op: Op, answer: Answer) -> tuple[Work, A
     # Only a lock with a mark has a part that can be given back alone.
     gives = releases & (op.mark != 0) & (op.released == 0)
     work = locks.unlock(work, view, op.node, op.mark, jnp.bool_(False), gives)
-    work = work.write_if(slides, "requests", slid, work.request(op.slot, Held.SLID))
-    return work.write_if(gives, "requests", 1, work.request(op.slot, Held.RELEASED)), answer
+    work = work.write_if(slides, "requests", slid, work.request(op.slot, RadixRequest.SLID))
+    return work.write_if(gives, "requests", 1, work.request(op.slot, RadixRequest.RELEASED)), answer
 
 
 def count_dropped(work: Work, count: Scalar) -> Work:

@@ -190,19 +190,19 @@ MARKS = (
 
 Seen: TypeAlias = tuple[Any, int, int, int, list[int], list[bytes]]
 """A request at one moment: vLLM's object; `num_computed_tokens`; numbers of its tokens and of its block hashes; the
-lists of both, which only grow but for those of streaming sessions, of which these are copies (`Turn`)."""
+lists of both, which only grow but for those of streaming sessions, of which these are copies (`SessionTurn`)."""
 
 
-class Turn(list[int]):
+class SessionTurn(list[int]):
     """Tokens of a streaming session, with the length of its prompt and the number of its multimodal items."""
 
     prompt: int
     items: int
 
 
-def turn_of(request: Any) -> Turn:
+def turn_of(request: Any) -> SessionTurn:
     """A copy of a streaming session's tokens as they are now."""
-    turn = Turn(request._all_token_ids)
+    turn = SessionTurn(request._all_token_ids)
     turn.prompt, turn.items = request.num_prompt_tokens, len(request.mm_features)
     return turn
 

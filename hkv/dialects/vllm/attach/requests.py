@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hkv.contract.attach import fits_a_log
-from hkv.dialects.vllm.attach.header import Seen, Turn
+from hkv.dialects.vllm.attach.header import Seen, SessionTurn
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
@@ -81,7 +81,7 @@ class Requests:
             self.drop(tracked)
             tracked = None
         if tracked is None:
-            turn = (tokens.prompt, tokens.items) if isinstance(tokens, Turn) else None
+            turn = (tokens.prompt, tokens.items) if isinstance(tokens, SessionTurn) else None
             tracked = self._arrive(request, tokens[:length], hashes[:count], turn)
         if computed != tracked.computed:
             if not 0 <= computed <= self._header.max_model_len:
@@ -149,7 +149,7 @@ class Requests:
     def _append(self, tracked: Tracked, seen: Seen) -> None:
         request, _, length, count, tokens, hashes = seen
         told = tracked.told
-        if isinstance(tokens, Turn) and self._has_turned(tracked, tokens, hashes):
+        if isinstance(tokens, SessionTurn) and self._has_turned(tracked, tokens, hashes):
             self._resume(tracked, tokens, hashes)
             return
         if length < told:
@@ -175,13 +175,13 @@ class Requests:
             raise UntellableError(f"request {tracked.name} with {len(hashes)} keys of {length} tokens")
         return None
 
-    def _has_turned(self, tracked: Tracked, tokens: Turn, hashes: list[bytes]) -> bool:
+    def _has_turned(self, tracked: Tracked, tokens: SessionTurn, hashes: list[bytes]) -> bool:
         """True if more happened to a streaming session than that tokens were appended."""
         kept = tokens[: tracked.told] == tracked.tokens[: tracked.told]
         same = hashes[: len(tracked.hashes)] == tracked.hashes
         return not (kept and same) or tracked.turn != (tokens.prompt, tokens.items)
 
-    def _resume(self, tracked: Tracked, tokens: Turn, hashes: list[bytes]) -> None:
+    def _resume(self, tracked: Tracked, tokens: SessionTurn, hashes: list[bytes]) -> None:
         """Tells that a streaming session goes on: with its first tokens, as far as they and their hashes stay."""
         before, items = tracked.tokens[: tracked.told], tracked.turn[1] if tracked.turn is not None else 0
         keep = next(

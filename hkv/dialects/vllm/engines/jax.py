@@ -13,7 +13,7 @@ from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import VllmConfig, check_encoder, check_truncation
 from hkv.dialects.vllm.engines import jax_reading as reading
 from hkv.dialects.vllm.engines.engine import apply, check_offloads, check_zeroing, told
-from hkv.dialects.vllm.engines.jax_batches import Answers, Dispatcher, Later, Request, Room, said
+from hkv.dialects.vllm.engines.jax_batches import Answers, BatchedRequest, Dispatcher, Later, Room, said
 from hkv.dialects.vllm.engines.jax_reading import PendingOffers, connector_hit, spans_of
 from hkv.dialects.vllm.engines.numpy import identity_of
 from hkv.dialects.vllm.log import structs as oplog
@@ -22,8 +22,7 @@ from hkv.dialects.vllm.machine import inner_keys
 from hkv.dialects.vllm.rules.operations import Code, Flag
 from hkv.errors import OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, Interner, KeyChain, PrefixIdentity, digest_by_name
-from hkv.state.state import Counter
-from hkv.state.state import Request as RequestWord
+from hkv.state.state import Counter, Request
 
 AMOUNTS = ("new", "hit", "lookahead", "external", "reserved", "in_flight")
 """Fields of an allocation that are numbers, and columns of the compiled cache's operation."""
@@ -46,7 +45,7 @@ class JaxEngine:
         self._flags = int(Flag.LIVE) if header.oplog >= 3 else 0
         self._digest = digest_by_name(self.config.hash)
         self._interner = Interner()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, BatchedRequest] = {}
         self._dispatcher = Dispatcher(self.config, self._take_events)
         self._add, self._flush = self._dispatcher.add, self._dispatcher.flush
         self._groups = len(self.config.topology.groups)
@@ -79,7 +78,7 @@ class JaxEngine:
         chain = self._chain(identity) if keys is None else GivenKeys()
         if isinstance(chain, GivenKeys):
             chain.give(keys or ())
-        request = Request(
+        request = BatchedRequest(
             self._dispatcher.slot(), len(tokens), list(tokens), chain, [], identity, session, bool(report)
         )
         self._requests[id] = request
@@ -184,7 +183,7 @@ class JaxEngine:
         request, state = self._request(id), self.state()
         if id not in state.rows:
             raise OperationError("id", id, "a running request")
-        computed = int(jax.device_get(self._dispatcher.state.requests)[request.slot, RequestWord.COMPUTED])
+        computed = int(jax.device_get(self._dispatcher.state.requests)[request.slot, Request.COMPUTED])
         return self._offers.finalize(id, -1 if in_flight else computed, state)
 
     def _note_offers(self, id: str, left: Sequence[Sequence[int]] = ()) -> None:
@@ -281,7 +280,7 @@ class JaxEngine:
                 self._events.append(self._reader.stored(span, request))
         return later
 
-    def _search(self, request: Request, limit: int | None) -> Later:
+    def _search(self, request: BatchedRequest, limit: int | None) -> Later:
         most = 0 if limit is None else limit + 1
         room = Room(self._blocks(max(request.num_tokens, most)), 0)
         return self._add(Code.LOOKUP, request, room=room, read=self._answers.hit, tokens=most)
@@ -344,7 +343,7 @@ class JaxEngine:
 
     # Host-side checks and sizes.
 
-    def _request(self, id: str) -> Request:
+    def _request(self, id: str) -> BatchedRequest:
         try:
             return self._requests[id]
         except KeyError:
@@ -356,12 +355,12 @@ class JaxEngine:
         if not 1 <= num_tokens <= self.config.max_model_len:
             raise OperationError("tokens", num_tokens, f"1 to max_model_len {self.config.max_model_len} tokens")
 
-    def _check_length(self, request: Request, more: int) -> None:
+    def _check_length(self, request: BatchedRequest, more: int) -> None:
         room = self.config.max_model_len - request.num_tokens
         if more > room:
             raise OperationError("tokens", more, f"at most {room}: max_model_len is {self.config.max_model_len}")
 
-    def _grow(self, request: Request) -> list[int]:
+    def _grow(self, request: BatchedRequest) -> list[int]:
         """Makes the prefix keys that a request's tokens complete, and returns their numbers."""
         before = len(request.numbers)
         request.chain.extend(request.tokens)

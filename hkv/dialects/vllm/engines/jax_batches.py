@@ -69,7 +69,7 @@ class Dispatcher:
     def add(
         self,
         code: Code,
-        request: Request | None,
+        request: BatchedRequest | None,
         payload: Sequence[int] = (),
         room: Room = NO_ROOM,
         read: Any = None,
@@ -255,7 +255,7 @@ def check(row: np.ndarray) -> None:
 
 
 @dataclasses.dataclass
-class Request:
+class BatchedRequest:
     """A request as the host knows it.
 
     Attributes:
@@ -318,5 +318,5 @@ class Later:
     """An answer that comes with the next dispatch."""
 
     read: Any
-    request: Request | None
+    request: BatchedRequest | None
     value: Any = None

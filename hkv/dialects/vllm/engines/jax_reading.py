@@ -38,7 +38,7 @@ class Teller(Protocol):
     session: str
 
 
-class Span(NamedTuple):
+class EventSpan(NamedTuple):
     """Tokens of a request in one group, blocks of which an event names: `ends`, the token after each one's last."""
 
     group: int
@@ -122,9 +122,9 @@ class Reader:
         if code == Event.STORED:
             start, end = start * size, end * size
         ends = [(self._interner.places[number] + 1) * hash_block for number in stored]
-        return self.stored(Span(group, size, start, end, ends), request)
+        return self.stored(EventSpan(group, size, start, end, ends), request)
 
-    def stored(self, span: Span, request: Teller) -> CacheEvent:
+    def stored(self, span: EventSpan, request: Teller) -> CacheEvent:
         """The event that says that a request stored the blocks of a span."""
         group, size, start, end, ends = span
         tokens, numbers = request.tokens, request.numbers
@@ -173,7 +173,7 @@ def resized(state: State, buckets: Buckets) -> State:
 BUG = "hit-reported-by-columns"
 
 
-def spans_of(hit: Hit, config: VllmConfig, num_keys: int) -> Iterator[Span]:
+def spans_of(hit: Hit, config: VllmConfig, num_keys: int) -> Iterator[EventSpan]:
     """Spans of blocks that a hit consists of, one or two a group; `num_keys` are the request's prefix keys.
 
     Raises:
@@ -186,25 +186,25 @@ def spans_of(hit: Hit, config: VllmConfig, num_keys: int) -> Iterator[Span]:
             yield from _blocks(group, row, hit.hit, config)
 
 
-def _blocks(group: int, row: list[int], hit: int, config: VllmConfig) -> Iterator[Span]:
+def _blocks(group: int, row: list[int], hit: int, config: VllmConfig) -> Iterator[EventSpan]:
     """The whole blocks that are there, and the last hash block of one that the hit ends inside."""
     size, part = config.block_size(group), config.hash_block_size
     whole = hit // size
     ends = [size * (column + 1) for column, block in enumerate(row[:whole]) if block]
     if ends:
-        yield Span(group, size, 0, whole * size, ends)
+        yield EventSpan(group, size, 0, whole * size, ends)
     if hit > whole * size and row[whole]:
-        yield Span(group, part, hit - part, hit, [hit])
+        yield EventSpan(group, part, hit - part, hit, [hit])
 
 
-def _columns(group: int, columns: int, config: VllmConfig, num_keys: int) -> Span:
+def _columns(group: int, columns: int, config: VllmConfig, num_keys: int) -> EventSpan:
     """Every column as a whole block of one rank, as vLLM has it."""
     size, part = config.topology.specs[group].block_size, config.hash_block_size
     if size % part:
         raise EngineFailure("block_size", size, f"a multiple of hash blocks of {part} tokens")
     if columns * size > num_keys * part:
         raise EngineFailure("keys", num_keys, f"those of {columns} columns")
-    return Span(group, size, 0, columns * size, [size * (column + 1) for column in range(columns)])
+    return EventSpan(group, size, 0, columns * size, [size * (column + 1) for column in range(columns)])
 
 
 # States that a connector is offered, told from what operations of the compiled cache registered and copied.

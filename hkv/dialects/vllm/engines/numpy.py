@@ -117,10 +117,10 @@ class NumpyEngine:
         return told(map(self._event, self.manager.events()), self._version)
 
     def _event(self, event: object) -> oplog.CacheEvent:
-        from reference.state.events import Removed, Stored
+        from reference.state.events import BlockStored, Removed
 
         match event:
-            case Stored():
+            case BlockStored():
                 stored = oplog.CacheEvent(
                     type="stored",
                     group=event.group,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.dialects.vllm.explorer.moves import LOOKED_UP, Fact, Move, follow, prefixes
+from hkv.dialects.vllm.explorer.moves import LOOKED_UP, ExplorerMove, Fact, follow, prefixes
 from hkv.dialects.vllm.explorer.picture import Picture, of_blocks
 from hkv.dialects.vllm.explorer.space import Definitions, Space
 from hkv.dialects.vllm.rules.operations import Code
@@ -40,7 +40,7 @@ class Moment:
 
     space: Space
     define: Definitions
-    move: Move
+    move: ExplorerMove
     status: jax.Array
     before: Picture
     after: Picture
@@ -84,7 +84,7 @@ class Moment:
 def moment_of(
     space: Space,
     define: Definitions,
-    move: Move,
+    move: ExplorerMove,
     answer: tuple[jax.Array, jax.Array],
     pictures: tuple[Picture, Picture],
     ledger: jax.Array,

@@ -18,7 +18,7 @@ from hkv.state.status import Status
 
 
 def all_moves(space: Space) -> np.ndarray:
-    """Every operation that may ever come, int32[n, 4], columns as `Move`."""
+    """Every operation that may ever come, int32[n, 4], columns as `ExplorerMove`."""
     longest, rows = space.config.max_model_len, []
     for length in range(1, space.prompt + 1):
         for tokens in itertools.product((0, 1), repeat=length):
@@ -100,7 +100,7 @@ def _at(values: jax.Array, places: np.ndarray) -> jax.Array:
     return jnp.sum(jnp.where(chosen, values[:, None], 0), axis=0)
 
 
-def operation(space: Space, move: Move, ledger: jax.Array) -> Operations:
+def operation(space: Space, move: ExplorerMove, ledger: jax.Array) -> Operations:
     """One operation of the compiled cache."""
     unit, longest = space.config.hash_block_size, space.config.max_model_len
     mine = ledger[move.slot]
@@ -191,7 +191,7 @@ LOOKED_UP, GRANTED = 1, 2
 """Values of `Fact.FOCUS`: only that request's next operation can follow."""
 
 
-class Move(NamedTuple):
+class ExplorerMove(NamedTuple):
     """One operation: its code, the request slot, and two numbers that mean what its code wants.
 
     REQUEST: the string and its length. ALLOCATE: new tokens, and whether registration is delayed. APPEND: the token.
@@ -211,7 +211,7 @@ class Move(NamedTuple):
         return found
 
 
-def follow(ledger: jax.Array, move: Move, hit: jax.Array, status: jax.Array) -> jax.Array:
+def follow(ledger: jax.Array, move: ExplorerMove, hit: jax.Array, status: jax.Array) -> jax.Array:
     """The ledger after an operation.
 
     Args:

@@ -79,11 +79,11 @@ def explore(
     """
     report = Report() if report is None else report
     program = Program(space, form)
-    return _Search(program, chunk, workers, limit_states, seconds, progress, observe, report).run()
+    return _Exploration(program, chunk, workers, limit_states, seconds, progress, observe, report).run()
 
 
 @dataclasses.dataclass
-class _Search:
+class _Exploration:
     """One exploration, with what `explore` was given."""
 
     program: Program

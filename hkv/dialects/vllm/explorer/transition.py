@@ -13,7 +13,7 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.explorer import moves
 from hkv.dialects.vllm.explorer.judges import JUDGES, REFUSALS, moment_of
-from hkv.dialects.vllm.explorer.moves import Fact, Move
+from hkv.dialects.vllm.explorer.moves import ExplorerMove, Fact
 from hkv.dialects.vllm.explorer.picture import name_of, picture, young
 from hkv.dialects.vllm.explorer.space import Space, definitions
 from hkv.dialects.vllm.rules import execute
@@ -127,7 +127,7 @@ class Program:
 
         Args:
           worlds: int16[k, w], packed worlds.
-          rows: int32[k, 4], a `Move` each.
+          rows: int32[k, 4], a `ExplorerMove` each.
         """
         state, answers = self.perform(self.parameters, worlds, rows)
         return self.assess(worlds, rows, state, answers)
@@ -153,7 +153,7 @@ def _perform(
     space: Space, step: Callable[..., tuple[State, Results]], parameters: Parameters, words: jax.Array, row: jax.Array
 ) -> tuple[State, jax.Array]:
     world = unpack(space, words)
-    state, results = step(parameters, world.state, moves.operation(space, Move(*row), world.ledger))
+    state, results = step(parameters, world.state, moves.operation(space, ExplorerMove(*row), world.ledger))
     return state, results.table[0, jnp.array([Column.STATUS, Column.SHARED_PREFIX])]
 
 
@@ -163,7 +163,7 @@ def _assessment(space: Space) -> Callable[..., Outcome]:
 
 
 def _assess(space: Space, words: jax.Array, row: jax.Array, state: State, answers: jax.Array) -> Outcome:
-    world, move = unpack(space, words), Move(*row)
+    world, move = unpack(space, words), ExplorerMove(*row)
     before, after = picture(space, world.state), picture(space, state)
     moment = moment_of(space, definitions(space), move, (answers[0], answers[1]), (before, after), world.ledger)
     broken = jnp.uint32(0)

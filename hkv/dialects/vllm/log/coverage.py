@@ -77,13 +77,13 @@ RULES = {
 
 def exercised(log: Log) -> dict[str, int]:
     """Number of times that each rule of `RULES` was exercised; rules that were not are absent."""
-    observer = Observer(log.header)
+    observer = CoverageObserver(log.header)
     for operation in log.operations:
         observer.see(operation)
     return {rule: count for rule in RULES if (count := observer.counts.get(rule, 0))}
 
 
-class Observer:
+class CoverageObserver:
     """Follows a log and counts what exercises a rule: `counts`, number of times so far, by rule."""
 
     def __init__(self, header: Header) -> None:

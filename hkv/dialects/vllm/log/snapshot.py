@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 
-from hkv.contract.snapshot import Block, Holder, Pool, Snapshot
+from hkv.contract.snapshot import Block, Holder, PoolSnapshot, Snapshot
 from hkv.dialects.vllm.log.structs import CacheState, Header
 
 
@@ -21,6 +21,6 @@ def snapshot(header: Header, state: CacheState) -> Snapshot:
             for column, block in enumerate(row):
                 if block:
                     holders[0, block].append((id, group, column))
-    pool = Pool("blocks", range(1, header.num_blocks), state.free)
+    pool = PoolSnapshot("blocks", range(1, header.num_blocks), state.free)
     references = {(0, int(block)): count for block, count in state.refs.items() if block != "0"}
     return Snapshot((pool,), holders, references, {(0, int(block)): entry for block, entry in state.cached.items()})

@@ -27,7 +27,7 @@ class Absence(enum.Enum):
     EVICTED = "evicted"
 
 
-class Stored(NamedTuple):
+class PreparedStore(NamedTuple):
     """Answer to a store: keys that are to be written, ids of their chunks, keys that left for them."""
 
     keys: list[Key]
@@ -119,7 +119,7 @@ class Chunks:
 
     # Stores.
 
-    def store(self, keys: Sequence[Key], request: Any) -> Stored | None:
+    def store(self, keys: Sequence[Key], request: Any) -> PreparedStore | None:
         """Takes chunks for those of a request's keys that are absent and worth it; None where there is no room."""
         uses = self.begin(request)
         if self._threshold >= 2:
@@ -138,7 +138,7 @@ class Chunks:
         wanted = {*absent, *ready}
         self._note([key for key in keys if key in wanted], ready, uses, request)
         if not absent:
-            return Stored([], [], [])
+            return PreparedStore([], [], [])
         evicted = self._make_room(len(absent), keys)
         if evicted is None:
             self.counts.refused += 1
@@ -152,7 +152,7 @@ class Chunks:
         uses.inserted.update(absent)
         self.counts.stored += len(absent)
         self.counts.peak = max(self.counts.peak, len(self.chunks))
-        return Stored(absent, ids, evicted)
+        return PreparedStore(absent, ids, evicted)
 
     def complete_store(self, keys: Iterable[Key]) -> None:
         """Chunks can be read from now on."""

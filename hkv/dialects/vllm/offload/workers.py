@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Report(NamedTuple):
+class WorkerReport(NamedTuple):
     """A step's output as far as transfers go: of each job, the workers that report it; requests whose loads ended."""
 
     jobs: dict[int, int]
@@ -36,7 +36,7 @@ class Workers:
         flushed: Iterable[int],
         reports: Sequence[int],
         at_once: bool,
-    ) -> Report:
+    ) -> WorkerReport:
         """The reports of one step.
 
         Args:
@@ -62,4 +62,4 @@ class Workers:
                 del self.left[job]
                 if job in self._loads:
                     received.append(self._loads.pop(job))
-        return Report(jobs, received)
+        return WorkerReport(jobs, received)

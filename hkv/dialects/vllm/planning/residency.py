@@ -54,7 +54,7 @@ def simulate(
     def held(start: int, end: int) -> int:
         return sum(_held(specs, start, end, limits) for specs in alike)
 
-    resting = _Request.resting(limits.max_model_len, batches)
+    resting = _ResidentRequest.resting(limits.max_model_len, batches)
     last = held(*resting.span(limits.max_model_len, 0))
     chunks = max(usable_blocks // last if last else 0, 1) * -(-prompt // budget)
     if chunks > MAX_CHUNKS:
@@ -76,14 +76,14 @@ def simulate(
     )
 
 
-class _Request(NamedTuple):
+class _ResidentRequest(NamedTuple):
     """A request between two of its turns: prompt tokens scheduled so far, and how many each step computes that runs."""
 
     done: int
     running: tuple[int, ...]
 
     @classmethod
-    def resting(cls, longest: int, batches: int) -> _Request:
+    def resting(cls, longest: int, batches: int) -> _ResidentRequest:
         """A request that stays at its last token, no step computing its prompt any more."""
         return cls(max(longest - 1, 1), (0,) * (batches - 1))
 
@@ -95,9 +95,9 @@ class _Request(NamedTuple):
         done = min(self.done, longest - 1)
         return max(done - sum(self.running), 0), self.done + tokens if tokens else longest
 
-    def after(self, tokens: int) -> _Request:
+    def after(self, tokens: int) -> _ResidentRequest:
         """The request after a turn of so many prompt tokens, or of the last token."""
-        return _Request(self.done + tokens, (*self.running, tokens)[1:])
+        return _ResidentRequest(self.done + tokens, (*self.running, tokens)[1:])
 
 
 class _Run(NamedTuple):
@@ -110,10 +110,10 @@ class _Run(NamedTuple):
 
 
 def _run(
-    requests: int, resting: _Request, longest: int, budget: int, held: Callable[[int, int], int], usable: int
+    requests: int, resting: _ResidentRequest, longest: int, budget: int, held: Callable[[int, int], int], usable: int
 ) -> _Run:
     """Runs so many requests until all are at their last token, or one finds too few blocks."""
-    computing: list[tuple[_Request, int]] = []
+    computing: list[tuple[_ResidentRequest, int]] = []
     usage = peak = begun = settled = 0
     while settled < requests:
         left, before, computing = budget, computing, []
@@ -121,7 +121,7 @@ def _run(
             if turn < len(before):
                 request, blocks = before[turn]
             elif begun < requests and left:
-                request, blocks, begun = _Request(0, (0,) * len(resting.running)), 0, begun + 1
+                request, blocks, begun = _ResidentRequest(0, (0,) * len(resting.running)), 0, begun + 1
             else:
                 break
             tokens = min(left, resting.done - request.done)
@@ -144,9 +144,9 @@ def _held(specs: Sequence[LayerSpec], start: int, end: int, limits: RequestLimit
     return max(kinds.layer(spec).held_blocks(start, end, limits) for spec in specs)
 
 
-def _peak(specs: Sequence[LayerSpec], resting: _Request, budget: int, limits: RequestLimits) -> int:
+def _peak(specs: Sequence[LayerSpec], resting: _ResidentRequest, budget: int, limits: RequestLimits) -> int:
     """Most blocks of one group that a request holds when it runs alone."""
-    longest, request, most = limits.max_model_len, _Request(0, (0,) * len(resting.running)), 0
+    longest, request, most = limits.max_model_len, _ResidentRequest(0, (0,) * len(resting.running)), 0
     while request != resting:
         tokens = min(budget, resting.done - request.done)
         most = max(most, _held(specs, *request.span(longest, tokens), limits))

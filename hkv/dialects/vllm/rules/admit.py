@@ -72,7 +72,7 @@ def ends_inside(work: Workspace, view: View, group: Scalar, demand: Demand) -> S
     return inside & (view.group(group, GroupField.CACHEABLE) != 0)
 
 
-class Verdict(NamedTuple):
+class Fit(NamedTuple):
     """Result of `fits`: a demand fits; it would run out of blocks halfway; some row grows."""
 
     fits: Scalar
@@ -90,7 +90,7 @@ class _Sum(NamedTuple):
     grows: Scalar
 
 
-def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Scalar) -> tuple[Workspace, Verdict]:
+def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Scalar) -> tuple[Workspace, Fit]:
     """Verdict on a demand: it takes at most `limit` blocks out of the queue, and what it really takes is there.
 
     The blocks of a hit count only if they are in the queue. They are first counted as if all were, and looked at only
@@ -127,7 +127,7 @@ def fits(work: Workspace, view: View, demand: Demand, limit: Scalar, enabled: Sc
     start = (False, True, False, False, enabled)
     work, (_, ok, fails, grows, _) = loop(lambda c: c[-1], attempt, work, start, writes=WRITES)
     work = export.forget(work, view, demand.slot, enabled & ~ok & ~demand.capped)
-    return work, Verdict(ok, ok & fails, grows)
+    return work, Fit(ok, ok & fails, grows)
 
 
 def estimate(work: Workspace, view: View, demand: Demand, enabled: Scalar) -> tuple[Workspace, Scalar]:

@@ -169,7 +169,7 @@ def _granted(
     view: View,
     op: transitions.Op,
     answer: Answer,
-    plan: transitions.Plan | None,
+    plan: transitions.AllocationPlan | None,
     only: tuple[Code, ...],
 ) -> tuple[Workspace, Answer]:
     """Second part of ALLOCATE, once blocks are granted, and COMMIT."""

@@ -202,7 +202,7 @@ def lookup(work: Workspace, view: View, op: Op, answer: Answer) -> tuple[Workspa
     )
 
 
-class Plan(NamedTuple):
+class AllocationPlan(NamedTuple):
     """An ALLOCATE that is known to be legal. Lengths are in tokens."""
 
     adopted: Scalar
@@ -217,7 +217,7 @@ class Plan(NamedTuple):
     is_noop: Scalar
 
 
-def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tuple[Workspace, Answer, Plan]:
+def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tuple[Workspace, Answer, AllocationPlan]:
     waiting = op.live == WAITING
     fresh = waiting & (op.hit_clock == w.clock)
     asked, external = op.argument(Argument.HIT), op.argument(Argument.EXTERNAL)
@@ -241,7 +241,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
     answer = answer.refuse(mine & (blocks > w.sizes.buckets.row), Status.ROW_FULL)
     w, waits = unwritten.must_wait(w, view, op.slot, adopted, op.flag(Flag.ROWS), mine & answer.ok)
     answer = answer.refuse(waits, Status.NOT_YET_WRITTEN)
-    plan = Plan(
+    plan = AllocationPlan(
         adopted,
         external,
         new,
@@ -258,7 +258,7 @@ def _plan(w: Workspace, view: View, op: Op, mine: Scalar, answer: Answer) -> tup
 
 def admit_or_give_back(
     work: Workspace, view: View, op: Op, answer: Answer, admits: bool = True
-) -> tuple[Workspace, Answer, Plan]:
+) -> tuple[Workspace, Answer, AllocationPlan]:
     """ALLOCATE: the admission rule, twice; a running request retires in between. RETIRE and FREE: only that middle.
 
     vLLM 0.33 `KVCacheManager.allocate_slots` frees the skipped blocks before it knows whether the next tokens fit; if
@@ -348,7 +348,9 @@ ALLOCATE_WRITES = tuple(dict.fromkeys((*allocation.ADOPT_WRITES, *allocation.GRO
 """Arrays that taking the blocks writes."""
 
 
-def allocate(work: Workspace, view: View, op: Op, answer: Answer, plan: Plan) -> tuple[Workspace, Answer, Scalar]:
+def allocate(
+    work: Workspace, view: View, op: Op, answer: Answer, plan: AllocationPlan
+) -> tuple[Workspace, Answer, Scalar]:
     """ALLOCATE once it is granted, without its registration; and the number of tokens to register, -1 for no
     registration."""
     demand = Demand(

@@ -25,7 +25,7 @@ from hkv.machine import native_loops
 from hkv.machine.operations import Payload, bucket
 from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs, rounded, trace_arrays
-from hkv.replay.observed import Kind, Sampling
+from hkv.replay.observed import OccupancyKind, Sampling
 from hkv.replay.schedule import Recorder, Schedule
 from hkv.replay.schedule_loop import Current
 from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, Number, Running, Trace, flat, shaped
@@ -156,7 +156,7 @@ def queue_of(state: State) -> list[int]:
 
 
 def of_arrays(state: State, table: np.ndarray, groups: int) -> np.ndarray:
-    """Blocks by `Kind` and group, int64[3, groups], in the arrays of a compiled cache between two steps."""
+    """Blocks by `OccupancyKind` and group, int64[3, groups], in the arrays of a compiled cache between two steps."""
     sinks, members = table[:, GroupField.SINKS] > 0, table[:, GroupField.MEMBER]
     pool = slice(1, state.blocks.shape[0] - 1)
     references, keys = state.blocks[pool], state.keys[pool, : 1 + state.buckets.parts]
@@ -173,8 +173,8 @@ def of_arrays(state: State, table: np.ndarray, groups: int) -> np.ndarray:
     cached = entries >= 0
     group_of[cached] = members[entries[cached] % state.table.shape[1]]
     held = references < 0
-    chosen = {Kind.HELD: held, Kind.CACHED: cached, Kind.EVICTABLE: cached & ~held}
-    return np.stack([np.bincount(group_of[chosen[kind]], minlength=groups + 1)[:groups] for kind in Kind])
+    chosen = {OccupancyKind.HELD: held, OccupancyKind.CACHED: cached, OccupancyKind.EVICTABLE: cached & ~held}
+    return np.stack([np.bincount(group_of[chosen[kind]], minlength=groups + 1)[:groups] for kind in OccupancyKind])
 
 
 # The program.

@@ -22,8 +22,8 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     LOADS,
     SETTLED,
     Job,
+    SlotWord,
     TierNumber,
-    Told,
     User,
 )
 from hkv.dialects.vllm.rules.offload.pool import Prefix
@@ -99,7 +99,7 @@ def _choose(w: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
         visited, kept, place, slot, _ = carried
         v = v.write("lists", slot, place)
         slot = v.read("lists", visited)
-        waits = v.read("tables", v.slot_word(slot, Told.STATE)) == LOADS
+        waits = v.read("tables", v.slot_word(slot, SlotWord.STATE)) == LOADS
         return v, (visited + waits, kept + waits, jnp.where(waits, kept, spare), slot, ~waits)
 
     held = jnp.where(can, w.held, w.visited)
@@ -112,7 +112,7 @@ def _choose(w: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     columns = (Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.SHARED_BOUNDARY)
     places = [("running_words", w.running_word(slot, column)) for column in columns]
     w, (request, computed, tokens, shared_boundary, state) = w.peek_each(
-        found, *places, ("tables", w.slot_word(slot, Told.STATE))
+        found, *places, ("tables", w.slot_word(slot, SlotWord.STATE))
     )
     new = schedule_loop.chunk(trace, request, tokens, shared_boundary, computed, m.budget)
     mode = jnp.where(new > 0, int(Mode.HELD), int(Mode.RECORD))
@@ -225,7 +225,7 @@ def _next_running(w: Any, at: Scalar, active: Scalar) -> tuple[Any, Scalar, Scal
         place, _, _ = carried
         slot = v.read("order", place)
         computed, new = v.get_running(slot, Running.COMPUTED, Running.SCHEDULED)
-        due = (new > 0) & (computed + new >= v.read("tables", v.slot_word(slot, Told.OFFERS)))
+        due = (new > 0) & (computed + new >= v.read("tables", v.slot_word(slot, SlotWord.OFFERS)))
         return v, (place + ~due, slot, due)
 
     start = (at, w.spare_slot, False)
@@ -442,7 +442,7 @@ def _admitted(
     w, m = _settle(w, m, current, settled)
     w, m = _leave(w, m, current, given_up)
     w = w.write_if(took, "running_words", current.tokens, w.running_word(slot, Running.CAME))
-    w = w.write_if(runs | held, "tables", 0, w.slot_word(slot, Told.OFFERS))
+    w = w.write_if(runs | held, "tables", 0, w.slot_word(slot, SlotWord.OFFERS))
     w = _begin_load(w, view, trace, step, current, loads)
     asked = trace.request(current.request, Arriving.ASKED)
     start = w.local + w.external
@@ -519,15 +519,15 @@ def _go_on(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
     slot = current.slot
     w = w.write("order", slot, jnp.where(enabled, m.active, w.spare_slot))
     w = w.write_if(enabled, "running_words", m.new, w.running_word(slot, Running.SCHEDULED))
-    w, (began,) = w.peek(enabled, "tables", w.slot_word(slot, Told.BEGAN))
-    w = w.write_if(enabled, "tables", 0, w.slot_word(slot, Told.STATE))
+    w, (began,) = w.peek(enabled, "tables", w.slot_word(slot, SlotWord.BEGAN))
+    w = w.write_if(enabled, "tables", 0, w.slot_word(slot, SlotWord.STATE))
     w = w.replace(load_steps=w.load_steps + jnp.where(enabled, m.step - began, 0), visited=w.visited + enabled)
     return w, m.when(enabled, mode=int(Mode.ADMIT), active=m.active + 1, waiting=m.waiting - 1, budget=m.budget - m.new)
 
 
 def _settle(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
     """Notes that what was loaded is registered; the last token of a request is computed in any case."""
-    w = w.write_if(enabled, "tables", SETTLED, w.slot_word(current.slot, Told.STATE))
+    w = w.write_if(enabled, "tables", SETTLED, w.slot_word(current.slot, SlotWord.STATE))
     computed = current.computed - (current.computed == current.tokens)
     w = w.write_if(enabled, "running_words", computed, w.running_word(current.slot, Running.COMPUTED))
     w = w.set(jnp.where(enabled, current.slot, w.spare_slot), Request.COMPUTED, computed)
@@ -538,7 +538,7 @@ def _leave(w: Any, m: Machine, current: Current, enabled: Scalar) -> Pair:
     """A request that was loaded for will never fit, and leaves its slot."""
     w = w.set_result(jnp.where(enabled, current.request, w.spare_request), ended=m.step, outcome=int(Ending.NEVER_FITS))
     w = w.write("vacant", current.slot, jnp.where(enabled, m.vacant, w.spare_slot))
-    w = w.write_if(enabled, "tables", 0, w.slot_word(current.slot, Told.STATE)).replace(visited=w.visited + enabled)
+    w = w.write_if(enabled, "tables", 0, w.slot_word(current.slot, SlotWord.STATE)).replace(visited=w.visited + enabled)
     return w, m.when(enabled, mode=int(Mode.ADMIT), vacant=m.vacant + 1, waiting=m.waiting - 1, ended=m.ended + 1)
 
 
@@ -548,7 +548,7 @@ def _begin_load(w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, current:
     of = prefix(view, trace, current.request)
     w, count = lookup.load(w, view, slot, of, w.local, w.local + external, enabled)
     w, end = transferred(w, tier, "load", step, count, enabled)
-    for word, value in ((Told.END, end), (Told.STATE, LOADS), (Told.BEGAN, step)):
+    for word, value in ((SlotWord.END, end), (SlotWord.STATE, LOADS), (SlotWord.BEGAN, step)):
         w = w.write_if(enabled, "tables", value, w.slot_word(slot, word))
     slower = (
         enabled & (tier.number(TierNumber.SLOWER) != 0) & (external <= read(tier.beaten, jnp.where(enabled, count, 0)))

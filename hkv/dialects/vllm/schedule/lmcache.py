@@ -23,7 +23,7 @@ from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache, TieredReplay
 from hkv.errors import ConfigError
 from hkv.replay.run import COMPILED, REFERENCE, Progress
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule
-from reference.dialects.vllm.offload.connector import Job, Orders, Step, Transfer
+from reference.dialects.vllm.offload.connector import Job, Orders, Step, TransferJob
 from reference.dialects.vllm.request import Request
 
 CHUNK = 256
@@ -223,7 +223,7 @@ class LmcacheConnector:
         self.requests: dict[str, Tracked] = {}
         self.jobs: dict[int, Job] = {}
         self._number = itertools.count()
-        self._loads: list[Transfer] = []
+        self._loads: list[TransferJob] = []
 
     def arrive(self, request: Request) -> None:
         """A request comes."""
@@ -284,12 +284,12 @@ class LmcacheConnector:
         for known, row in zip(state.blocks, rows, strict=True):
             known += row
 
-    def _job(self, state: Tracked, keys: list[Key], *, writes: bool) -> Transfer:
+    def _job(self, state: Tracked, keys: list[Key], *, writes: bool) -> TransferJob:
         """A job for some objects, which counts each as often as it has blocks."""
         number, moved = next(self._number), [key for key in keys for _ in range(self.objects.blocks(key))]
         state.jobs.add(number)
         self.jobs[number] = Job(state, moved, writes, self.config.workers)  # type: ignore[arg-type]
-        return Transfer(number, state.request.id, list(range(len(moved))), [], [], [])
+        return TransferJob(number, state.request.id, list(range(len(moved))), [], [], [])
 
     def finish(self, id: str, aborted: bool = False) -> None:
         """A request has finished, and has used all of its objects that are there."""
@@ -318,7 +318,7 @@ class LmcacheConnector:
             self.requests.pop(id, None)
         return Orders(loads, stores, set())
 
-    def _store(self, state: Tracked, tokens: int) -> Transfer | None:
+    def _store(self, state: Tracked, tokens: int) -> TransferJob | None:
         """The store of the whole chunks that a step completes of a request's prompt."""
         state.scheduled += tokens
         if state.over:

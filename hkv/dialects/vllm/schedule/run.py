@@ -22,7 +22,7 @@ from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Topology
 from hkv.replay.agreement import Compared, Lockstep, Part, compare
 from hkv.replay.observed import Sampling
-from hkv.replay.optimal import Pool
+from hkv.replay.optimal import BoundedPool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec, retained_sparsely
@@ -84,7 +84,7 @@ class VllmReplayedCache(ReplayedCache):
             if kinds.layer(spec).replays:
                 expected = "a kind that needs no tokens computed again: a replay computes each once"
                 raise ConfigError(f"groups[{index}].kind", spec.kind, expected)
-        pools = (Pool(config.num_blocks - 1, config.topology.specs),)
+        pools = (BoundedPool(config.num_blocks - 1, config.topology.specs),)
         settings = {"reuses": config.caching, "eagle_groups": config.eagle_group_ids}
         super().__init__(config, config.topology.groups, pools, hit_units(config), **settings)
 

@@ -25,8 +25,8 @@ from hkv.replay.observed import (
     NOTHING,
     RETIRED,
     HitUnits,
-    Kind,
     MissReason,
+    OccupancyKind,
     Sampling,
 )
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule, StepLoop
@@ -178,14 +178,16 @@ class Chunking:
 
 
 def of_answer(state: CacheState, groups: int) -> np.ndarray:
-    """Blocks by `Kind` and group, int64[3, groups], in what an engine says of its state."""
-    found = np.zeros((len(Kind), groups), np.int64)
+    """Blocks by `OccupancyKind` and group, int64[3, groups], in what an engine says of its state."""
+    found = np.zeros((len(OccupancyKind), groups), np.int64)
     held = {int(block) for block in state.refs}
     for group in range(groups):
-        found[Kind.HELD, group] = len(held.intersection(block for rows in state.rows.values() for block in rows[group]))
+        found[OccupancyKind.HELD, group] = len(
+            held.intersection(block for rows in state.rows.values() for block in rows[group])
+        )
     for block, (group, _, _) in state.cached.items():
-        found[Kind.CACHED, group] += 1
-        found[Kind.EVICTABLE, group] += int(block) not in held
+        found[OccupancyKind.CACHED, group] += 1
+        found[OccupancyKind.EVICTABLE, group] += int(block) not in held
     return found
 
 

@@ -20,7 +20,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     ROW_WORDS,
     SLOT_WORDS,
     TIER_WORDS,
-    Node,
+    ChunkNode,
     TierArrays,
     TierField,
     TierNumber,
@@ -187,7 +187,7 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
     slots, entries = buckets.requests + 1, buckets.groups * buckets.row
     nodes = np.zeros((room.chunks + room.users + 2, NODE_WORDS), np.int32)
     ends = room.chunks + room.users
-    nodes[ends, [Node.NEXT, Node.PREVIOUS]] = ends
+    nodes[ends, [ChunkNode.NEXT, ChunkNode.PREVIOUS]] = ends
     shapes = {
         "frees": room.chunks + 1,
         "where": (buckets.keys + 1) * buckets.groups,
@@ -318,11 +318,11 @@ class TierReplay(compiled.CompiledReplay):
         """Chunks that stand in the list by themselves, the next to leave first."""
         nodes = np.asarray(self._resident.nodes).reshape(-1, NODE_WORDS)
         ends = self._chunks.chunks + self._chunks.users
-        found, at = [], int(nodes[ends, Node.NEXT])
+        found, at = [], int(nodes[ends, ChunkNode.NEXT])
         while at != ends:
             if at < self._chunks.chunks:
                 found.append(at)
-            at = int(nodes[at, Node.NEXT])
+            at = int(nodes[at, ChunkNode.NEXT])
         return found
 
     def left(self) -> dict[str, Any]:

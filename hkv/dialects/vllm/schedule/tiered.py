@@ -26,7 +26,7 @@ from hkv.errors import ConfigError, EngineFailure
 from hkv.replay import dispatches
 from hkv.replay.agreement import compare, compare_outcomes
 from hkv.replay.observed import Sampling
-from hkv.replay.optimal import Pool
+from hkv.replay.optimal import BoundedPool
 from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedule
 from reference.dialects.vllm import live as operations
@@ -75,7 +75,7 @@ class TieredCache(VllmReplayedCache):
         self.tier = tier
         # Most hits that any choice of evictions could find: content is on the GPU or in the tier, which runs nothing.
         chunks = tier.config.num_chunks
-        self.pools = (Pool(self.blocks + chunks, config.topology.specs, reserve=chunks),)
+        self.pools = (BoundedPool(self.blocks + chunks, config.topology.specs, reserve=chunks),)
         self.finer = self.hit_units.unit - 1
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:

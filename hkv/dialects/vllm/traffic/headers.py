@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hkv.contract.traffic import Choices, Kept, RandomChoices
+from hkv.contract.traffic import Choices, KeptTraffic, RandomChoices
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
@@ -403,7 +403,7 @@ class _Line(msgspec.Struct):
 
 
 @functools.cache
-def kept(version: int) -> tuple[Kept, ...]:
+def kept(version: int) -> tuple[KeptTraffic, ...]:
     """Kept configurations of a version of the log.
 
     Versions 3 and 4 have those of 2 and 1 too, the second half of them first: seeds of all versions in turn then go
@@ -411,12 +411,12 @@ def kept(version: int) -> tuple[Kept, ...]:
     """
     lines = [msgspec.json.decode(line, type=_Line) for line in KEPT.read_bytes().splitlines()]
     known = version if version < 3 else 5 - version
-    every = [Kept(_of_version(line.header, version), line.seed) for line in lines if line.header.oplog == known]
+    every = [KeptTraffic(_of_version(line.header, version), line.seed) for line in lines if line.header.oplog == known]
     half = len(every) // 2 if version > 2 else 0
     return (*every[half:], *every[:half])
 
 
-def written(every: list[Kept]) -> bytes:
+def written(every: list[KeptTraffic]) -> bytes:
     """The file of these configurations."""
     return b"".join(msgspec.json.encode(_Line(seed, header)) + b"\n" for header, seed in every)
 

@@ -25,7 +25,7 @@ from reference.hits import HasEntry, longest_hit_by_definition
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class HitCase:
     """A request and what the cache holds of its prefixes.
 
     Attributes:
@@ -128,7 +128,7 @@ def make_config(
     )
 
 
-def draw_case(choices: Choices) -> Case:
+def draw_case(choices: Choices) -> HitCase:
     """A random case: 1 to 5 groups, unequal blocks, any EAGLE subset, up to four ranks, any set of entries."""
     config = None
     while config is None:
@@ -143,7 +143,7 @@ def draw_case(choices: Choices) -> Case:
         for end in ends
         if _may_hold(config, group, spec, end) and choices.chance(density)
     )
-    return Case(config, num_tokens, entries)
+    return HitCase(config, num_tokens, entries)
 
 
 def _draw_config(choices: Choices) -> VllmConfig | None:
@@ -186,7 +186,7 @@ def _may_hold(config: VllmConfig, group: int, spec: LayerSpec, end: int) -> bool
     return spec.prefix_cacheable and (whole or kinds.layer(spec).registers_parts)
 
 
-def small_cases(num_groups: int, num_tokens: int) -> Iterator[Case]:
+def small_cases(num_groups: int, num_tokens: int) -> Iterator[HitCase]:
     """Every case of `num_groups` groups of blocks of one or two tokens, for a request of `num_tokens` tokens.
 
     Layers are the smallest of each kind; any EAGLE subset; hash blocks of one token and larger; look-ahead 0 or 2;
@@ -211,7 +211,7 @@ def _small_configs(specs: list[LayerSpec], eagle: list[int], lookahead: int) -> 
         yield config
 
 
-def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
+def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[HitCase]:
     size = config.hash_block_size
     longest = max(0, num_tokens - config.hash_lookahead) // size * size
     possible = [
@@ -222,7 +222,7 @@ def _small_sets(config: VllmConfig, num_tokens: int) -> Iterator[Case]:
     ]
     for count in range(len(possible) + 1):
         for entries in itertools.combinations(possible, count):
-            yield Case(config, num_tokens, frozenset(entries))
+            yield HitCase(config, num_tokens, frozenset(entries))
 
 
 def _group_text(spec: LayerSpec, eagle: bool) -> str:

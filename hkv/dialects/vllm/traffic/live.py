@@ -26,7 +26,7 @@ from hkv.dialects.vllm.traffic.connector import Connector
 from hkv.dialects.vllm.traffic.headers import (
     later_choices,
 )
-from hkv.dialects.vllm.traffic.prompts import VOCABULARY, Request
+from hkv.dialects.vllm.traffic.prompts import VOCABULARY, DrawnRequest
 from hkv.dialects.vllm.traffic.traffic import Perform, Traffic
 from hkv.keys.chained import GIVEN, KeyChain, sha256_cbor
 from hkv.spec import LayerSpec
@@ -102,11 +102,11 @@ class LiveTraffic(Traffic):
             setattr(operation, name, value)
         self._perform(operation)
 
-    def _append(self, request: Request, count: int) -> None:
+    def _append(self, request: DrawnRequest, count: int) -> None:
         if count:
             self._append_tokens(request, self._prompts.tokens(count))
 
-    def _append_tokens(self, request: Request, tokens: list[int]) -> None:
+    def _append_tokens(self, request: DrawnRequest, tokens: list[int]) -> None:
         request.tokens += tokens
         operation = oplog.AppendOp(id=request.id, tokens=self._signed(tokens))
         if request.id in self._chains:
@@ -135,7 +135,7 @@ class LiveTraffic(Traffic):
 
     # What is asked of the cache.
 
-    def _look_up(self, request: Request, again: bool = False) -> Hit:
+    def _look_up(self, request: DrawnRequest, again: bool = False) -> Hit:
         self._diverged = False
         if not again and self._connects and self._later.chance(50):
             limit = self._later.integer(0, len(request.tokens) - 1) if self._limits and self._later.chance(15) else None
@@ -151,7 +151,7 @@ class LiveTraffic(Traffic):
                 self._limit = self._choices.integer(0, len(request.tokens) - 1)
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id, limit=self._limit)))
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: DrawnRequest) -> bool:
         """Admits a request; what groups that replay lack of its hit is computed again.
 
         Not with states, which do not go back.
@@ -163,7 +163,7 @@ class LiveTraffic(Traffic):
             self._set_computed(request, max(0, request.computed - self._replayed))
         return True
 
-    def _allocate(self, request: Request, new: int, **fields: Any) -> oplog.Allocation:
+    def _allocate(self, request: DrawnRequest, new: int, **fields: Any) -> oplog.Allocation:
         if self._choices.chance(40):
             fields["waiting"] = request not in self._running or self._choices.chance(25)
             fields["scheduled"] = self._choices.chance(70)
@@ -173,7 +173,7 @@ class LiveTraffic(Traffic):
             fields["loaded"] = [group for group in range(len(self._sizes)) if self._later.chance(50)]
         return super()._allocate(request, new, **fields)
 
-    def _in_flight(self, request: Request) -> int:
+    def _in_flight(self, request: DrawnRequest) -> int:
         steps = self._scheduled.get(request.id)
         return steps.tokens if steps is not None and steps.steps else super()._in_flight(request)
 
@@ -224,7 +224,7 @@ class LiveTraffic(Traffic):
         assert isinstance(left, Truncated)
         return cut, external + found.hit - cut, left.blocks if cut else None
 
-    def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
+    def _next_tokens(self, request: DrawnRequest, start: int, drafts: bool = True) -> int:
         unit = self._header.hash_block_size
         left = (request.prompt - 1) // unit * unit - start
         if left > 0 and self._connector.stops():
@@ -234,7 +234,7 @@ class LiveTraffic(Traffic):
     def _size(self, group: int) -> int:
         return self._config.block_size(group)
 
-    def _draw_external(self, request: Request, hit: int) -> int:
+    def _draw_external(self, request: DrawnRequest, hit: int) -> int:
         # Of a whole prompt the last token is computed again, and a window, taken after it, lacks what that reads.
         if not (self._loads or self._header.feature == "partial"):
             return 0
@@ -244,26 +244,26 @@ class LiveTraffic(Traffic):
             return len(request.tokens) - hit
         return self._whole_units(request, hit)
 
-    def _advance(self, request: Request, tokens: int) -> None:
+    def _advance(self, request: DrawnRequest, tokens: int) -> None:
         if self._choices.chance(50):
             super()._advance(request, tokens)
         else:
             self._set_computed(request, request.computed + tokens)
 
-    def _set_computed(self, request: Request, tokens: int) -> None:
+    def _set_computed(self, request: DrawnRequest, tokens: int) -> None:
         request.computed = tokens
         self._perform(oplog.ComputedOp(id=request.id, tokens=tokens))
 
     # How requests go on.
 
-    def _compute(self, request: Request, new: int, drafts: int) -> None:
+    def _compute(self, request: DrawnRequest, new: int, drafts: int) -> None:
         if not self._asynchronous or request.computed + new < len(request.tokens):
             super()._compute(request, new, drafts)
             return
         self._scheduled.setdefault(request.id, _Scheduled()).steps.append((new, drafts))
         self._set_computed(request, request.computed + new)
 
-    def _continue(self, request: Request) -> None:
+    def _continue(self, request: DrawnRequest) -> None:
         at_tail = 0 < request.computed < request.prompt and request.computed % self._header.hash_block_size == 0
         if at_tail and not request.loading and self._connector.ends():
             self._finish(request)
@@ -280,7 +280,7 @@ class LiveTraffic(Traffic):
             return
         self._come_back(request, steps)
 
-    def _resume(self, request: Request) -> None:
+    def _resume(self, request: DrawnRequest) -> None:
         """A streaming session goes on, all of it computed but the last token sampled, which is taken away."""
         later, keep = self._later, request.computed
         room = self._header.max_model_len - 2 - keep
@@ -298,7 +298,7 @@ class LiveTraffic(Traffic):
             operation.keys = self._grown(request.id, self._signed(request.tokens))
         self._perform(operation)
 
-    def _schedule_another(self, request: Request, steps: _Scheduled) -> bool:
+    def _schedule_another(self, request: DrawnRequest, steps: _Scheduled) -> bool:
         """A step after one that has not come back: its tokens do not exist yet."""
         drafts = self._drafts if self._choices.chance(50) else 0
         new = 1 + drafts
@@ -310,7 +310,7 @@ class LiveTraffic(Traffic):
             self._set_computed(request, request.computed + new)
         return True
 
-    def _come_back(self, request: Request, steps: _Scheduled) -> None:
+    def _come_back(self, request: DrawnRequest, steps: _Scheduled) -> None:
         _, drafts = steps.steps.pop(0)
         accepted = self._choices.integer(0, drafts)
         if drafts > accepted:
@@ -321,7 +321,7 @@ class LiveTraffic(Traffic):
             tokens = max(0, request.computed - steps.tokens)
             self._perform(oplog.CommitOp(id=request.id, tokens=tokens))
 
-    def _loaded(self, request: Request) -> None:
+    def _loaded(self, request: DrawnRequest) -> None:
         """A load has ended: it brought everything, or its first blocks; a whole prompt's last token is computed."""
         choices = self._choices
         if choices.chance(20):
@@ -340,7 +340,7 @@ class LiveTraffic(Traffic):
         if self._loads_whole and request.computed == len(request.tokens):
             self._set_computed(request, len(request.tokens) - 1)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: DrawnRequest) -> None:
         steps = self._scheduled.pop(request.id, None)
         self._owe(self._connector.finalize(request.id, 0 if steps is None else steps.tokens))
         if not self._choices.chance(25):

@@ -31,7 +31,7 @@ class Text:
 
 
 @dataclasses.dataclass(eq=False)
-class Request:
+class DrawnRequest:
     """A request as the scheduler knows it.
 
     Attributes:

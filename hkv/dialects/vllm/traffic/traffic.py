@@ -22,7 +22,7 @@ from hkv.dialects.vllm.traffic.headers import (
     loads,
     looks_again,
 )
-from hkv.dialects.vllm.traffic.prompts import Prompts, Request, Text
+from hkv.dialects.vllm.traffic.prompts import DrawnRequest, Prompts, Text
 from hkv.spec import KINDS
 
 __all__ = ["FEATURES", "Choices", "RandomChoices", "Traffic", "draw_header"]
@@ -47,9 +47,9 @@ class Traffic:
         self._choices = choices
         self._perform = perform
         self._prompts = Prompts(header, choices)
-        self._running: list[Request] = []
-        self._writing: list[tuple[Request, int]] = []  # in this step, and from which token on
-        self._waiting: list[Request] = []
+        self._running: list[DrawnRequest] = []
+        self._writing: list[tuple[DrawnRequest, int]] = []  # in this step, and from which token on
+        self._waiting: list[DrawnRequest] = []
         self._arrived = 0
         self._sharing, self._long = header.feature == SHARING, header.feature == LONG_ROWS
         self._lookahead = choices.pick((0, 0, 2, 3)) if header.feature in _DRAFTING else 0
@@ -177,7 +177,7 @@ class Traffic:
                 self._admit(self._arrive(other.text()))
                 return
 
-    def _take(self, request: Request, new: int, **fields: Any) -> bool:
+    def _take(self, request: DrawnRequest, new: int, **fields: Any) -> bool:
         """Admits a waiting request; whether there was room."""
         if self._allocate(request, new, **fields).blocks is None:
             return False
@@ -186,7 +186,7 @@ class Traffic:
         self._advance(request, fields.get("hit", 0) + fields.get("external", 0) + new)
         return True
 
-    def _take_at_edge(self, request: Request, new: int, fields: dict[str, Any]) -> bool:
+    def _take_at_edge(self, request: DrawnRequest, new: int, fields: dict[str, Any]) -> bool:
         """Admits the request that was just looked up as soon as so few blocks are set aside that there is room, so that
         a block counted too many or too few shows."""
         free = len(self._free())
@@ -222,9 +222,9 @@ class Traffic:
         self._perform(oplog.EventsOp())
         self._perform(oplog.StateOp())
 
-    def _arrive(self, text: Text | None = None) -> Request:
+    def _arrive(self, text: Text | None = None) -> DrawnRequest:
         text = self._prompts.draw() if text is None else text
-        request = Request(self._name(), list(text.tokens), text.extra, len(text.tokens))
+        request = DrawnRequest(self._name(), list(text.tokens), text.extra, len(text.tokens))
         self._waiting.append(request)
         self._perform_arrival(oplog.RequestOp(id=request.id, tokens=list(request.tokens), extra=request.extra))
         return request
@@ -239,7 +239,7 @@ class Traffic:
         self._arrived += 1
         return f"r{self._arrived}"
 
-    def _continue(self, request: Request) -> None:
+    def _continue(self, request: DrawnRequest) -> None:
         choices = self._choices
         full = len(request.tokens) >= self._header.max_model_len - 1
         if full or (len(request.tokens) > request.prompt and choices.chance(12)):
@@ -260,10 +260,10 @@ class Traffic:
         if self._allocate_running(request, new):
             self._compute(request, new, drafts)
 
-    def _loaded(self, request: Request) -> None:
+    def _loaded(self, request: DrawnRequest) -> None:
         self._commit(request)
 
-    def _compute(self, request: Request, new: int, drafts: int) -> None:
+    def _compute(self, request: DrawnRequest, new: int, drafts: int) -> None:
         choices = self._choices
         accepted = choices.integer(0, drafts)
         self._advance(request, new - drafts + accepted)
@@ -272,7 +272,7 @@ class Traffic:
         if (drafts or choices.chance(12)) and choices.chance(75):
             self._commit(request)
 
-    def _allocate_running(self, request: Request, new: int) -> bool:
+    def _allocate_running(self, request: DrawnRequest, new: int) -> bool:
         if self._allocate(request, new).blocks is not None:
             return True
         if self._choices.chance(25):
@@ -283,7 +283,7 @@ class Traffic:
             return False
         return self._allocate(request, new).blocks is not None
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: DrawnRequest) -> bool:
         choices = self._choices
         found = self._look_up(request)
         if self._careful and self._is_copied_unwritten(request, found.hit):
@@ -322,7 +322,7 @@ class Traffic:
         request.loading = delay
         return True
 
-    def _is_copied_unwritten(self, request: Request, hit: int) -> bool:
+    def _is_copied_unwritten(self, request: DrawnRequest, hit: int) -> bool:
         """True if the hit may end inside a block that this step writes, which vLLM copies at once
         (`copied-before-written`)."""
         if not self._ends_inside(hit) or "copied-before-written" in self._config.bugs:
@@ -336,7 +336,7 @@ class Traffic:
         )
         return self._config.partial_hits and any(hit % size for size in sizes)
 
-    def _look_up(self, request: Request, again: bool = False) -> Hit:
+    def _look_up(self, request: DrawnRequest, again: bool = False) -> Hit:
         """The hit of a request; `again`: as it was asked for last, for an allocation owes the lookup before it."""
         return self._keep_found(self._perform(oplog.LookupOp(id=request.id)))
 
@@ -349,24 +349,24 @@ class Traffic:
         """The hit that is adopted, the tokens that are loaded after it, and the hit's rows if they are not its own."""
         return found.hit, external, None
 
-    def _draw_external(self, request: Request, hit: int) -> int:
+    def _draw_external(self, request: DrawnRequest, hit: int) -> int:
         if not self._loads or not self._choices.chance(70 if self._sharing else 45):
             return 0
         return self._whole_units(request, hit)
 
-    def _whole_units(self, request: Request, hit: int) -> int:
+    def _whole_units(self, request: DrawnRequest, hit: int) -> int:
         """Tokens of a load that ends where a hit may, before the request's last token; 0 if there is no such end."""
         unit = self._header.scheduler_block_size
         most = (len(request.tokens) - 1) // unit
         least = hit // unit + 1
         return unit * self._choices.integer(least, most) - hit if least <= most else 0
 
-    def _draw_boundary(self, request: Request, found: int) -> int:
+    def _draw_boundary(self, request: DrawnRequest, found: int) -> int:
         if self._choices.chance(85):
             return found
         return self._choices.pick((0, self._choices.integer(0, len(request.tokens))))
 
-    def _next_tokens(self, request: Request, start: int, drafts: bool = True) -> int:
+    def _next_tokens(self, request: DrawnRequest, start: int, drafts: bool = True) -> int:
         new = self._drawn_tokens(request, start, drafts)
         for group in self._recurrent if self._begins_inside and start % self._header.hash_block_size == 0 else ():
             # A state inside the chunk would stand two columns behind that of its start (`begun-state-under-later-key`).
@@ -375,7 +375,7 @@ class Traffic:
             new = size - start % size if leaves and start % size else new
         return new
 
-    def _drawn_tokens(self, request: Request, start: int, drafts: bool) -> int:
+    def _drawn_tokens(self, request: DrawnRequest, start: int, drafts: bool) -> int:
         choices = self._choices
         left = len(request.tokens) - start
         least = max(request.prompt, start + 1)
@@ -405,7 +405,7 @@ class Traffic:
                 return False
         return True
 
-    def _allocate(self, request: Request, new: int, **fields: Any) -> Allocation:
+    def _allocate(self, request: DrawnRequest, new: int, **fields: Any) -> Allocation:
         in_flight = self._in_flight(request)
         operation: dict[str, Any] = {
             "hit": 0,
@@ -426,37 +426,37 @@ class Traffic:
         self._filled = [*self._filled, *(block for sparse, row in rows if sparse for block in row if block)][-KNOWN:]
         return answer
 
-    def _in_flight(self, request: Request) -> int:
+    def _in_flight(self, request: DrawnRequest) -> int:
         if request.computed and self._choices.chance(25):
             found = self._choices.integer(1, min(request.computed, self._choices.pick((1, 1, 4, 16))))
             return 0 if request.retires else found
         return 0
 
-    def _advance(self, request: Request, tokens: int) -> None:
+    def _advance(self, request: DrawnRequest, tokens: int) -> None:
         request.computed += tokens
         self._perform(oplog.AdvanceOp(id=request.id, tokens=tokens))
 
-    def _append(self, request: Request, count: int) -> None:
+    def _append(self, request: DrawnRequest, count: int) -> None:
         if not count:
             return
         tokens = self._prompts.tokens(count)
         request.tokens += tokens
         self._perform(oplog.AppendOp(id=request.id, tokens=tokens))
 
-    def _commit(self, request: Request) -> None:
+    def _commit(self, request: DrawnRequest) -> None:
         tokens = min(request.computed, len(request.tokens))
         self._perform(oplog.CommitOp(id=request.id, tokens=tokens))
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: DrawnRequest) -> None:
         self._release(request)
         if self._choices.chance(85):
             self._waiting.insert(0, request)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: DrawnRequest) -> None:
         self._release(request)
         self._prompts.remember(Text(tuple(request.tokens), None))
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: DrawnRequest) -> None:
         self._running.remove(request)
         request.computed, request.loading = 0, False
         self._perform(oplog.FreeOp(id=request.id))

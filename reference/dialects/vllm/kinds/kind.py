@@ -24,7 +24,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @dataclasses.dataclass
-class Row:
+class GroupRow:
     """Row of one request in one group.
 
     Attributes:
@@ -95,16 +95,16 @@ class Kind:
         self.hash_block_size = config.hash_block_size
         self.alignment = config.hash_block_size if config.partial_hits else config.scheduler_block_size
         self.eagle = False
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, GroupRow] = {}
         self.copies: list[tuple[int, int]] = []
         self.zeros: list[int] = []
         self.offers: list[Offer] = []
 
     # What a kind's own file overrides.
 
-    def new_row(self) -> Row:
+    def new_row(self) -> GroupRow:
         """An empty row."""
-        return Row()
+        return GroupRow()
 
     def check(self, alone: bool) -> None:
         """Refuses a configuration in which hits end where the kind cannot resume. `alone`: it is the only group.
@@ -132,7 +132,7 @@ class Kind:
         """Mask of the columns of `span` whose blocks are worth registering; None for all."""
         return None
 
-    def wanted(self, row: Row, span: range, boundaries: Sequence[int]) -> list[bool] | None:
+    def wanted(self, row: GroupRow, span: range, boundaries: Sequence[int]) -> list[bool] | None:
         """Mask of the columns of `span` that are registered now that they are looked at; None for all."""
         return self.mask(span, boundaries)
 
@@ -266,7 +266,7 @@ class Kind:
             zeros += blocks
         return blocks
 
-    def copy_on_write(self, row: Row, target: int) -> int:
+    def copy_on_write(self, row: GroupRow, target: int) -> int:
         """Put `target` in place of the row's shared block and queue the copy; the row's old reference goes to it."""
         assert row.partial is not None
         column, source = row.partial
@@ -276,7 +276,7 @@ class Kind:
         self.pool.refs[target] += 1
         return target
 
-    def row(self, id: str) -> Row:
+    def row(self, id: str) -> GroupRow:
         """The row of a request, which comes into being if it has none."""
         row = self.rows.get(id)
         if row is None:

@@ -16,7 +16,7 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.errors import EngineFailure
 from hkv.spec import Mamba
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position, checkpoint_possible
-from reference.dialects.vllm.kinds.kind import Demand, Kind, Row, ceil_div
+from reference.dialects.vllm.kinds.kind import Demand, GroupRow, Kind, ceil_div
 from reference.dialects.vllm.offers import Offer
 from reference.dialects.vllm.registration import register_partial
 from reference.dialects.vllm.request import Request
@@ -27,7 +27,7 @@ from reference.state.pool import NULL, Pool
 
 
 @dataclasses.dataclass
-class MambaRow(Row):
+class MambaRow(GroupRow):
     """A row of states, with what its owner remembers between steps.
 
     Attributes:
@@ -286,7 +286,7 @@ class MambaKind(Kind):
 
     # Registration.
 
-    def wanted(self, row: Row, span: range, boundaries: Sequence[int]) -> list[bool] | None:
+    def wanted(self, row: GroupRow, span: range, boundaries: Sequence[int]) -> list[bool] | None:
         assert isinstance(row, MambaRow)
         mask = self.mask(span, boundaries)
         other = row.standing | _begun_by(row)

@@ -21,9 +21,9 @@ from hkv.dialects.vllm.offload.config import (
 from hkv.errors import EngineFailure, OperationError
 from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
 from reference.dialects.vllm.offload.offers import Progress, offered_chunks
-from reference.dialects.vllm.offload.orders import Orders, Rows, Step, Transfer
+from reference.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
 from reference.dialects.vllm.offload.policies import Key
-from reference.dialects.vllm.offload.pool import ChunkPool, Context, Stored
+from reference.dialects.vllm.offload.pool import ChunkPool, Context, PreparedStore
 from reference.dialects.vllm.request import Request
 
 
@@ -109,7 +109,7 @@ class Connector:
         self.refused = 0
         self._number = 0
         self._fresh: set[int] = set()
-        self._loads: list[Transfer] = []
+        self._loads: list[TransferJob] = []
         self._flushed: set[int] = set()
         self._within: set[str] = set()
         self._budget = config.sync_tokens
@@ -188,7 +188,7 @@ class Connector:
             return
         state, within = self.requests[id], id in self._within
         end, keys = state.local + external, list[Key]()
-        transfer = Transfer(self._next(), id, [], [], [], [], within)
+        transfer = TransferJob(self._next(), id, [], [], [], [], within)
         for group, row in enumerate(rows):
             size, chunk = self.config.cache.block_size(group), self.config.chunk_tokens[group]
             last = -(-end // size)
@@ -279,7 +279,7 @@ class Connector:
                     if blocks[at] in self._fresh:
                         blocks[at] = 0
 
-    def _store_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]]) -> list[Transfer]:
+    def _store_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]]) -> list[TransferJob]:
         """Stores of recurrent states that are handed over, a job each."""
         found = []
         for id, entries in offers.items():
@@ -293,12 +293,12 @@ class Connector:
                 found += self._store_blocks(state, [self._prefix(state, group, length)], column, {group: block})
         return found
 
-    def _store_tails(self, step: Step) -> list[Transfer]:
+    def _store_tails(self, step: Step) -> list[TransferJob]:
         """Stores of the ends of prompts inside blocks, of all groups together, as recurrent states are handed over.
 
         With a draft's layers, only of requests that were loaded for: others leave their tail to the GPU's cache.
         """
-        size, groups, found = self.config.chunk_tokens[0], range(len(self.config.chunk_tokens)), list[Transfer]()
+        size, groups, found = self.config.chunk_tokens[0], range(len(self.config.chunk_tokens)), list[TransferJob]()
         proof = max(map(self.config.proof, groups))
         for id, entries in step.offers.items():
             handed = {group: block for group, block, length in entries if length % size}
@@ -331,7 +331,7 @@ class Connector:
 
     def _store_blocks(
         self, state: Offloaded, keys: list[Key], column: int, blocks: Mapping[int, int]
-    ) -> list[Transfer]:
+    ) -> list[TransferJob]:
         """The store of a block of each of some groups, fenced from the beginning; none if nothing is new or fits."""
         stored = self._take(state, keys)
         self.refused += stored is None
@@ -342,7 +342,7 @@ class Connector:
         for group in taken:
             sizes[group], starts[group] = 1, column
         read = [blocks[group] for group in taken]
-        transfer = Transfer(self._next(), state.request.id, stored.chunks, read, sizes, starts)
+        transfer = TransferJob(self._next(), state.request.id, stored.chunks, read, sizes, starts)
         self._begin_store(state, transfer.job, stored.keys, read, [])
         return [transfer]
 
@@ -368,7 +368,7 @@ class Connector:
             count = max(0, count - 1)
         return min(count, len(state.blocks[group]) // self.config.blocks_per_chunk, len(state.keys[group]))
 
-    def _store(self, state: Offloaded, scheduled: int) -> Transfer | None:
+    def _store(self, state: Offloaded, scheduled: int) -> TransferJob | None:
         """The store of one request in one step, all groups together; None if there is nothing to store, or no room."""
         request = state.request
         if state.aborted:
@@ -396,7 +396,7 @@ class Connector:
             return None
         return self._store_job(state, stored.keys, stored.chunks, ranges)
 
-    def _take(self, state: Offloaded, offered: list[Key]) -> Stored | None:
+    def _take(self, state: Offloaded, offered: list[Key]) -> PreparedStore | None:
         """Chunks for what a step offers; None where there is no room, and it is to be offered again."""
         bugs, context = self.config.bugs, state.context
         # A replay's own pool knows no room, and shows vLLM's ways with it, whatever the defects.
@@ -413,10 +413,10 @@ class Connector:
 
     def _store_job(
         self, state: Offloaded, keys: list[Key], chunks: list[int], ranges: Sequence[tuple[int, int]]
-    ) -> Transfer:
+    ) -> TransferJob:
         per_chunk, written = self.config.blocks_per_chunk, set(keys)
         transfer, read, read_late = (
-            Transfer(self._next(), state.request.id, chunks, [], [], []),
+            TransferJob(self._next(), state.request.id, chunks, [], [], []),
             list[int](),
             list[int](),
         )

@@ -9,7 +9,7 @@ Rows = Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass
-class Transfer:
+class TransferJob:
     """A job as a worker gets it. `sizes` and `starts` are of each group: number of blocks, and the column of the first.
 
     Attributes:
@@ -54,6 +54,6 @@ class Step:
 class Orders:
     """Orders to the workers of a step: loads, stores, which they begin with the next one, jobs to be finished first."""
 
-    loads: list[Transfer]
-    stores: list[Transfer]
+    loads: list[TransferJob]
+    stores: list[TransferJob]
     flushed: set[int]

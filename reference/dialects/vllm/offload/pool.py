@@ -14,7 +14,7 @@ from hkv.errors import OperationError
 from reference.dialects.vllm.offload.policies import POLICIES, Chunk, Key, Uses
 
 
-class Stored(NamedTuple):
+class PreparedStore(NamedTuple):
     """Answer to a store.
 
     Attributes:
@@ -100,7 +100,7 @@ class ChunkPool:
 
     # Stores.
 
-    def store(self, keys: Sequence[Key], request: Context, spared: Collection[Key] = ()) -> Stored | None:
+    def store(self, keys: Sequence[Key], request: Context, spared: Collection[Key] = ()) -> PreparedStore | None:
         """Takes chunks for those of a request's keys that are absent and worth it; None where there is no room.
 
         In any case offers are counted, and what is resident and ready counts as used. What is `spared` does
@@ -120,7 +120,7 @@ class ChunkPool:
         uses.missed.update(absent)
         self._note([key for key in keys if key in absent or key in ready], uses, ready)
         if not absent:
-            return Stored([], [], [])
+            return PreparedStore([], [], [])
         evicted = self._make_room(len(absent), [*keys, *spared])
         if evicted is None:
             return None
@@ -128,7 +128,7 @@ class ChunkPool:
         for key, chunk in zip(absent, chunks, strict=True):
             self.policy.insert(key, Chunk(chunk), uses)
         uses.inserted.update(absent)
-        return Stored(absent, chunks, evicted)
+        return PreparedStore(absent, chunks, evicted)
 
     def room(self, keys: Sequence[Key], spared: Collection[Key] = ()) -> int:
         """Chunks that are free, or can be made free without those of these keys."""

@@ -16,7 +16,7 @@ from hkv.errors import OperationError
 from reference.dialects.vllm.coordinator import Coordinator, cacheable_tokens
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import find_alone, find_together
-from reference.dialects.vllm.offload.orders import Orders, Rows, Step, Transfer
+from reference.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
 from reference.dialects.vllm.request import Request
 from reference.keys.views import Chain, block_keys
 from reference.state.pool import NULL, Pool
@@ -174,17 +174,17 @@ class SimpleConnector:
             stored.gpu += copies.gpu
             stored.tier += copies.tier
         self._ended = []
-        loads, stores = list[Transfer](), list[Transfer]()
+        loads, stores = list[TransferJob](), list[TransferJob]()
         if stored.gpu:
             number = self._next()
             self.jobs[number] = dataclasses.replace(stored, owners=owners)
             for id in owners:
                 self.requests[id].jobs.add(number)
-            stores.append(Transfer(number, "", stored.tier, stored.gpu, [], []))
+            stores.append(TransferJob(number, "", stored.tier, stored.gpu, [], []))
         for id, copies in self._ordered.items():
             number = self._loading[id] = self._next()
             self.jobs[number] = copies
-            loads.append(Transfer(number, id, copies.tier, copies.gpu, [], []))
+            loads.append(TransferJob(number, id, copies.tier, copies.gpu, [], []))
         self._ordered = {}
         return Orders(loads, stores, flushed)
 

@@ -18,7 +18,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.replay import dispatches
 from hkv.replay.agreement import Difference, compare_records
 from hkv.replay.dispatches import Sizes
-from hkv.replay.observed import Boundaries, Kind, Sampling
+from hkv.replay.observed import Boundaries, OccupancyKind, Sampling
 from hkv.replay.run import default_engine
 from hkv.replay.schedule import Arrival, Schedule
 from hkv.spec import Mamba, spec_from_text
@@ -209,7 +209,7 @@ def test_the_traffic_meets_every_outcome():
         seen["hits"] += sum(record.hit for record in records)
         seen["put_off"] += sum(outcome.recorder.steps.put_off)
         seen["evictions"] += outcome.evictions
-        for kind in Kind:
+        for kind in OccupancyKind:
             seen[kind] = seen.get(kind, 0) + int(outcome.occupancy.blocks[kind].sum())
         reasons |= {each.reason for record in records for each in record.miss_reasons}
     assert all(seen.values()), seen

@@ -19,7 +19,7 @@ from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
 
 
-class Node(enum.IntEnum):
+class ChunkNode(enum.IntEnum):
     """Words of a row of `nodes`, of a chunk; those of a request are `User`."""
 
     ENTRY = 0
@@ -40,7 +40,7 @@ class Node(enum.IntEnum):
 
 
 class User(enum.IntEnum):
-    """Words of a row of `nodes`, of a request; NUMBER, NEXT and PREVIOUS are as of `Node`."""
+    """Words of a row of `nodes`, of a request; NUMBER, NEXT and PREVIOUS are as of `ChunkNode`."""
 
     JOBS = 0
     """Its jobs that go on."""
@@ -55,7 +55,7 @@ class User(enum.IntEnum):
 NODE_WORDS = 8
 
 READ, LOADING = 1, 2
-"""Bits of `Node.BLOCK` of a chunk that can be read: it was read once; it is being loaded while others run."""
+"""Bits of `ChunkNode.BLOCK` of a chunk that can be read: it was read once; it is being loaded while others run."""
 
 NOT_OFFERED, NO_ROOM, EVICTED = 0, -2, -3
 """Values of `where` that say why there is no chunk; -1 is for offers too seldom, which the compiled tier has not."""
@@ -70,7 +70,7 @@ class Handed(enum.IntEnum):
     """1 plus the row of the job that reads it, where it may be handed out."""
 
 
-class Told(enum.IntEnum):
+class SlotWord(enum.IntEnum):
     """Words of a slot in `tables`."""
 
     END = 0
@@ -85,7 +85,7 @@ class Told(enum.IntEnum):
 
 
 LOADS, LOADED, SETTLED = 1, 2, 3
-"""Values of `Told.STATE`."""
+"""Values of `SlotWord.STATE`."""
 
 
 class ToldRow(enum.IntEnum):
@@ -176,13 +176,13 @@ class TierArrays(FlatArrays):
     """Flat arrays of a second tier besides those of a cache, a lane only.
 
     Attributes:
-      nodes: int32[(chunks + users + 2) * 8], `Node` of each chunk, `User` of each request, the list's ends, a spare.
+      nodes: int32[(chunks + users + 2) * 8], `ChunkNode` of chunks, `User` of requests, the list's ends, a spare.
       frees: int32[chunks + 1], a stack of chunks that came back.
       where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or the reason why it has no chunk.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
       handed: int32[2 * (blocks + 1)], `Handed` of each block.
       told: int32, shaped as `rows`: the step in which an entry was told.
-      tables: int32[(slots + 1) * (8 + 8 * groups)], `Told` and `ToldRow`.
+      tables: int32[(slots + 1) * (8 + 8 * groups)], `SlotWord` and `ToldRow`.
       jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
       lists: int32[slots + 1 + 2 * (users + 1)], slots whose loads go on, then requests that ended, with their slots.
       offers: int32[2 * (entries + 1)], entries and blocks of one offer.
@@ -285,13 +285,13 @@ class TierArrays(FlatArrays):
         """A node that is nobody's."""
         return self.ends + 1
 
-    def slot_word(self, slot: Scalar, word: Told) -> Scalar:
+    def slot_word(self, slot: Scalar, word: SlotWord) -> Scalar:
         """Index into `tables` of a word of a slot."""
         return slot * (SLOT_WORDS + ROW_WORDS * self.sizes.buckets.groups) + int(word)
 
     def told_word(self, slot: Scalar, group: Scalar, word: ToldRow) -> Scalar:
         """Index into `tables` of a word of a slot's row in a group."""
-        return self.slot_word(slot, Told.END) + SLOT_WORDS + group * ROW_WORDS + int(word)
+        return self.slot_word(slot, SlotWord.END) + SLOT_WORDS + group * ROW_WORDS + int(word)
 
     def job(self, number: Scalar, word: Job) -> Scalar:
         """Index into `jobs` of a word of a job."""

@@ -14,10 +14,10 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     LOADED,
     LOADING,
     LOADS,
-    Node,
+    ChunkNode,
+    SlotWord,
     TierField,
     TierNumber,
-    Told,
     ToldRow,
 )
 from hkv.dialects.vllm.rules.offload.pool import Prefix
@@ -102,7 +102,7 @@ def _of_group(
         key = v.read("chains", chain + place * scale)
         value = v.read("where", key * width + group)
         there = value > 0
-        readers = v.read("nodes", v.node(jnp.where(there, value - 1, v.spare_node), Node.READERS))
+        readers = v.read("nodes", v.node(jnp.where(there, value - 1, v.spare_node), ChunkNode.READERS))
         return there, there & (readers < 0)
 
     def forward(v: Any, local_: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
@@ -161,7 +161,10 @@ def _loading(
             key = u.read("chains", u.chain(slot) + (at[0] + 1) * scale - 1)
             value = u.read("where", key * width + group)
             node = jnp.where(value > 0, value - 1, u.spare_node)
-            readers, flags = u.read("nodes", u.node(node, Node.READERS)), u.read("nodes", u.node(node, Node.BLOCK))
+            readers, flags = (
+                u.read("nodes", u.node(node, ChunkNode.READERS)),
+                u.read("nodes", u.node(node, ChunkNode.BLOCK)),
+            )
             return u, (at[0] + 1, (value > 0) & (readers > 0) & (flags & LOADING != 0))
 
         v, (_, found) = loop(lambda c: (c[0] < stop) & ~c[1], one, v, (first, False), reads=READS)
@@ -253,7 +256,9 @@ def end_loads(w: Any, view: Any, step: Scalar, prefix_of: Any, request_of: Any) 
 
     def of_slot(v: Any, carried: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
         v, (slot,) = v.peek(carried[0] >= 0, "lists", carried[0])
-        v, (state, at) = v.peek(carried[0] >= 0, "tables", v.slot_word(slot, Told.STATE), v.slot_word(slot, Told.END))
+        v, (state, at) = v.peek(
+            carried[0] >= 0, "tables", v.slot_word(slot, SlotWord.STATE), v.slot_word(slot, SlotWord.END)
+        )
         done = (state == LOADS) & (at <= step)
         v, request = request_of(v, slot, done)
         prefix = prefix_of(request)
@@ -275,7 +280,7 @@ def end_loads(w: Any, view: Any, step: Scalar, prefix_of: Any, request_of: Any) 
 
         end_group = jnp.where(done, view.num_groups, 0)
         v, _ = loop(lambda c: c[0] < end_group, of_group, v, (0,), writes=("tables", "where", "nodes", "marks", "idle"))
-        v = v.write_if(done, "tables", LOADED, v.slot_word(slot, Told.STATE))
+        v = v.write_if(done, "tables", LOADED, v.slot_word(slot, SlotWord.STATE))
         return v.replace(loading=v.loading - done), (carried[0] + 1,)
 
     start = jnp.where(w.loading > 0, 0, w.held)

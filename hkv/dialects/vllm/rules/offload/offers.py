@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import pool
-from hkv.dialects.vllm.rules.offload.arrays import Handed, TierField, TierNumber, Told, ToldRow
+from hkv.dialects.vllm.rules.offload.arrays import Handed, SlotWord, TierField, TierNumber, ToldRow
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
@@ -86,7 +86,7 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
     groups = jnp.where(enabled, view.num_groups, 0)
     writes = ("rows", "requests", "tables", "handed", "told", *pool.FLUSH_WRITES)
     w, _ = loop(lambda c: c[0] < groups, of_group, w, (0,), writes=writes)
-    return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, Told.STEP))
+    return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, SlotWord.STEP))
 
 
 def collect(
@@ -100,7 +100,7 @@ def collect(
     width = w.sizes.buckets.groups
     prompt, shared_boundary, finished = about
     w = w.replace(stamp=w.stamp + enabled)
-    w, (told_step,) = w.peek(enabled, "tables", w.slot_word(slot, Told.STEP))
+    w, (told_step,) = w.peek(enabled, "tables", w.slot_word(slot, SlotWord.STEP))
 
     def of_group(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         group, count, idle = carried
@@ -211,4 +211,4 @@ def passed(w: Any, view: Any, slot: Scalar, tokens: Scalar, limit: Scalar, store
 
     groups = jnp.where(enabled, view.num_groups, 0)
     w, (_, nearest) = loop(lambda c: c[0] < groups, of_group, w, (0, ENDLESS), writes=("tables",))
-    return w.write_if(enabled, "tables", jnp.where(stored, nearest, 0), w.slot_word(slot, Told.OFFERS))
+    return w.write_if(enabled, "tables", jnp.where(stored, nearest, 0), w.slot_word(slot, SlotWord.OFFERS))

@@ -17,9 +17,9 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     LOADING,
     NO_ROOM,
     READ,
+    ChunkNode,
     Handed,
     Job,
-    Node,
     TierField,
     TierNumber,
     TierView,
@@ -41,7 +41,7 @@ class Prefix(NamedTuple):
 
 def number_of(w: Any, enabled: Scalar, request: Scalar) -> tuple[Any, Scalar]:
     """The number of a request, which it is given with the first chunk that it uses."""
-    words = w.node(w.user(request), Node.NUMBER), w.node(w.ends, Node.PREVIOUS)
+    words = w.node(w.user(request), ChunkNode.NUMBER), w.node(w.ends, ChunkNode.PREVIOUS)
     w, (number, tail) = w.peek(enabled, "nodes", *words)
     return _numbered(w, enabled, request, number, tail)
 
@@ -50,11 +50,11 @@ def _numbered(w: Any, enabled: Scalar, request: Scalar, number: Scalar, tail: Sc
     """`number_of` where its number so far and the list's last node are known."""
     user, new = w.user(request), enabled & (number == 0)
     w = w.replace(last=w.last + new)
-    w = w.write_if(new, "nodes", w.last, w.node(user, Node.NUMBER))
-    w = w.write_if(new, "nodes", user, w.node(tail, Node.NEXT))
-    w = w.write_if(new, "nodes", tail, w.node(user, Node.PREVIOUS))
-    w = w.write_if(new, "nodes", w.ends, w.node(user, Node.NEXT))
-    w = w.write_if(new, "nodes", user, w.node(w.ends, Node.PREVIOUS))
+    w = w.write_if(new, "nodes", w.last, w.node(user, ChunkNode.NUMBER))
+    w = w.write_if(new, "nodes", user, w.node(tail, ChunkNode.NEXT))
+    w = w.write_if(new, "nodes", tail, w.node(user, ChunkNode.PREVIOUS))
+    w = w.write_if(new, "nodes", w.ends, w.node(user, ChunkNode.NEXT))
+    w = w.write_if(new, "nodes", user, w.node(w.ends, ChunkNode.PREVIOUS))
     return w, jnp.where(new, w.last, number)
 
 
@@ -75,8 +75,19 @@ def use(
     """
     user, bit, place = w.user(of.request), jnp.left_shift(jnp.int32(1), group), of.start + unit
     node = jnp.where(enabled, chunk, w.spare_node)
-    words = (Node.READERS, Node.NUMBER, Node.NEXT, Node.PREVIOUS, Node.OWNER, Node.LINK, Node.BLOCK)
-    places = [w.node(node, word) for word in words] + [w.node(user, Node.NUMBER), w.node(w.ends, Node.PREVIOUS)]
+    words = (
+        ChunkNode.READERS,
+        ChunkNode.NUMBER,
+        ChunkNode.NEXT,
+        ChunkNode.PREVIOUS,
+        ChunkNode.OWNER,
+        ChunkNode.LINK,
+        ChunkNode.BLOCK,
+    )
+    places = [w.node(node, word) for word in words] + [
+        w.node(user, ChunkNode.NUMBER),
+        w.node(w.ends, ChunkNode.PREVIOUS),
+    ]
     w, (state, before, after, previous, owner, link, flags, number, tail, seen) = w.peek_each(
         enabled, *(("nodes", each) for each in places), ("marks", place)
     )
@@ -94,21 +105,21 @@ def use(
         w = unlink(w, moved & (owner == 0), previous, after)
         # From one request to another: a request's own number is never above itself.
         w = w.write_if(moved, "nodes", own + now, mine)
-        w = w.write_if(moved, "nodes", number, w.node(node, Node.NUMBER))
-        w = w.write_if(moved, "nodes", of.request + 1, w.node(node, Node.OWNER))
+        w = w.write_if(moved, "nodes", number, w.node(node, ChunkNode.NUMBER))
+        w = w.write_if(moved, "nodes", of.request + 1, w.node(node, ChunkNode.OWNER))
         w = w.write_if(first, "marks", seen | bit, place)
     w = w.write_if(owned, "nodes", theirs + jnp.where(moved, 0, now.astype(jnp.int32)) - was, old)
-    w = w.write_if(ready, "nodes", state + readers, w.node(node, Node.READERS))
-    w = w.write_if(ready, "nodes", jnp.where(readers == 0, w.stamp, link), w.node(node, Node.LINK))
+    w = w.write_if(ready, "nodes", state + readers, w.node(node, ChunkNode.READERS))
+    w = w.write_if(ready, "nodes", jnp.where(readers == 0, w.stamp, link), w.node(node, ChunkNode.LINK))
     turned = jnp.where(readers > 0, flags | (READ | LOADING), jnp.where(readers < 0, flags & ~LOADING, flags))
-    w = w.write_if(ready, "nodes", turned, w.node(node, Node.BLOCK))
+    w = w.write_if(ready, "nodes", turned, w.node(node, ChunkNode.BLOCK))
     return w.replace(idle=w.idle + now - was), was, flags & READ != 0
 
 
 def unlink(w: Any, enabled: Scalar, previous: Scalar, after: Scalar) -> Any:
     """Takes the node between two others out of the list, if `enabled`."""
-    w = w.write_if(enabled, "nodes", after, w.node(previous, Node.NEXT))
-    return w.write_if(enabled, "nodes", previous, w.node(after, Node.PREVIOUS))
+    w = w.write_if(enabled, "nodes", after, w.node(previous, ChunkNode.NEXT))
+    return w.write_if(enabled, "nodes", previous, w.node(after, ChunkNode.PREVIOUS))
 
 
 # Stores: chunks for what was collected in `offers`.
@@ -160,8 +171,8 @@ def insert(
         v = v.write("where", chunk + 1, entry)
         window = tier.group(remainder(entry, jnp.int32(groups)), TierField.WINDOW) > 0
         fenced = window | late
-        words = {Node.ENTRY: entry, Node.READERS: -1, Node.NUMBER: number, Node.OWNER: request + 1}
-        for word, value in {**words, Node.LINK: chain, Node.BLOCK: jnp.where(fenced, block, -block)}.items():
+        words = {ChunkNode.ENTRY: entry, ChunkNode.READERS: -1, ChunkNode.NUMBER: number, ChunkNode.OWNER: request + 1}
+        for word, value in {**words, ChunkNode.LINK: chain, ChunkNode.BLOCK: jnp.where(fenced, block, -block)}.items():
             v = v.write("nodes", value, v.node(chunk, word))
         v = v.write("handed", job, jnp.where(fenced, v.handed_word(block, Handed.FENCE), spare))
         asked = late & ~window
@@ -195,7 +206,8 @@ def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> A
     def run(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         node, left, unused, _ = local
         entry, readers, link, after = (
-            v.read("nodes", v.node(node, word)) for word in (Node.ENTRY, Node.READERS, Node.LINK, Node.NEXT)
+            v.read("nodes", v.node(node, word))
+            for word in (ChunkNode.ENTRY, ChunkNode.READERS, ChunkNode.LINK, ChunkNode.NEXT)
         )
         leaves = (node < chunks) & (readers == 0) & (link != stamp)
         v = v.write("where", EVICTED, jnp.where(leaves, entry, v.where.shape[0] - 1))
@@ -213,18 +225,20 @@ def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> A
             writes=("where", "frees"),
         )
         v = v.replace(unused=unused)
-        v = v.write("nodes", node, v.node(before, Node.NEXT)).write("nodes", before, v.node(node, Node.PREVIOUS))
+        v = v.write("nodes", node, v.node(before, ChunkNode.NEXT)).write(
+            "nodes", before, v.node(node, ChunkNode.PREVIOUS)
+        )
         stays = left > 0
         # A chunk that stays for now, or a request, which stands for the chunks that it used last.
         request = jnp.where(stays & (node >= chunks) & (node < v.ends), node - chunks, v.room.users - 1)
-        v, (after, theirs) = v.peek(stays, "nodes", v.node(node, Node.NEXT), v.node(v.user(request), User.IDLE))
+        v, (after, theirs) = v.peek(stays, "nodes", v.node(node, ChunkNode.NEXT), v.node(v.user(request), User.IDLE))
         asked = jnp.where(request < v.room.users - 1, jnp.minimum(left, theirs), 0)
         v, found = _evict_of(v, view, prefix_of(request), asked)
         v = v.write_if(found > 0, "nodes", theirs - found, v.node(v.user(request), User.IDLE))
         left = jnp.where(node == v.ends, 0, left - found)
         return v, (node, after, left)
 
-    w, (first,) = w.peek(count > 0, "nodes", w.node(w.ends, Node.NEXT))
+    w, (first,) = w.peek(count > 0, "nodes", w.node(w.ends, ChunkNode.NEXT))
     w, _ = loop(
         lambda c: c[2] > 0, body, w, (w.ends, first, count), writes=("nodes", "where", "frees", "marks", "unused")
     )
@@ -244,7 +258,9 @@ def _evict_of(w: Any, view: Any, prefix: Prefix, count: Scalar) -> tuple[Any, Sc
         entry = view.trace_key(prefix.start + unit) * width + group
         value = jnp.where(marked != 0, v.read("where", entry), 0)
         node = jnp.where(value > 0, value - 1, v.spare_node)
-        readers, owner, link = (v.read("nodes", v.node(node, word)) for word in (Node.READERS, Node.OWNER, Node.LINK))
+        readers, owner, link = (
+            v.read("nodes", v.node(node, word)) for word in (ChunkNode.READERS, ChunkNode.OWNER, ChunkNode.LINK)
+        )
         leaves = (value > 0) & (readers == 0) & (owner == prefix.request + 1) & (link != stamp)
         v = v.write("frees", node, jnp.where(leaves, unused, v.frees.shape[0] - 1))
         gone = jnp.where(leaves, entry, v.where.shape[0] - 1)
@@ -265,17 +281,17 @@ END_WRITES = ("nodes", "where", "marks", "last")
 def end(w: Any, view: Any, prefix: Prefix, enabled: Scalar) -> Any:
     """All chunks that a request has used, and that are there, go to the end of the list; it leaves the list itself."""
     width, user, spare = w.sizes.buckets.groups, w.user(prefix.request), w.spare_node
-    words = (Node.NUMBER, Node.NEXT, Node.PREVIOUS)
+    words = (ChunkNode.NUMBER, ChunkNode.NEXT, ChunkNode.PREVIOUS)
     w, (number, after, previous) = w.peek(enabled, "nodes", *(w.node(user, word) for word in words))
     enabled = enabled & (number > 0)
     w = unlink(w, enabled, previous, after)
     w = w.write_if(enabled, "nodes", 0, w.node(user, User.IDLE))
-    w, (tail,) = w.peek(enabled, "nodes", w.node(w.ends, Node.PREVIOUS))
+    w, (tail,) = w.peek(enabled, "nodes", w.node(w.ends, ChunkNode.PREVIOUS))
 
     def append(v: Any, chunk: Scalar, before: Scalar, number: Scalar) -> Any:
-        for word, value in ((Node.NUMBER, number), (Node.PREVIOUS, before), (Node.OWNER, 0)):
+        for word, value in ((ChunkNode.NUMBER, number), (ChunkNode.PREVIOUS, before), (ChunkNode.OWNER, 0)):
             v = v.write("nodes", value, v.node(chunk, word))
-        return v.write("nodes", chunk, v.node(jnp.where(chunk == spare, spare, before), Node.NEXT))
+        return v.write("nodes", chunk, v.node(jnp.where(chunk == spare, spare, before), ChunkNode.NEXT))
 
     def own(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         unit, mask, tail, number, chunk, before, _, _ = local
@@ -288,7 +304,7 @@ def end(w: Any, view: Any, prefix: Prefix, enabled: Scalar) -> Any:
         value = v.read("where", entry)
         there = (bits != 0) & (value > 0)
         node = jnp.where(there, value - 1, spare)
-        mine = there & (v.read("nodes", v.node(node, Node.OWNER)) == prefix.request + 1)
+        mine = there & (v.read("nodes", v.node(node, ChunkNode.OWNER)) == prefix.request + 1)
         done = (bits & mask) == 0
         unit, mask = jnp.where(done, unit - 1, unit), jnp.where(done, -1, mask)
         found, last = jnp.where(mine, node, spare), jnp.where(mine, node, tail)
@@ -303,7 +319,7 @@ def end(w: Any, view: Any, prefix: Prefix, enabled: Scalar) -> Any:
         # One that others used, or that ended requests did: taken out of the list, or off its request.
         v, (value,) = v.peek(stopped, "where", entry)
         node = jnp.where(stopped, value - 1, spare)
-        words = (Node.READERS, Node.OWNER, Node.NEXT, Node.PREVIOUS)
+        words = (ChunkNode.READERS, ChunkNode.OWNER, ChunkNode.NEXT, ChunkNode.PREVIOUS)
         v, (readers, owner, after, previous) = v.peek(stopped, "nodes", *(v.node(node, word) for word in words))
         listed = stopped & (owner == 0)
         last = listed & (node == tail)
@@ -318,8 +334,8 @@ def end(w: Any, view: Any, prefix: Prefix, enabled: Scalar) -> Any:
 
     start = (jnp.where(enabled, prefix.units - 1, -1), -1, tail, w.last)
     w, (_, _, tail, number) = loop(lambda c: c[0] >= 0, body, w, start, writes=("nodes", "where", "marks"))
-    w = w.write_if(enabled, "nodes", w.ends, w.node(tail, Node.NEXT))
-    w = w.write_if(enabled, "nodes", tail, w.node(w.ends, Node.PREVIOUS))
+    w = w.write_if(enabled, "nodes", w.ends, w.node(tail, ChunkNode.NEXT))
+    w = w.write_if(enabled, "nodes", tail, w.node(w.ends, ChunkNode.PREVIOUS))
     return w.replace(last=number)
 
 
@@ -337,11 +353,13 @@ def report(w: Any, job: Scalar, enabled: Scalar) -> Any:
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         link, chunk, fence, count, owned = local
-        v = v.write("nodes", 0, v.node(chunk, Node.READERS))
-        v = v.write("nodes", 0, v.node(chunk, Node.LINK)).write("nodes", 0, v.node(chunk, Node.BLOCK))
+        v = v.write("nodes", 0, v.node(chunk, ChunkNode.READERS))
+        v = v.write("nodes", 0, v.node(chunk, ChunkNode.LINK)).write("nodes", 0, v.node(chunk, ChunkNode.BLOCK))
         v = v.write("handed", 0, fence)
         chunk = link - 1
-        link, block, owner = (v.read("nodes", v.node(chunk, word)) for word in (Node.LINK, Node.BLOCK, Node.OWNER))
+        link, block, owner = (
+            v.read("nodes", v.node(chunk, word)) for word in (ChunkNode.LINK, ChunkNode.BLOCK, ChunkNode.OWNER)
+        )
         # Of a block that no job fences, that of the null block is read, which is always at hand.
         place = v.handed_word(jnp.maximum(block, 0), Handed.FENCE)
         fence = jnp.where(v.read("handed", place) == mine, place, spare_fence)
@@ -349,7 +367,7 @@ def report(w: Any, job: Scalar, enabled: Scalar) -> Any:
 
     start = (jnp.where(enabled, first, 0), w.spare_node, spare_fence, 0, 0)
     w, (_, chunk, fence, count, owned) = loop(lambda c: c[0] > 0, body, w, start, writes=("nodes", "handed"))
-    for word in (Node.READERS, Node.LINK, Node.BLOCK):
+    for word in (ChunkNode.READERS, ChunkNode.LINK, ChunkNode.BLOCK):
         w = w.write("nodes", 0, w.node(chunk, word))
     w = w.write("handed", 0, fence)
     user = w.user(jnp.where(enabled, request, w.room.users - 1))
@@ -413,14 +431,14 @@ def fence(w: Any, request: Scalar, enabled: Scalar) -> Any:
 
         def body(u: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
             link, chunk, block = local
-            u = u.write("nodes", block, u.node(chunk, Node.BLOCK))
+            u = u.write("nodes", block, u.node(chunk, ChunkNode.BLOCK))
             chunk = link - 1
-            block = jnp.abs(u.read("nodes", u.node(chunk, Node.BLOCK)))
+            block = jnp.abs(u.read("nodes", u.node(chunk, ChunkNode.BLOCK)))
             u = u.write("handed", row, u.handed_word(block, Handed.FENCE))
-            return u, (u.read("nodes", u.node(chunk, Node.LINK)), chunk, block)
+            return u, (u.read("nodes", u.node(chunk, ChunkNode.LINK)), chunk, block)
 
         start = (first, v.spare_node, 0)
         v, (_, chunk, block) = loop(lambda c: c[0] > 0, body, v, start, writes=("nodes", "handed"))
-        return v.write("nodes", block, v.node(chunk, Node.BLOCK))
+        return v.write("nodes", block, v.node(chunk, ChunkNode.BLOCK))
 
     return each_job(w, request, enabled, one, ("nodes", "handed"))
