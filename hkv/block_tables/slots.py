@@ -242,7 +242,7 @@ def slot_mapping(
     rows: jax.Array,
     positions: jax.Array,
 ) -> tuple[Slots, Dropped]:
-    """The slot of each token on this rank (vLLM 0.33 `SlotMapping`).
+    """The slot of each token on this rank (vLLM 0.33 `ComputeSlotMappingKernel`).
 
     Args:
       geometry: of the group.

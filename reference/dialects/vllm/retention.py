@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def replay_boundaries(num_prompt: int, scheduler_block_size: int, drops: bool) -> tuple[int, ...]:
-    """Lengths, in tokens, at which a repeated prompt would resume (vLLM 0.33 `_get_replay_boundaries`).
+    """Lengths, in tokens, at which a repeated prompt would resume (vLLM 0.33 `replay_boundaries`).
 
     Its last token is always computed again. With the EAGLE drop a hit loses one more scheduler block, counted from the
     prompt without and with its last token.

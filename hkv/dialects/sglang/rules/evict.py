@@ -75,6 +75,7 @@ def evict(work: RadixWorkspace, view: SGLangView, present: Scalar, wanted: Wante
         node = jnp.where(follows, stranded, jnp.where(stage == FULL, leaf, cursor))
         w, words = w.peek(~none, "nodes", *(w.node(node, field) for field in _ASKED))
         flags, parent, start, end, live, *locks, newer, state_newer = words
+        # `locks` are the window's and the state's. Leaves are in the bitmap only while nobody locks them.
         held = (stage != FULL) & (jnp.where(stage == WINDOW, *locks) > 0) & ~follows
         # What is held is passed over before it is asked whether there is enough.
         over = none | (done & ~held)
@@ -83,7 +84,7 @@ def evict(work: RadixWorkspace, view: SGLangView, present: Scalar, wanted: Wante
         window = goes & (whole | (stage == WINDOW)) & (live != 0)
         w, had_state = shed(w, view, goes, node, end - start, (whole, window))
         w, stranded = _stranded(w, view, whole, parent - 1)
-        # A walk begins at the old end of the order as it is when the stage before it is over.
+        # The next stage, of the window's pages, then of states, begins at the old end of its ring as it is by then.
         w, oldest = w.peek(over, "nodes", *(w.node(0, ring[0]) for ring in (WINDOW_RING, STATE_RING)))
         tokens = (end - start) * view.page
         freed = (jnp.where(whole, tokens, 0), jnp.where(window, tokens, 0), had_state)

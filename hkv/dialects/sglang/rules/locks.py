@@ -38,6 +38,7 @@ def lock(work: RadixWorkspace, view: SGLangView, present: Scalar, node: Scalar) 
     root."""
     window = view.whole(Field.WINDOW)
 
+    # Links are 1 plus a node, and the root is node 0, which nobody locks: a walk ends there.
     def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
         at, covered, kept = local
         w, words = w.peek(at > 0, "nodes", *(w.node(at, field) for field in _WORDS))

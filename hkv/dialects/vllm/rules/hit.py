@@ -120,6 +120,7 @@ def longest_hit(
         search = _search(view, group, query)
         whole = search._replace(drop=search.drop & ~fine)
         w, right, right_first = finders.forward(w, view, *_from_the_left(query, whole), ~again & whole.looks_right)
+        # Without all of its sinks a group resumes nowhere beyond those that it has, whatever run there is further on.
         near = query._replace(limit=jnp.where(right < whole.sinks, jnp.minimum(right, query.limit), query.limit))
         w, left, left_first = finders.backward(w, view, near, whole, ~again & ~fine & search.backward)
         fails = ~again & ~fine & _beyond_the_keys(view, query, search, once, keys, right)

@@ -103,6 +103,9 @@ def _group(
         # An entry of the table: the key's line and the group's column.
         return block, why, w.read("chains", chain + i * scale) * groups + column
 
+    # Enters what the trip before found: a trip writes `table` and `keys` before it reads them, so that XLA can update
+    # them in place (`hkv.state.loops`, rule 1). A value of the table is 8 times a block, or the reason why there is no
+    # block, which is negative.
     def settle(w: Workspace, entry: Scalar, value: Scalar) -> Workspace:
         w = w.write("table", value, w.entry(entry))
         block = jnp.maximum(value, 0) >> 3
@@ -128,6 +131,7 @@ def _group(
 
         def stretch(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
             i, late, failed = local
+            # The last trip, after all whole blocks: what is due inside a block, whose event vLLM publishes last.
             late = late & (i >= full)
             # Within a stretch the answer to "is it retained?" depends on the phase alone; it ends where that changes.
             inside, until = kept.stretch(i, full)
@@ -141,6 +145,7 @@ def _group(
                 reads=("rows", "chains"),
                 writes=("table", "keys", "events", "num_events"),
             )
+            # The entry that ended the stretch was counted, but not entered.
             w, i = settle(w, entry, value), i - stopped
             w, (block, why, entry) = peek(
                 stopped,
@@ -222,6 +227,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     wanted = wanted & (block != 0)
     work = unwritten.note_blocks(work, view, slot, group, index, index + (wanted & ~snapshot))
     entry = key * groups + column
+    # The word of a key that ends inside the block is 1 plus its entry; that of the whole block's has flags as well.
     work, (held,) = work.peek(wanted, "keys", work.key(block, part))
     known = jnp.where(part == 0, key_table.entry_of(held), held - 1) == entry
     work, highest = key_table.highest_part(work, wanted, block)
@@ -229,9 +235,12 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     again = view.whole(CacheField.TAILS_AGAIN) != 0
     covered = wanted & snapshot & (highest == part) & known & ~again
     wanted, fresh = wanted & ~covered, wanted & ~known & ~covered
+    # A block that is filled up loses the key by which less of it was known.
     less = (highest > 0) & ((part == 0) | (highest < part))
+    # The last column of a key's line is the step that registers its state: hits wait for the next (`unwritten`).
     work = work.write_if(wanted & snapshot, "table", work.steps, work.entry(key * groups + groups - 1))
-    # A state that is registered inside its block is copied before its owner goes on (`Row.PARTIAL`).
+    # A state that is registered inside its block is copied before its owner goes on (`Row.PARTIAL`), and its entry is
+    # looked at again once the block is full. An allocation has the copy to make, and so is no no-op.
     place = jnp.where(wanted & snapshot & (part != 0), slot, work.spare_slot)
     work = work.set_row(place, group, Row.PARTIAL, index + 1).set_row(place, group, Row.CACHED, index)
     drops = fresh & (less | (highest == part))

@@ -42,16 +42,18 @@ def give_back(
         sinks = view.group(group, GroupField.SINKS)
         begin = jnp.where(everything, rows.start(view, group, first), jnp.maximum(first, sinks))
         w = free_queue.release(w, w.row(slot, group) + begin, jnp.where(everything, length, retired) - begin)
+        # Entries before `Row.FIRST` need not be written null (`rows.start`), but between sinks and a window they do.
         w = rows.null(w, slot, group, begin, jnp.where((sinks > 0) & ~everything, retired, begin))
         w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
         w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
-        # The block that was to be copied went with the window: there is nothing to copy any more.
+        # `Row.PARTIAL` is 1 plus an entry: where that is behind the window now, there is nothing to copy any more.
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
-        left = jnp.where(everything, slot, w.spare_slot)
         w = export.leave(w, view, slot, group, follows)
-        w = w.set_row(left, group, Row.STANDING, 0)
-        return w.set_row(left, group, Row.CACHED, 0)
+        # After `leave`, which may set it: a row that is empty has no states that others wait for.
+        emptied = jnp.where(everything, slot, w.spare_slot)
+        w = w.set_row(emptied, group, Row.STANDING, 0)
+        return w.set_row(emptied, group, Row.CACHED, 0)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     return fori_loop(0, groups, body, work, writes=WRITES)
@@ -143,7 +145,7 @@ def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Work
 def expected_ends(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Scalar) -> tuple[Scalar, ...]:
     """Ends of the retained blocks, for each length from which somebody is expected to resume.
 
-    A repeated prompt computes its last token again (vLLM 0.33 `_get_replay_boundaries`). Under the EAGLE drop its hit
+    A repeated prompt computes its last token again (vLLM 0.33 `replay_boundaries`). Under the EAGLE drop its hit
     loses a scheduler block more, counted from the prompt without and with its last token; and a hit at a shared
     boundary loses a block in the groups under the drop. Elementwise.
     """
@@ -155,6 +157,7 @@ def expected_ends(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Sca
         return jnp.maximum(divide(length, unit) - 1, 0) * unit
 
     def end(length: Scalar) -> Scalar:
+        # SHIFT is 1 in a window under the EAGLE drop: the block that the hit drops has to be there, too.
         whole = divide(divide(jnp.maximum(length, 0), rounded) * rounded, block) + view.group(group, GroupField.SHIFT)
         return jnp.where(length >= 0, whole, 0)
 
@@ -162,8 +165,8 @@ def expected_ends(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Sca
     known = shared_boundary > 0
     eagle = known & (view.group(group, GroupField.EAGLE) != 0) & (view.whole(CacheField.BELOW_SHARED_BOUNDARIES) != 0)
     return (
-        end(jnp.where(drops, replayed(last), last)),
-        end(jnp.where(drops, replayed(prompt), last)),
-        end(jnp.where(known, shared_boundary, -1)),
-        end(jnp.where(eagle, shared_boundary - block, -1)),
+        end(jnp.where(drops, replayed(last), last)),  # a resend of the prompt
+        end(jnp.where(drops, replayed(prompt), last)),  # a longer prompt that begins with it
+        end(jnp.where(known, shared_boundary, -1)),  # another prompt branches off where others did
+        end(jnp.where(eagle, shared_boundary - block, -1)),  # it does so right there, and drops the block before
     )
