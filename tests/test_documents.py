@@ -38,7 +38,7 @@ def test_the_delta_of_a_dialect_differs_where_its_rule_does(tmp_path: pathlib.Pa
 
 PAGES = sorted(path.stem for path in DOCS.glob("*.md") if "```python\n" in path.read_text())
 MESH = "\n## Several devices\n"
-"""What stands above the part of `docs/serving.md` whose code wants a mesh."""
+"""Heading of the part of `docs/serving.md` whose code wants a mesh."""
 
 ELSEWHERE = {
     "serving": ("tests/slow/serving/test_tiers.py", "tests/slow/sharding/on_eight_devices/test_resharding.py"),
