@@ -270,7 +270,7 @@ def test_what_operators_see_is_in_the_json(monkeypatch, capsys, trace) -> None:
         (["--dialect", HYBRID, "--groups", "full:4,mamba:8", "--num-blocks", "9"], "a block for each cache key"),
         (["--dialect", POOLS, "--groups", "full:4,mamba:4", "--num-blocks", "9,9,9"], "one number a pool"),
         (["--dialect", HYBRID, "--groups", "full:4,mamba:4", "--num-blocks", "1"], "num-blocks"),
-        (["--groups", "full:4", "--num-blocks", "9,9"], "vLLM has one pool"),
+        (["--groups", "full:4", "--num-blocks", "9,9"], "vLLM having one pool"),
         (["--groups", "full:4", "--num-blocks", "9", "--prefix-tree"], "--prefix-tree is not for --dialect vllm-0.33"),
         (
             ["--groups", "full:4", "--num-blocks", "9", "--linear-step", "2"],
