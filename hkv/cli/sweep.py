@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.html import html_field, write_data
 from hkv.cli.options import command_of
-from hkv.cli.output_option import OutputPath, Reported, plot_field, table, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, console, plot_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
@@ -119,13 +118,13 @@ def _shown(row: sweep.Row) -> str:
 
 def _print(found: list[dict[str, Any]]) -> None:
     """A table for each line, and what follows from it."""
-    console = Console()
+    out = console()
     for answer in found:
-        console.print(_table(answer))
+        out.print(_table(answer))
         if answer["resolved"]:
-            console.print(f"as {answer['resolved']}", highlight=False)
+            out.print(f"as {answer['resolved']}", highlight=False)
         for sentence in _sentences(answer):
-            console.print(sentence, highlight=False)
+            out.print(sentence, highlight=False)
 
 
 def _table(answer: Mapping[str, Any]) -> Table:
