@@ -23,7 +23,7 @@ UNUSED = ("torchvision", "compressed_tensors")
 """Packages that SGLang imports on the way to its cache, which uses nothing of them."""
 
 ROWS, ROW_TOKENS = 64, 1 << 14
-"""Requests that run at a time, and tokens of each."""
+"""Requests that run at a time, and the most tokens of each."""
 
 
 class _AbsentClass(type):
@@ -115,7 +115,8 @@ class RowTable(HybridReqToTokenPool):
         self.enable_mamba_extra_buffer = config.tracked
         self.enable_mamba_extra_buffer_lazy = False
         self.req_index_to_mamba_ping_pong_track_buffer_mapping = torch.zeros((ROWS, 2), dtype=torch.int64)
-        self.req_to_token = torch.zeros((ROWS, ROW_TOKENS), dtype=torch.int64)
+        # No row is longer than the pool, and seeds of a comparison have small ones: collected late, they add up.
+        self.req_to_token = torch.zeros((ROWS, min(ROW_TOKENS, config.num_slots[0])), dtype=torch.int64)
         self._free = list(range(ROWS))
 
     def write(self, place: Any, slots: torch.Tensor) -> None:
