@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HKVError(ValueError):
     """Base of every error HKV raises about its input.
@@ -17,6 +19,10 @@ class HKVError(ValueError):
         self.value = value
         self.expected = expected
         super().__init__(f"{argument} = {_shorten(value)}: expected {expected}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets it as it is: what `__init__` makes of its arguments is made already."""
+        return BaseException.__new__, (type(self), *self.args), vars(self)
 
 
 class SpecError(HKVError):

@@ -136,14 +136,12 @@ def main() -> None:
     """Runs the command line; an error of the user's input becomes one line on stderr and exit status 2."""
     native_loops.enable()
     gc.set_threshold(100_000, 20, 20)  # a trace and JAX are many objects that stay, and no cycles that matter
-    interruption, caller = Interruption(), os.getpid()
+    interruption = Interruption()
     status = INTERRUPTED
     with contextlib.suppress(KeyboardInterrupt), interruption.watched():  # it may come while the last line is written
         status = run(sys.argv[1:], interruption, _own_output())
     if status == INTERRUPTED:
         interruption.leave()
-    if os.getpid() != caller:  # a child that a command forked: whoever called goes on in the parent alone
-        os._exit(status)
     sys.exit(status)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -21,10 +19,10 @@ from hkv.errors import ConfigError
 from hkv.foreign import is_library
 from hkv.testing.kernels.call import ARGUMENTS
 from hkv.testing.kernels.cases import DTYPES, FEATURES, FORMATS, OPERATIONS, Supports
-from hkv.testing.kernels.judge import Verdict, case_bytes, check, read_case, repeat
+from hkv.testing.kernels.judge import Kept, Verdict, case_bytes, check, read_case, repeat
 from hkv.testing.kernels.placement import CONTENTS, FAMILIES
-from hkv.testing.kernels.targets import Target, not_asked_names, target_of
-from hkv.testing.kernels.watching import Watched
+from hkv.testing.kernels.targets import Performing, Target, not_asked_names, target_of
+from hkv.testing.kernels.watching import watched
 
 CASE_FILE = "kernel-case.json"
 
@@ -68,35 +66,26 @@ def command(given: _CheckKernelOptions) -> int | None:
         write_json(given.json_path, _names())
         return None
     said = None if given.case is None else read_case(files.read_whole(given.case), given.case)
-    watched = _watched(given)
-    if watched is not None and not watched.is_child:
-        outcome = watched.wait()
-        return outcome if isinstance(outcome, int) else _report(given, *outcome)
-    performing = {} if watched is None else {"performing": watched.performing}
     if said is not None:
         refuse_given(("draws", "seed", "operation"), "none: the case has its own")
-        target = dataclasses.replace(_target(given, given.target or said.target, said.supports), **performing)
-        return _report(given, target, repeat(target, said.case))
-    if given.target is None:
+    if (name := given.target or (said and said.target)) is None:
         raise ConfigError("TARGET", "", "a kernel, or a case of one with --case")
-    target = dataclasses.replace(_target(given, given.target, {}), **performing)
-    with progress_bar("checking", given.draws) as advance:
-        verdict = check(target, given.draws, given.seed, advance)
-    return _report(given, target, verdict)
+    with progress_bar("checking", 1 if said else given.draws) as advance:
+        if is_library(name.rpartition(":")[0]):  # its functions have a process already
+            outcome = _outcome(lambda target, case: None, advance, given, name, said)
+        else:
+            outcome = watched(name, given.timeout, _outcome, given, name, said, advance=advance)
+    return _report(given, *outcome)
 
 
-def _watched(given: _CheckKernelOptions) -> Watched | None:
-    """A process for the run; None for C functions, which have one, and where this process cannot have a child.
-
-    JAX's threads would not be in a child, and what it prints must reach this process's output.
-    """
-    library = given.target is not None and is_library(given.target.rpartition(":")[0])
-    try:
-        for stream in (sys.stdout, sys.stderr):
-            stream.fileno()
-    except OSError:  # a text in memory, which a child would fill for itself alone
-        return None
-    return None if library or "jax" in sys.modules or not hasattr(os, "fork") else Watched(given.timeout)
+def _outcome(
+    performing: Performing, advance: Callable[[], None], given: _CheckKernelOptions, name: str, said: Kept | None
+) -> tuple[Target, Verdict]:
+    """The kernel, and what is to be said of it."""
+    target = dataclasses.replace(_target(given, name, said.supports if said else {}), performing=performing)
+    if said is not None:
+        return target, repeat(target, said.case)
+    return target, check(target, given.draws, given.seed, advance)
 
 
 def _report(given: _CheckKernelOptions, target: Target, verdict: Verdict) -> int:

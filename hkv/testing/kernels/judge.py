@@ -102,7 +102,7 @@ def perform(target: Target, case: Case) -> Finding | None:
         target.run(call)
     except Unavailable:
         raise
-    except Exception as raised:  # whatever a kernel raises is its failure, told with the case
+    except (Exception, SystemExit) as raised:  # whatever a kernel raises is its failure, told with the case
         error = f"{type(raised).__name__}: {str(raised).splitlines()[0] if str(raised) else ''}".rstrip(": ")
     wanted, got = definition.expected(call).changes(call.before), call.memory.changes(call.before)
     if case.operation == "attention" and not error:

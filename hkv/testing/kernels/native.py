@@ -24,6 +24,9 @@ from hkv.foreign import library_function
 PATIENCE = 60.0
 """Seconds that a call may take, unless a command says otherwise."""
 
+PARENT_DEATH = 1
+"""Linux's `PR_SET_PDEATHSIG`."""
+
 CODES = {
     "int8": 0, "int16": 0, "int32": 0, "int64": 0, "uint8": 1, "uint16": 1, "uint32": 1, "uint64": 1, "float16": 2,
     "float32": 2, "float64": 2, "bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12, "float8_e8m0fnu": 14,
@@ -45,6 +48,12 @@ class KernelHung(KernelDied):
 def ended(status: int) -> str:
     """The end of a process in words, by its status as `subprocess` has it."""
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def end_with_parent() -> None:
+    """Has Linux end this process when the one that started it ends, however: nobody else would end a loop in it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
 
 
 class DLTensor(ctypes.Structure):
@@ -70,7 +79,7 @@ class Worker:
     Args:
       library: path of the library.
       symbol: name of the function.
-      seconds: time that a call may take.
+      seconds: time that a call may take, beside the start of the process.
 
     Raises:
       ConfigError: there is no such file or symbol.
@@ -84,7 +93,7 @@ class Worker:
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._ask({})
+            self._start()
         except KernelDied as error:
             raise ConfigError("TARGET", f"{library}:{symbol}", f"a library with that function: {error}") from None
 
@@ -94,7 +103,9 @@ class Worker:
 
         told = [_told(value) for value in arguments]
         request = {"file": f"/proc/{os.getpid()}/fd/{memory.file}", "size": memory.size, "arguments": told}
-        status = self._ask(request)["status"]
+        if self._process is None:
+            self._start()
+        status = self._ask(request, self._seconds)["status"]
         if status:
             raise Unavailable(f"the function returned {status}")
 
@@ -111,13 +122,11 @@ class Worker:
         if getattr(self, "_process", None) is not None:
             self.close()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
         os.write(self._requests, json.dumps(request).encode() + b"\n")
-        ready, _, _ = select.select([self._answers], [], [], self._seconds)
+        ready, _, _ = select.select([self._answers], [], [], seconds)
         answer = os.read(self._answers, 1 << 16) if ready else b""
         if answer:
             found = json.loads(answer)
@@ -126,7 +135,7 @@ class Worker:
             return found
         if not ready:
             self.close()
-            raise KernelHung(self._seconds)
+            raise KernelHung(seconds)
         status = process.wait()
         self.close()
         raise KernelDied(ended(status))
@@ -138,6 +147,7 @@ class Worker:
         self._process = subprocess.Popen(command, pass_fds=(inward, outward), stdin=subprocess.DEVNULL)
         os.close(inward)
         os.close(outward)
+        self._ask({}, PATIENCE)  # the start of an interpreter is no part of a call
 
 
 def _told(value: Any) -> Any:
@@ -156,6 +166,7 @@ def _told(value: Any) -> Any:
 
 def _serve(library: str, symbol: str, inward: int, outward: int) -> None:
     """Answers requests until the pipe is closed."""
+    end_with_parent()
     error, function = "", None
     try:
         function = library_function("TARGET", f"{library}:{symbol}")

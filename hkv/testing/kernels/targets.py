@@ -59,6 +59,9 @@ def kernel(operation: str, **supports: Any) -> Callable[[Function], Function]:
     return made
 
 
+Performing = Callable[["Target", Case | None], None]
+
+
 @dataclasses.dataclass
 class Target:
     """A kernel, ready to be called.
@@ -81,7 +84,7 @@ class Target:
     function: Callable[..., Any] | None = None
     worker: Worker | None = None
     device: str = ""
-    performing: Callable[[Target, Case | None], None] = lambda target, case: None
+    performing: Performing = lambda target, case: None
 
     def run(self, call: Call) -> None:
         """Performs a case on its memory.
@@ -96,16 +99,16 @@ class Target:
             self.worker.call(call.memory, [arguments[name] for name in self.wanted])
             return
         assert self.function is not None
-        arrays = _ARRAYS[self.supports.arrays](call.memory.array, self.device)
-        given = {name: _converted(value, arrays.array) for name, value in arguments.items()}
         self.performing(self, call.case)
         try:
+            arrays = _ARRAYS[self.supports.arrays](call.memory.array, self.device)
+            given = {name: _converted(value, arrays.array) for name, value in arguments.items()}
             self._keep(call, arguments, self.function(**given))
+            arrays.finish()  # waits for a device, on which a kernel may still be at work
         except NotImplementedError as refusal:
             raise Unavailable(str(refusal).split("\n")[0] or "not implemented") from None
         finally:
             self.performing(self, None)
-        arrays.finish()
 
     def _chosen(self, call: Call) -> dict[str, Any]:
         """The arguments that the kernel asks for, caches in the order of its axes."""

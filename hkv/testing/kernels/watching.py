@@ -1,99 +1,126 @@
 """Kernels that never come back: a run of checks in a process of its own, watched from outside.
 
-A process cannot stop a loop in its own native code, nor tell its own segmentation fault. So a command forks once,
-before anything of the kernel is loaded: the child goes on with the run and leaves in memory that both have which case
-is being performed; the parent waits, and ends it where a case takes too long. One process for a run, not for a case.
+A process cannot stop a loop in its own native code, nor tell its own segmentation fault. So a run has a process, which
+says on a pipe which case it begins and when that is over, and in the end what it found. Whoever started it ends it
+where a case takes too long. One process for a run, not for a case.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
+import contextlib
+import multiprocessing
 import os
-import select
 import signal
-import struct
 import sys
-import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection
+from typing import Any
 
 import numpy as np
 
+from hkv.errors import ConfigError, HKVError
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import Case, Supports
 from hkv.testing.kernels.judge import Failure, Finding, Verdict, case_bytes, read_case, telling_of
-from hkv.testing.kernels.native import KernelDied, KernelHung, ended
+from hkv.testing.kernels.native import KernelDied, KernelHung, end_with_parent, ended
 from hkv.testing.kernels.targets import Target
 
-HEADER = struct.Struct("qqd")
-"""Cases begun, bytes of the one that is being performed or 0, and when it began."""
+Outcome = tuple[Target, Verdict]
+Run = Callable[..., Outcome]
+"""Called with what is to be told of each case, a function to call after each, and the arguments of `watched`."""
 
-SIZE = 1 << 20
-"""Bytes of the memory: a case has at most 4096 ids of each kind."""
-
-
-PARENT_DEATH = 1
-"""Linux's `PR_SET_PDEATHSIG`: a child that hangs must not outlive whoever would end it."""
+FAREWELL = 5.0
+"""Seconds that a process has to end by itself once it gave its result."""
 
 
-class Watched:
-    """A child of this process in which kernels run; the constructor returns in both.
+def watched(
+    name: str, seconds: float, run: Run, *arguments: Any, advance: Callable[[], None] = lambda: None
+) -> Outcome:
+    """What `run` returns or raises in a process of its own, or the failure that it cannot tell itself.
+
+    The process is a fork, which costs nothing, only where no library with threads is loaded, which a fork would lack.
 
     Args:
+      name: of the kernel.
       seconds: time that one case may take.
+      run: a function of a module.
+      arguments: those of `run` after the first two; whatever can be pickled.
+      advance: called after each case that was asked.
 
-    Attributes:
-      is_child: true in the child, which goes on.
+    Raises:
+      ConfigError: the process ended where no case was performed.
+      Exception: whatever `run` raised.
     """
+    forks = hasattr(os, "fork") and not {"jax", "torch"} & sys.modules.keys()
+    context = multiprocessing.get_context("fork" if forks else "spawn")
+    reader, writer = context.Pipe(duplex=False)
+    process: Any = context.Process(target=_child, args=(writer, run, arguments))  # type: ignore[attr-defined]
+    process.start()
+    writer.close()
+    performed, asked = b"", 0
+    try:
+        while True:
+            kind, content = _heard(reader, process, seconds if performed else None)
+            match kind:
+                case "performs":
+                    performed = content
+                case "asked":
+                    asked += 1
+                    advance()
+                case "raised":
+                    raise content
+                case "found":
+                    process.join(FAREWELL)
+                    supports, verdict = content
+                    return Target(name, supports, ()), verdict
+    except KernelDied as error:
+        if not performed:
+            raise ConfigError("TARGET", name, f"a kernel that can be loaded: its process {error}") from None
+        return _failure(performed, asked, error)
+    finally:
+        process.kill()
+        process.join()
+        reader.close()
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._memory = mmap.mmap(-1, SIZE)
-        self._alive, held = os.pipe()
-        self._begun = 0
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._child = os.fork()
-        self.is_child = self._child == 0
-        os.close(self._alive if self.is_child else held)  # the parent sees the end of the pipe when the child ends
-        if self.is_child:
-            ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
-        else:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child reports what it found so far, and ends
 
-    def performing(self, target: Target, case: Case | None) -> None:
-        """Says in the child which case begins; None after it."""
-        text = b"" if case is None else case_bytes(target, case)
-        self._begun += case is not None
-        self._memory[HEADER.size : HEADER.size + len(text)] = text
-        self._memory[: HEADER.size] = HEADER.pack(self._begun, len(text), time.monotonic())
+def _heard(reader: Any, process: Any, seconds: float | None) -> tuple[str, Any]:
+    """The next that the process says; KernelDied where it ended, KernelHung where it is silent for too long."""
+    ready = connection.wait([reader, process.sentinel], seconds)
+    if not ready:
+        assert seconds is not None
+        raise KernelHung(seconds)
+    with contextlib.suppress(EOFError):
+        if reader in ready or reader.poll():
+            return reader.recv()
+    process.join()
+    raise KernelDied(ended(process.exitcode))
 
-    def wait(self) -> int | tuple[Target, Verdict]:
-        """Exit status of the child, or the kernel and the failure that the child cannot tell itself."""
-        while not select.select([self._alive], [], [], self._left())[0]:
-            if self._left() <= 0:
-                os.kill(self._child, signal.SIGKILL)
-                os.waitpid(self._child, 0)
-                return self._failure(KernelHung(self._seconds))
-        status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-        if status < 0 and self._header()[1]:
-            return self._failure(KernelDied(ended(status)))
-        return status if status >= 0 else 128 - status
 
-    def _header(self) -> tuple[int, int, float]:
-        return HEADER.unpack(self._memory[: HEADER.size])
+def _child(writer: Any, run: Run, arguments: tuple[Any, ...]) -> None:
+    end_with_parent()
+    signal.set_wakeup_fd(-1)  # a fork has its parent's, who hears of an interrupt itself
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def _left(self) -> float:
-        """Seconds that the case which is being performed still has; all of them between two cases."""
-        _, length, began = self._header()
-        return max(0.0, began + self._seconds - time.monotonic()) if length else self._seconds
+    def performing(target: Target, case: Case | None) -> None:
+        writer.send(("performs", b"" if case is None else case_bytes(target, case)))
 
-    def _failure(self, error: KernelDied) -> tuple[Target, Verdict]:
-        """The failure of the case that is being performed."""
-        asked, length, _ = self._header()
-        kept = read_case(self._memory[HEADER.size : HEADER.size + length], "the case that was performed")
-        none = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        finding = Finding(Call(kept.case), none, none, f"{type(error).__name__}: {error}")
-        text = f"{telling_of(finding)}\n1 of {asked} cases failed"
-        failure = Failure(finding.kinds[0], text, kept.case, 1, asked)
-        target = Target(kept.target, Supports(**kept.supports), ())
-        return target, Verdict(kept.target, kept.case.operation, asked, {}, {}, failure)
+    try:
+        target, verdict = run(performing, lambda: writer.send(("asked", None)), *arguments)
+        writer.send(("found", (target.supports, verdict)))
+    except Exception as error:
+        if not isinstance(error, HKVError):
+            error.add_note(f"in the process of the kernel: {traceback.format_exc()}")
+        with contextlib.suppress(BrokenPipeError):
+            writer.send(("raised", error))
+
+
+def _failure(performed: bytes, asked: int, error: KernelDied) -> Outcome:
+    """The failure of the case that is being performed."""
+    kept = read_case(performed, "the case that was performed")
+    none = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+    finding = Finding(Call(kept.case), none, none, f"{type(error).__name__}: {error}")
+    text = f"{telling_of(finding)}\nit was case {asked + 1}, and ended the run"
+    failure = Failure(finding.kinds[0], text, kept.case, 1, asked + 1)
+    verdict = Verdict(kept.target, kept.case.operation, asked + 1, {}, {}, failure)
+    return Target(kept.target, Supports(**kept.supports), ()), verdict

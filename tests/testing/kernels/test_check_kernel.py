@@ -138,25 +138,60 @@ def test_a_c_function_is_called_in_a_process_of_its_own(library: pathlib.Path) -
     assert "only with far blocks" in failure.text.split("\n")[0]
 
 
-def test_a_function_that_never_returns_is_a_failure_of_the_case(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "spin.c").write_text("int write(void) { for (volatile int i = 0;; i++); }")
-    (tmp_path / "spin.py").write_text(
+HUNG = "the kernel did not return within 0.5 s\ncase: write"
+DIED = "memory outside of all arrays is touched, or worse: the kernel ended by SIGSEGV\ncase: write"
+ENDLESS = {"./spin.so:write": HUNG, "spin.py:write": HUNG, "spin.py:native": HUNG, "spin.py:die": DIED}
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with kernels that never return, or end their process."""
+    folder = tmp_path_factory.mktemp("endless")
+    (folder / "spin.c").write_text("int write(void) { for (volatile int i = 0;; i++); }")
+    (folder / "spin.py").write_text(
+        "import ctypes, os\n"
         "def write(key, value, key_cache, value_cache, slot_mapping):\n    while len(slot_mapping) > 1: pass\n"
-        "def die(key, value, key_cache, value_cache, slot_mapping):\n    import ctypes; ctypes.string_at(0)\n"
+        "def native(key, value, key_cache, value_cache, slot_mapping):\n    ctypes.PyDLL('./spin.so').write()\n"
+        "def die(key, value, key_cache, value_cache, slot_mapping):\n    ctypes.string_at(0)\n"
+        "def leave(key, value, key_cache, value_cache, slot_mapping):\n    raise SystemExit(0)\n"
     )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "spin.so", "spin.c"], check=True, cwd=tmp_path)
-    for name, says in (
-        ("./spin.so:write", "the kernel did not return within 0.5 s\ncase: write"),
-        ("spin.py:write", "the kernel did not return within 0.5 s\ncase: write"),
-        ("spin.py:die", "memory outside of all arrays is touched, or worse: the kernel ended by SIGSEGV\ncase: write"),
-    ):
-        command = [sys.executable, "-m", "hkv", "check-kernel", name, "--operation", "write", "--timeout", "0.5"]
-        told = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
-        )
-        assert (told.returncode, told.stdout[: len(says)]) == (1, says), told
-        assert read_case((tmp_path / "kernel-case.json").read_bytes(), "case").target == name
-        (tmp_path / "kernel-case.json").unlink()
+    (folder / "abort.py").write_text("import os; os.abort()")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "spin.so", "spin.c"], check=True, cwd=folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", list(ENDLESS))
+def test_a_function_that_never_returns_is_a_failure_of_the_case(endless: pathlib.Path, name: str) -> None:
+    command = [sys.executable, "-m", "hkv", "check-kernel", name, "--operation", "write", "--timeout", "0.5"]
+    told = subprocess.run(
+        command, capture_output=True, text=True, cwd=endless, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert (told.returncode, told.stdout[: len(ENDLESS[name])]) == (1, ENDLESS[name]), told
+    assert read_case((endless / "kernel-case.json").read_bytes(), "case").target == name
+
+
+@pytest.mark.parametrize("name", list(ENDLESS))
+def test_the_same_from_a_process_with_threads(
+    endless: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax")  # whose threads a fork would lack; output is in memory, too
+    monkeypatch.chdir(endless)
+    told = CliRunner().invoke(cli, ["check-kernel", name, "--operation", "write", "--timeout", "0.5"])
+    assert (told.exit_code, told.output[: len(ENDLESS[name])]) == (1, ENDLESS[name]), told
+    again = CliRunner().invoke(cli, ["check-kernel", "--case", "kernel-case.json", "--timeout", "0.5"])
+    assert (again.exit_code, again.output[: len(ENDLESS[name])]) == (1, ENDLESS[name]), again
+
+
+def test_what_ends_or_fails_elsewhere_is_told_here(endless: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(endless)
+    told = CliRunner().invoke(cli, ["check-kernel", "abort.py:write", "--operation", "write"])
+    assert isinstance(told.exception, ConfigError)
+    assert "a kernel that can be loaded: its process ended by SIGABRT" in str(told.exception)
+    told = CliRunner().invoke(cli, ["check-kernel", "spin.py:write"])
+    assert isinstance(told.exception, ConfigError)
+    assert told.exception.argument == "operation"
+    told = CliRunner().invoke(cli, ["check-kernel", "spin.py:leave", "--operation", "write"])
+    assert told.output.startswith("the kernel raises SystemExit: 0\n"), told
 
 
 def test_a_library_that_is_none_is_refused(library: pathlib.Path, tmp_path: pathlib.Path) -> None:
