@@ -143,7 +143,8 @@ def _print(target: Target, verdict: Verdict, saved: str | None) -> None:
             click.echo(f"saved: hkv check-kernel --case {shlex.quote(saved)} repeats the case")
         return
     cases = "1 case" if verdict.asked == 1 else f"{verdict.asked} cases"
-    click.echo(f"{target.name}: {verdict.operation} as defined, byte for byte, in {cases}")
+    how = "within rounding" if verdict.operation == "attention" else "byte for byte"
+    click.echo(f"{target.name}: {verdict.operation} as defined, {how}, in {cases}")
     rows = [(kind, name, count) for kind, names in _asked(verdict).items() for name, count in names.items()]
     console().print(table("asked||>cases", rows, box=None, pad_edge=False))
     if left := list(_not_asked(target, verdict)):

@@ -314,10 +314,12 @@ class Call:
         return [(self.pool + start, length) for start, length in runs]
 
     def _fill_requests(self) -> None:
-        """NaN everywhere in the pool, and numbers in the slots that requests own."""
+        """NaN or large numbers everywhere in the pool, and small ones in the slots that requests own."""
         case, pool = self.case, self.memory.array[self.pool : self.end]
         placement: Any = self.placement
         pool[:] = 0xFF
+        if not case.poison:
+            pool[:] = np.resize((64 * self._normal((997,), case.dtype)).view(np.uint8), pool.size)
         for row, length in zip(case.tables, case.lengths, strict=True):
             positions = range(length)
             blocks = [row[position // case.block_size] or -1 for position in positions]

@@ -38,6 +38,7 @@ FEATURES = MappingProxyType(
         "far blocks": "blocks behind more than 2^31 elements of a pool",
         "overlapping copies": "blocks that are a source and a target",
         "repeated ids": "ids twice in a list of blocks to zero",
+        "NaN in free slots": "slots of no request, and those behind a request's last token, hold NaN, not numbers",
         "window": "queries that see only so many tokens, with null blocks below them",
         "skip": "leading blocks of an object that are not moved",
     }
@@ -68,6 +69,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       lengths: tokens of each request, the new ones included.
       query_heads: query heads for each head.
       window: tokens that a query sees, 0 for all.
+      poison: NaN is in the slots that no query may read, else numbers.
       objects: chunks.
       skip: leading ids that are not moved.
       seed: of all contents.
@@ -98,6 +100,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lengths: tuple[int, ...] = ()
     query_heads: int = 1
     window: int = 0
+    poison: bool = True
     objects: int = 0
     skip: int = 0
     seed: int = 0
@@ -208,6 +211,15 @@ class Supports:
             found.append(case.dtype)
         return tuple(found)
 
+    def lists_sizes_of(self, case: Case) -> bool:
+        """True if a case has sizes that the kernel lists, where it lists any; latents have one head all the same."""
+        listed = (
+            *((self.head_sizes, size) for size in (case.key_size, case.value_size)),
+            (self.block_sizes, case.block_size),
+            (self.heads if case.content != "latent" else (), case.heads),
+        )
+        return all(not sizes or size in sizes for sizes, size in listed)
+
 
 FORMATS = tuple(form.name for form in EngineKVFormat if TRAITS[form].kernel)
 """Names of the chunk formats."""
@@ -233,6 +245,7 @@ def features_of(case: Case) -> tuple[str, ...]:
         "far blocks": is_far(case) and highest >= case.blocks - 9,
         "overlapping copies": bool(set(case.table) & set(case.targets)) and case.operation == "copy_blocks",
         "repeated ids": case.operation == "zero" and len(set(case.table)) < len(case.table),
+        "NaN in free slots": case.operation == "attention" and case.poison,
         "window": case.window > 0,
         "skip": case.skip > 0,
     }

@@ -89,9 +89,9 @@ def _with_requests(choices: Choices, case: Case) -> Case:
     queries = tuple(choices.pick((1, min(2, length), length)) for length in lengths)
     needed = sum(-(-length // case.block_size) for length in lengths)
     window = choices.integer(1, max(lengths)) if choices.chance(40) else 0
-    grouped = choices.pick((1, 2, 3))
+    grouped, poison = choices.pick((1, 2, 3)), choices.chance(70)
     return msgspec.structs.replace(
-        case, lengths=lengths, queries=queries, blocks=needed + 2, window=window, query_heads=grouped
+        case, lengths=lengths, queries=queries, blocks=needed + 2, window=window, query_heads=grouped, poison=poison
     )
 
 

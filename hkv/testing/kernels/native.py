@@ -12,10 +12,11 @@ import json
 import mmap
 import os
 import pathlib
-import select
 import signal
 import subprocess
 import sys
+import time
+from multiprocessing import connection
 from typing import Any
 
 from hkv.errors import ConfigError
@@ -23,6 +24,12 @@ from hkv.foreign import library_function
 
 PATIENCE = 60.0
 """Seconds that a call may take, unless a command says otherwise."""
+
+MEMORY = 4 << 30
+"""Bytes that a kernel's process may have: a case has kilobytes, or a pool of which next to nothing exists."""
+
+GLANCE = 0.1
+"""Seconds between two looks at what a process has."""
 
 PARENT_DEATH = 1
 """Linux's `PR_SET_PDEATHSIG`."""
@@ -50,10 +57,41 @@ def ended(status: int) -> str:
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
+class KernelGrew(KernelDied):
+    """The function took more than `MEMORY`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"took more than {MEMORY >> 30} GiB of memory")
+
+
 def end_with_parent() -> None:
     """Has Linux end this process when the one that started it ends, however: nobody else would end a loop in it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
+
+
+def ready_of(waited: list[Any], process: int, seconds: float) -> list[Any]:
+    """Those of `waited` that can be read, within so many seconds of a case that a process performs.
+
+    Raises:
+      KernelHung: none can.
+      KernelGrew: the process takes too much memory.
+    """
+    end = time.monotonic() + seconds
+    while not (ready := connection.wait(waited, min(GLANCE, max(0.0, end - time.monotonic())))):
+        if time.monotonic() >= end:
+            raise KernelHung(seconds)
+        if _resident(process) > MEMORY:
+            raise KernelGrew
+    return ready
+
+
+def _resident(process: int) -> int:
+    """Bytes of memory that a process has, as Linux tells it; else 0."""
+    try:
+        return int(pathlib.Path(f"/proc/{process}/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except (OSError, IndexError):
+        return 0
 
 
 class DLTensor(ctypes.Structure):
@@ -126,16 +164,16 @@ class Worker:
         process = self._process
         assert process is not None
         os.write(self._requests, json.dumps(request).encode() + b"\n")
-        ready, _, _ = select.select([self._answers], [], [], seconds)
-        answer = os.read(self._answers, 1 << 16) if ready else b""
-        if answer:
+        try:
+            ready_of([self._answers], process.pid, seconds)
+        except KernelDied:
+            self.close()
+            raise
+        if answer := os.read(self._answers, 1 << 16):
             found = json.loads(answer)
             if "error" in found:
                 raise KernelDied(found["error"])
             return found
-        if not ready:
-            self.close()
-            raise KernelHung(seconds)
         status = process.wait()
         self.close()
         raise KernelDied(ended(status))

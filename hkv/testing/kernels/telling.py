@@ -50,6 +50,7 @@ def kinds(call: Call, wanted: Changes, got: Changes, error: str) -> list[str]:
 
 RAISES = "the kernel raises"
 HANGS = "the kernel did not return"
+GROWS = "all of a pool of more than 2^31 elements is read or copied"
 STRAYS = "memory outside of all arrays is touched, or worse"
 
 
@@ -59,14 +60,16 @@ def is_error(kind: str) -> bool:
 
 
 def hangs(kind: str) -> bool:
-    """True if a kind says that the kernel did not return: each further try takes as long."""
-    return kind.startswith(HANGS)
+    """True if a kind says that the kernel did not return, or takes all memory: each further try takes as long."""
+    return kind.startswith((HANGS, GROWS))
 
 
 def _error(error: str) -> str:
     name, _, said = error.partition(": ")
     if name == "KernelHung":
         return f"the kernel {said}"
+    if name == "KernelGrew":
+        return f"{GROWS} ('lacks=far blocks' leaves them out): the kernel {said}"
     if name == "KernelDied":
         return f"{STRAYS}: the kernel {said}"
     return "the result has another shape" if name == "KernelResultError" else f"{RAISES} {name}"
@@ -176,7 +179,7 @@ def told(kind: str, call: Call, wanted: Changes, got: Changes, error: str) -> st
     if error:
         lines = [
             kind
-            if error.startswith(("KernelDied", "KernelHung"))
+            if error.startswith(("KernelDied", "KernelHung", "KernelGrew"))
             else f"{kind}: {error.partition(': ')[2] or 'no message'}"
         ]
     elif case.operation in CHUNKED:

@@ -23,7 +23,7 @@ from hkv.errors import ConfigError, HKVError
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import Case, Supports
 from hkv.testing.kernels.judge import Failure, Finding, Verdict, case_bytes, read_case, telling_of
-from hkv.testing.kernels.native import KernelDied, KernelHung, end_with_parent, ended
+from hkv.testing.kernels.native import KernelDied, end_with_parent, ended, ready_of
 from hkv.testing.kernels.targets import Target
 
 Outcome = tuple[Target, Verdict]
@@ -85,11 +85,9 @@ def watched(
 
 
 def _heard(reader: Any, process: Any, seconds: float | None) -> tuple[str, Any]:
-    """The next that the process says; KernelDied where it ended, KernelHung where it is silent for too long."""
-    ready = connection.wait([reader, process.sentinel], seconds)
-    if not ready:
-        assert seconds is not None
-        raise KernelHung(seconds)
+    """The next that the process says; KernelDied where it ended, or as `ready_of`."""
+    waited = [reader, process.sentinel]
+    ready = connection.wait(waited) if seconds is None else ready_of(waited, process.pid, seconds)
     with contextlib.suppress(EOFError):
         if reader in ready or reader.poll():
             return reader.recv()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
@@ -22,7 +23,17 @@ from hkv.layout.block_layout import Layout
 from hkv.layout.views.numpy import view
 from hkv.spec import FullAttention
 from hkv.testing import strategies
-from hkv.testing.kernels import assert_viewed_as, assert_writes_like, check, judge, kernel, place, repeat, target_of
+from hkv.testing.kernels import (
+    assert_viewed_as,
+    assert_writes_like,
+    check,
+    judge,
+    kernel,
+    native,
+    place,
+    repeat,
+    target_of,
+)
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import FEATURES, Supports, features_of
 from hkv.testing.kernels.definition import expected
@@ -182,6 +193,18 @@ def test_the_same_from_a_process_with_threads(
     assert (again.exit_code, again.output[: len(ENDLESS[name])]) == (1, ENDLESS[name]), again
 
 
+def test_a_function_that_takes_all_memory_is_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "MEMORY", 1 << 29)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "copies.py").write_text(
+        "def write(key, value, key_cache, value_cache, slot_mapping):\n"
+        "    held = b'x' * (1 << 30)\n    while held: pass\n"
+    )
+    told = CliRunner().invoke(cli, ["check-kernel", "copies.py:write", "--operation", "write"])
+    assert told.exit_code == 1, told
+    assert told.output.startswith("all of a pool of more than 2^31 elements is read or copied"), told.output
+
+
 def test_what_ends_or_fails_elsewhere_is_told_here(endless: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(endless)
     told = CliRunner().invoke(cli, ["check-kernel", "abort.py:write", "--operation", "write"])
@@ -254,6 +277,15 @@ def ends_with_its_input_changed(key, value, key_cache, value_cache, slot_mapping
     key[:] = 0
 
 
+def reads_behind_the_end(query, key_cache, value_cache, kernel_block_table, cu_q_lens, kv_lens, scale):
+    """Adds nothing of the slots behind the last token, but of each of them zero times its value."""
+    found = right.attention(query, key_cache, value_cache, kernel_block_table, cu_q_lens, kv_lens, scale, None)
+    for row, (start, end) in enumerate(itertools.pairwise(cu_q_lens.tolist())):
+        last = kernel_block_table[row, (int(kv_lens[row]) - 1) // key_cache.shape[1]]
+        found[start:end] += 0 * value_cache[last].astype(np.float32).sum()
+    return found
+
+
 def writes_beyond(key, value, key_cache, value_cache, slot_mapping, buffer):
     right.write(key, value, key_cache, value_cache, slot_mapping)
     buffer[-1] ^= 1
@@ -287,6 +319,7 @@ def rounds_to_zero(key, value, key_cache, value_cache, slot_mapping, k_scale=1.0
         (ends_with_its_input_changed, "", {}, "an input is changed: key"),
         (writes_beyond, "write", {}, "bytes outside of all arrays are written"),
         (overwrites_a_state, "write", {}, "slots that no token or block of the call has are overwritten"),
+        (reads_behind_the_end, "attention", {}, "slots that hold nothing for the query are read (NaN)"),
         (returns_too_little, "gather", {}, "the result has another shape"),
         (rounds_to_zero, "write", {"dtypes": ("float8_e4m3fn",)}, "numbers are rounded differently"),
     ],
@@ -295,6 +328,23 @@ def test_what_wrong_elements_have_in_common_is_told(function, operation: str, op
     failure = check(target_of(function, operation, **({"lacks": ("far blocks",)} | options)), 300).failure
     assert failure is not None
     assert failure.text.startswith(says), failure.text
+
+
+def test_numbers_in_free_slots_are_asked_alone() -> None:
+    lacks = ("NaN in free slots", "window")
+    assert check(target_of(reads_behind_the_end, "attention", lacks=lacks), 60).failure is None
+    failure = check(target_of(reads_behind_the_end, "attention", lacks=("window",)), 60).failure
+    assert failure is not None
+    assert failure.case.poison
+
+
+def test_a_case_is_not_made_smaller_than_a_kernel_takes() -> None:
+    sizes = {"head_sizes": (6, 8), "heads": (2,), "block_sizes": (4,), "contents": ("keys and values",)}
+    failure = check(target_of(PLANTED["padded_slots_written"].kernel, "write", **sizes)).failure
+    assert failure is not None
+    case = failure.case
+    assert (case.heads, case.block_size) == (2, 4)
+    assert {case.key_size, case.value_size} <= {6, 8}
 
 
 def test_a_kernel_that_supports_nothing_is_no_success() -> None:

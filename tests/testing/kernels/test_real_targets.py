@@ -1,12 +1,15 @@
-"""Kernels of vLLM, SGLang, transformers and LMCache held to the definition; examples/kernels calls them."""
+"""Kernels of engines, of JAX and of HKV held to the definition; examples/kernels calls them."""
 
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
+import msgspec
 import pytest
 
-from hkv.testing.kernels import check, target_of
+from hkv.testing.kernels import check, repeat, target_of
+from hkv.testing.kernels.cases import Case
 
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples" / "kernels"
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "check-kernel.md"
@@ -53,6 +56,34 @@ def test_transfers_of_lmcache(name: str) -> None:
     verdict = judged(f"lmcache_transfer.py:{name}")
     assert verdict.failure is None
     assert {"offset", "skip"} <= set(verdict.features)
+
+
+@pytest.mark.parametrize("operation", ["write", "gather", "scatter", "copy_blocks", "zero"])
+def test_kernels_of_hkv(operation: str) -> None:
+    verdict = judged(f"hkv_implementations.py:pallas_triton.{operation}", draws=20)
+    assert verdict.failure is None
+    assert verdict.features["missing ids"] > 0
+
+
+@pytest.mark.parametrize("name", ["ref_ragged_paged_attention", "paged_attention"])
+def test_attention_of_jax(name: str) -> None:
+    assert judged(f"jax_attention.py:{name}", draws=20).failure is None
+
+
+def test_jax_s_kernel_for_gpus_multiplies_what_is_behind_the_end() -> None:
+    target = target_of(f"{EXAMPLES}/jax_attention.py:paged_attention", lacks=("window", "two sizes"))
+    sizes: dict[str, Any] = {"block_size": 3, "heads": 1, "key_size": 8, "value_size": 8, "blocks": 2}
+    case = Case(operation="attention", dtype="float32", tables=((1,),), queries=(1,), lengths=(2,), **sizes)
+    failure = repeat(target, case).failure
+    assert failure is not None
+    assert failure.kind == "slots that hold nothing for the query are read (NaN)"
+    assert repeat(target, msgspec.structs.replace(case, poison=False)).failure is None
+
+
+@pytest.mark.tokamax
+@pytest.mark.parametrize("name", ["write", "attention"])
+def test_tokamax(name: str) -> None:
+    assert judged(f"tokamax_writer.py:{name}").failure is None
 
 
 @pytest.mark.parametrize("name", ["torch_writer.py", "c_writer.c"])
