@@ -154,7 +154,8 @@ class Target:
                 for where, array in zip(changed, results, strict=False):
                     _assign(call, where, array)
             return
-        if result is None or any(name in arguments for name in ("out", *(f"{part}_out" for part in call.outputs))):
+        given = any(name in arguments for name in ("out", *(f"{part}_out" for part in call.outputs)))
+        if result is None or (given and not functional):
             return
         if isinstance(result, tuple | list) and result and isinstance(result[0], Mapping):
             result = result[0]

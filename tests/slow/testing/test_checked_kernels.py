@@ -1,4 +1,4 @@
-"""HKV's own operations, and JAX's plain ragged attention, as `hkv check-kernel` calls them."""
+"""HKV's own operations as `hkv check-kernel` calls them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,3 @@ def test_operations_on_pages(name: str) -> None:
 @pytest.mark.parametrize("name", ["pack", "unpack"])
 def test_transfers_of_chunks(name: str) -> None:
     assert check(target_of(f"hkv.chunks.transfer:{name}", name, arrays="jax", reuse=10), 60).failure is None
-
-
-def test_attention_of_jax() -> None:
-    verdict = check(target_of("examples/kernels/jax_attention.py:ref_ragged_paged_attention"), 20)
-    assert verdict.failure is None
