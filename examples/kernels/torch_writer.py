@@ -9,7 +9,7 @@ import torch
 from hkv.testing.kernels import kernel
 
 
-@kernel("write", lacks=("far blocks",))
+@kernel("write")
 def write(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -20,6 +20,4 @@ def write(
     """Writes each token's key and value to its slot; caches are `[blocks, slots, heads, elements]`."""
     kept = slot_mapping >= 0
     blocks, slots = slot_mapping[kept] // key_cache.shape[1], slot_mapping[kept] % key_cache.shape[1]
-    for cache, new in ((key_cache, key), (value_cache, value)):
-        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[cache.element_size()]
-        cache.view(bits)[blocks, slots] = new.view(bits)[kept]
+    key_cache[blocks, slots], value_cache[blocks, slots] = key[kept], value[kept]

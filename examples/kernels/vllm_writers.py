@@ -1,6 +1,6 @@
 """vLLM 0.33's Triton writers under test, in Triton's interpreter, on a CPU.
 
-    TRITON_INTERPRET=1 hkv check-kernel examples/kernels/vllm_writers.py:reshape_and_cache_flash --draws 100
+    hkv check-kernel examples/kernels/vllm_writers.py:reshape_and_cache_flash --draws 100
 
 What the platform says of a GPU is stood in for: the interpreter is told that it is one of compute capability 9.0.
 """
@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # else vLLM, which finds no driver, takes Triton for absent
 
 import torch
 
