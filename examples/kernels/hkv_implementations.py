@@ -17,7 +17,6 @@ from hkv.errors import ConfigError
 from hkv.testing.kernels import kernel
 
 SUPPORTS: dict[str, Any] = {
-    "arrays": "jax",
     "has": ("missing ids",),
     "lacks": ("tensor scales", "own scales"),
     "reuse": 10,

@@ -19,7 +19,7 @@ from tokamax._src.ops.batched_rpa import api
 from hkv.testing.kernels import kernel
 
 SUPPORTS: dict[str, Any] = {
-    "arrays": "jax", "layouts": ("LBNHC", "LBHNC", "LHBNC", "B*C"), "dtypes": ("bfloat16", "float16", "float32"),
+    "layouts": ("LBNHC", "LBHNC", "LHBNC", "B*C"), "dtypes": ("bfloat16", "float16", "float32"),
     "head_sizes": (128,), "reuse": 20,
 }  # fmt: skip
 

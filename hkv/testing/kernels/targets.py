@@ -344,12 +344,11 @@ def _check_names(name: str, wanted: Sequence[str]) -> None:
 
 
 def _arrays_of(function: Callable[..., Any]) -> str:
-    """Arrays of a function that does not say: of the first library that its module knows by its usual name."""
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    for arrays, usual in (("torch", ("torch",)), ("jax", ("jax", "jnp"))):
-        if any(name in names for name in usual):
-            return arrays
-    return "numpy"
+    """Arrays of a function that does not say: of the first library of which its module imports something."""
+    named = getattr(inspect.unwrap(function), "__globals__", {}).values()
+    places = {getattr(each, "__name__" if inspect.ismodule(each) else "__module__", None) for each in named}
+    roots = {place.partition(".")[0] for place in places if isinstance(place, str)}
+    return next((arrays for arrays in ("torch", "jax") if arrays in roots), "numpy")
 
 
 def not_asked_names(supports: Supports, known: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -149,6 +149,28 @@ def test_a_c_function_is_called_in_a_process_of_its_own(library: pathlib.Path) -
     assert "only with far blocks" in failure.text.split("\n")[0]
 
 
+FIRST_TRIES = {
+    "first_tries.py:writes_to_a_copy": ("write", "nothing is written at all (was a copy changed?)"),
+    "first_tries.py:takes_slot_0_for_padding": ("write", "padding tokens or blocks (-1) are not left out"),
+    "first_tries.c:write": ("write", "the row stride of the inputs is ignored"),
+    "first_tries.c:zero": ("zero", "ids of manager blocks are taken for kernel blocks"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", list(FIRST_TRIES))
+def test_first_tries_are_told_what_is_wrong(name: str, tmp_path: pathlib.Path) -> None:
+    place, _, function = name.partition(":")
+    path, arrays = pathlib.Path(__file__).with_name(place), "torch" if place.endswith(".py") else ""
+    if not arrays:
+        source, path = path, tmp_path / "tries.so"
+        subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, source], check=True)
+    operation, says = FIRST_TRIES[name]
+    failure = check(target_of(f"{path}:{function}", operation, arrays=arrays)).failure
+    assert failure is not None
+    assert failure.text.startswith(says), failure.text
+
+
 HUNG = "the kernel did not return within 0.5 s\ncase: write"
 DIED = "memory outside of all arrays is touched, or worse: the kernel ended by SIGSEGV\ncase: write"
 ENDLESS = {"./spin.so:write": HUNG, "spin.py:write": HUNG, "spin.py:native": HUNG, "spin.py:die": DIED}
