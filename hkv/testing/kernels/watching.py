@@ -37,7 +37,7 @@ FAREWELL = 5.0
 def watched(
     name: str, seconds: float, run: Run, *arguments: Any, advance: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """What `run` returns or raises in a process of its own, or the failure that it cannot tell itself.
+    """Outcome or error of `run` in a process of its own, or the failure that it cannot tell itself.
 
     The process is a fork, which costs nothing, only where no library with threads is loaded, which a fork would lack.
 
