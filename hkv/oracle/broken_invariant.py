@@ -132,7 +132,7 @@ class Watching:
             raise
         except Exception as error:
             raise ConfigError("engine", failure_of(error).message, "an engine that takes this header") from error
-        self._note_lacks(engine)
+        self._note_missing(engine)
         watch = self._rules.watch(engine, header)
         self.seeds += 1
         operations: list[Any] = []
@@ -157,7 +157,7 @@ class Watching:
         broken = Broken(name, len(operations) + 1, said, problem, promise)
         return FoundTraffic(feature, seed, version, header, tuple(operations), broken, found)
 
-    def _note_lacks(self, engine: Any) -> None:
+    def _note_missing(self, engine: Any) -> None:
         lacks = self._rules.missing_capabilities(engine)
         invariants = self._rules.invariants.values()
         asked = {each.name for each in judged(invariants, lacks)}

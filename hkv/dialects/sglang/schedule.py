@@ -260,7 +260,7 @@ def _lengthen(w: Work, view: SGLangView, m: Machine, current: Current, target: S
         end = jnp.where(decodes, at + 1, target)
         room = jnp.where(pages, transitions.room_for(view, at, end, decodes), 0)
         v, _ = evict(v, view, jnp.bool_(True), Wanted(room, room, lacks, jnp.bool_(True)))
-        v = states.take_lacking(v, current.slot, jnp.where(taking, lacks, 0))
+        v = states.take_missing(v, current.slot, jnp.where(taking, lacks, 0))
         v, granted = transitions.lengthen(v, view, pages, current.slot, (at, end), decodes)
         v = v.write_if(granted, "requests", end, v.request(current.slot, RadixRequest.LENGTH))
         v = v.write_if(granted, "requests", 1, v.request(current.slot, RadixRequest.RAN))

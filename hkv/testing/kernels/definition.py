@@ -20,12 +20,12 @@ from hkv.chunks.objects import Region
 from hkv.layout.strided import StridedView
 from hkv.layout.views.numpy import numpy_dtype, view
 from hkv.testing.kernels.call import Call
-from hkv.testing.kernels.memory import Held
+from hkv.testing.kernels.memory import MemorySnapshot
 from hkv.testing.kernels.plans import Changes, same
 from reference.paged import operations
 
 
-def expected(call: Call) -> Held:
+def expected(call: Call) -> MemorySnapshot:
     """Memory as it must be after the kernel: what the reference leaves, and everything else as before."""
     case, after = call.case, call.before.copy()
     pool: Any = after.behind(call.pool)
@@ -75,7 +75,7 @@ def _dtypes(call: Call) -> dict[str, np.dtype]:
     return {part.name: numpy_dtype(part.dtype) for part in call.placement.content}
 
 
-def _put(held: Held, where: StridedView, content: np.ndarray) -> None:
+def _put(held: MemorySnapshot, where: StridedView, content: np.ndarray) -> None:
     """Writes an array into bytes that are held."""
     item = where.itemsize
     rows = content.astype(numpy_dtype(where.dtype), copy=False).reshape(where.shape)
@@ -88,7 +88,7 @@ def _put(held: Held, where: StridedView, content: np.ndarray) -> None:
 
 
 def _move_chunks(
-    call: Call, after: Held, geometry: PageGeometry, region: Region, ids: Sequence[int], skip: int
+    call: Call, after: MemorySnapshot, geometry: PageGeometry, region: Region, ids: Sequence[int], skip: int
 ) -> None:
     assert after.dense is not None
     tensors = [view(after.dense, tensor) for tensor in call.tensors]

@@ -45,13 +45,13 @@ class Memory:
         if self.file is not None:
             os.close(self.file)
 
-    def snapshot(self) -> Held:
+    def snapshot(self) -> MemorySnapshot:
         """All bytes as they are now."""
         if not self.sparse:
-            return Held({}, self.array.copy())
-        return Held({start // PAGE: self._page(start) for start in self._touched()}, None)
+            return MemorySnapshot({}, self.array.copy())
+        return MemorySnapshot({start // PAGE: self._page(start) for start in self._touched()}, None)
 
-    def changes(self, before: Held) -> tuple[np.ndarray, np.ndarray]:
+    def changes(self, before: MemorySnapshot) -> tuple[np.ndarray, np.ndarray]:
         """Bytes that are not as they were: their addresses, rising, and what they are now."""
         if not self.sparse:
             assert before.dense is not None
@@ -82,7 +82,7 @@ class Memory:
             yield from range(start // PAGE * PAGE, position, PAGE)
 
 
-class Held:
+class MemorySnapshot:
     """Bytes of a memory at one moment, which slices read and change: enough of an array for the reference.
 
     Args:
@@ -94,14 +94,14 @@ class Held:
     def __init__(self, pages: dict[int, np.ndarray], dense: np.ndarray | None, start: int = 0) -> None:
         self.pages, self.dense, self.start = pages, dense, start
 
-    def copy(self) -> Held:
+    def copy(self) -> MemorySnapshot:
         """The same bytes, to be changed apart."""
         pages = {number: page.copy() for number, page in self.pages.items()}
-        return Held(pages, None if self.dense is None else self.dense.copy(), self.start)
+        return MemorySnapshot(pages, None if self.dense is None else self.dense.copy(), self.start)
 
-    def behind(self, start: int) -> Held:
+    def behind(self, start: int) -> MemorySnapshot:
         """The same bytes, counted from another one."""
-        return Held(self.pages, self.dense, self.start + start)
+        return MemorySnapshot(self.pages, self.dense, self.start + start)
 
     def __getitem__(self, place: slice) -> np.ndarray:
         if self.dense is not None:
@@ -132,7 +132,7 @@ class Held:
                 found[here] = self.pages[int(number)][addresses[here] % PAGE]
         return found
 
-    def changes(self, before: Held) -> tuple[np.ndarray, np.ndarray]:
+    def changes(self, before: MemorySnapshot) -> tuple[np.ndarray, np.ndarray]:
         """Bytes that differ from those of another moment, as `Memory.changes`."""
         if self.dense is not None and before.dense is not None:
             found = np.flatnonzero(self.dense != before.dense)

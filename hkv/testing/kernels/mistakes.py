@@ -17,7 +17,7 @@ import numpy as np
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.placement import SCALED
-from hkv.testing.kernels.plans import Changes, Plan, Side, explains, left_by, plan_of
+from hkv.testing.kernels.plans import Changes, MovePlan, Side, explains, left_by, plan_of
 from hkv.testing.kernels.stride_mistakes import stride_mistakes
 from reference.paged.quantization import quantize_per_tensor
 
@@ -42,11 +42,11 @@ def predictions(call: Call) -> Iterator[tuple[str, Changes]]:
                 yield name, left_by(changed, call)
 
 
-MISTAKES: list[tuple[frozenset[str], Callable[[Plan, Call], Iterator[tuple[str, Plan]]]]] = []
+MISTAKES: list[tuple[frozenset[str], Callable[[MovePlan, Call], Iterator[tuple[str, MovePlan]]]]] = []
 
 
 def _mistake(name: str, operations: frozenset[str] = MOVING) -> Callable[..., Any]:
-    def made(change: Callable[[Plan, Call], Iterator[Plan]]) -> Any:
+    def made(change: Callable[[MovePlan, Call], Iterator[MovePlan]]) -> Any:
         MISTAKES.append((operations, lambda plan, call: ((name, changed) for changed in change(plan, call))))
         return change
 
@@ -54,7 +54,7 @@ def _mistake(name: str, operations: frozenset[str] = MOVING) -> Callable[..., An
 
 
 @_mistake("nothing is written at all (was a copy changed?)")
-def _nothing(plan: Plan, call: Call) -> Iterator[Plan]:
+def _nothing(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     yield plan.but(live=np.zeros_like(plan.live))
 
 
@@ -62,7 +62,7 @@ def _nothing(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("padding tokens or blocks (-1) are not left out")
-def _padding(plan: Plan, call: Call) -> Iterator[Plan]:
+def _padding(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     case = call.case
     rows, kernel_size = case.blocks * case.pieces, case.block_size // case.pieces
     padding = plan.row == -1 * case.pieces
@@ -81,24 +81,24 @@ def _padding(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("the null block is taken for a block", frozenset({"scatter", "gather"}))
-def _null(plan: Plan, call: Call) -> Iterator[Plan]:
+def _null(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     case = call.case
     yield plan.but(live=plan.live | ((plan.row >= 0) & (plan.row < case.pieces)))
 
 
 @_mistake("slot 0 is taken for padding", frozenset({"write"}))
-def _first_slot(plan: Plan, call: Call) -> Iterator[Plan]:
+def _first_slot(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     yield plan.only(np.array(call.case.slots) > 0)
 
 
 @_mistake("block 0 is taken for padding, or for the null block, which writers do write", frozenset({"write"}))
-def _first_block(plan: Plan, call: Call) -> Iterator[Plan]:
+def _first_block(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     for pieces in {1, call.case.pieces}:
         yield plan.only(np.array(call.case.slots) >= call.case.block_size // pieces)
 
 
 @_mistake("ids of manager blocks are taken for kernel blocks")
-def _unexpanded(plan: Plan, call: Call) -> Iterator[Plan]:
+def _unexpanded(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     pieces = call.case.pieces
     if pieces == 1:
         return
@@ -112,7 +112,7 @@ def _unexpanded(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("ids of kernel blocks are expanded twice")
-def _expanded_twice(plan: Plan, call: Call) -> Iterator[Plan]:
+def _expanded_twice(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     pieces = call.case.pieces
     if pieces > 1:
         yield plan.but(row=plan.row // pieces * pieces * pieces + plan.row % pieces)
@@ -120,7 +120,7 @@ def _expanded_twice(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("the manager's block size is used with kernel blocks", frozenset({"write"}))
-def _manager_size(plan: Plan, call: Call) -> Iterator[Plan]:
+def _manager_size(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     case = call.case
     if case.pieces > 1:
         slots = np.array(case.slots)
@@ -128,7 +128,7 @@ def _manager_size(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("the block size is read from another axis (heads or elements)", frozenset({"write"}))
-def _wrong_size(plan: Plan, call: Call) -> Iterator[Plan]:
+def _wrong_size(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     slots = np.array(call.case.slots)
     for size in {call.case.heads, call.case.key_size, call.case.blocks * call.case.pieces}:
         yield plan.but(row=slots // size, slot=slots % size)
@@ -138,7 +138,7 @@ def _wrong_size(plan: Plan, call: Call) -> Iterator[Plan]:
     "slot ids are not divided by the block size: they are taken for blocks, or for a block's slots",
     frozenset({"write"}),
 )
-def _undivided(plan: Plan, call: Call) -> Iterator[Plan]:
+def _undivided(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     slots = np.array(call.case.slots)
     zero = np.zeros_like(slots)
     for row, slot in ((slots, zero), (slots, plan.slot), (plan.row, slots), (zero, slots)):
@@ -146,14 +146,14 @@ def _undivided(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("slot ids, which are int64, are read as int32", frozenset({"write"}))
-def _words(plan: Plan, call: Call) -> Iterator[Plan]:
+def _words(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     slots = np.array(call.case.slots, "<i8").view("<i4")[: len(plan.row)].astype(int)
     size = call.case.block_size // call.case.pieces
     yield plan.but(row=slots // size, slot=slots % size, live=slots >= 0)
 
 
 @_mistake("slots or blocks are off by one")
-def _off_by_one(plan: Plan, call: Call) -> Iterator[Plan]:
+def _off_by_one(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     kernel_size = call.case.block_size // call.case.pieces
     for step in (1, -1):
         flat = plan.row * kernel_size + plan.slot + step
@@ -164,13 +164,13 @@ def _off_by_one(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("an address is computed in 32 bits")
-def _narrow(plan: Plan, call: Call) -> Iterator[Plan]:
+def _narrow(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     for elements in (True, False):
         yield plan.but(narrow="elements" if elements else "bytes")
 
 
 @_mistake("another layer is read or written", frozenset({"write", "scatter", "gather"}))
-def _layer(plan: Plan, call: Call) -> Iterator[Plan]:
+def _layer(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     for layer in range(call.case.layers):
         yield plan.but(layer=np.full_like(plan.layer, layer))
 
@@ -182,7 +182,7 @@ MISTAKES.append((MOVING, stride_mistakes))
 
 
 @_mistake("keys and values are exchanged")
-def _exchanged(plan: Plan, call: Call) -> Iterator[Plan]:
+def _exchanged(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     sides = plan.sides
     for first, second in (("key", "value"), ("key_scale", "value_scale")):
         if first in sides and second in sides and sides[first].size == sides[second].size:
@@ -195,7 +195,7 @@ def _exchanged(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("keys are taken for values too, or values for keys", frozenset({"write", "scatter", "gather"}))
-def _twice(plan: Plan, call: Call) -> Iterator[Plan]:
+def _twice(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     if not {"key", "value"} <= set(plan.sides) or plan.sides["key"].size != plan.sides["value"].size:
         return
     key, value = plan.sides["key"], plan.sides["value"]
@@ -211,7 +211,7 @@ def _twice(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("only some parts are moved (keys, values or scales are left)")
-def _some_parts(plan: Plan, call: Call) -> Iterator[Plan]:
+def _some_parts(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     names = list(plan.sides)
     for subset in range(1, 2 ** len(names) - 1):
         chosen = [name for bit, name in enumerate(names) if subset >> bit & 1]
@@ -219,7 +219,7 @@ def _some_parts(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("the last tokens or blocks are left out (a tail that does not fill a vector or a chunk)")
-def _tail(plan: Plan, call: Call) -> Iterator[Plan]:
+def _tail(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     unit = 1 if call.case.operation == "write" else call.case.block_size
     count = int(plan.source.max()) // unit + 1
     for kept in sorted({count - 1, 1, *(count // n * n for n in (2, 4))}):
@@ -228,7 +228,7 @@ def _tail(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("only a part of each block is moved (its first or last kernel blocks or slots)")
-def _part_of_block(plan: Plan, call: Call) -> Iterator[Plan]:
+def _part_of_block(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     case = call.case
     size = case.block_size // case.pieces
     state = plan.source % case.block_size if case.operation in BY_TABLE else plan.row % case.pieces * size + plan.slot
@@ -239,13 +239,13 @@ def _part_of_block(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("only some layers are moved", frozenset({"copy_blocks", "zero"}))
-def _some_layers(plan: Plan, call: Call) -> Iterator[Plan]:
+def _some_layers(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     for kept in range(1, call.case.layers):
         yield plan.only(plan.layer < kept)
 
 
 @_mistake("heads are mixed up or left out")
-def _heads(plan: Plan, call: Call) -> Iterator[Plan]:
+def _heads(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     heads = call.case.heads
     if heads > 1:
         for kept in range(1, heads):
@@ -261,7 +261,7 @@ def _heads(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("the tail of each head is left out (elements that do not fill a vector)")
-def _elements(plan: Plan, call: Call) -> Iterator[Plan]:
+def _elements(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     for unit in (2, 4, 8, 16):
         yield plan.sided(lambda side, unit=unit: _first(side, "size", side.size // unit * unit))
     yield plan.sided(lambda side: _first(side, "size", side.size - 1))
@@ -283,7 +283,7 @@ def _reordered(side: Side, axis: int, order: np.ndarray) -> Mapping[str, Any]:
 
 
 @_mistake("tokens are mixed up")
-def _tokens(plan: Plan, call: Call) -> Iterator[Plan]:
+def _tokens(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     count = int(plan.source.max()) + 1
     for order in (
         np.arange(count)[::-1],
@@ -295,7 +295,7 @@ def _tokens(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("a scale is lost, inverted or taken from the other side", frozenset({"write"}))
-def _scales(plan: Plan, call: Call) -> Iterator[Plan]:
+def _scales(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     case = call.case
     if not case.source_dtype or case.content == SCALED:
         return
@@ -311,17 +311,17 @@ def _scales(plan: Plan, call: Call) -> Iterator[Plan]:
 
 
 @_mistake("sources and targets are exchanged", frozenset({"copy_blocks"}))
-def _reversed(plan: Plan, call: Call) -> Iterator[Plan]:
+def _reversed(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     yield plan.but(row=plan.read_row, read_row=plan.row)
 
 
 @_mistake("blocks are copied one after the other, over what is still to be read", frozenset({"copy_blocks"}))
-def _one_by_one(plan: Plan, call: Call) -> Iterator[Plan]:
+def _one_by_one(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     yield plan.but(one_by_one=True)
 
 
 @_mistake("block ids are taken for slots", BY_TABLE)
-def _ids_as_slots(plan: Plan, call: Call) -> Iterator[Plan]:
+def _ids_as_slots(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     kernel_size = call.case.block_size // call.case.pieces
     first = plan.source % call.case.block_size == 0
     change = {"row": plan.row // call.case.pieces // kernel_size, "slot": plan.row // call.case.pieces % kernel_size}

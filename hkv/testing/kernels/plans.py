@@ -48,7 +48,7 @@ class Side:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class MovePlan:
     """Moves of an operation: one entry of each array for each slot that is moved, layer by layer.
 
       `source` is the row of content or places; a copy has rows that it reads from. What is not `live` moves nothing, or
@@ -67,24 +67,24 @@ class Plan:
     one_by_one: bool = False
     narrow: str = ""
 
-    def sided(self, change: Callable[[Side], Mapping[str, Any]]) -> Plan:
+    def sided(self, change: Callable[[Side], Mapping[str, Any]]) -> MovePlan:
         """The plan with a change of every part."""
         return self.but(sides={name: dataclasses.replace(side, **change(side)) for name, side in self.sides.items()})
 
-    def one(self, part: str, **changes: Any) -> Plan:
+    def one(self, part: str, **changes: Any) -> MovePlan:
         """The plan with a change of one part."""
         return self.but(sides=self.sides | {part: dataclasses.replace(self.sides[part], **changes)})
 
-    def only(self, kept: np.ndarray) -> Plan:
+    def only(self, kept: np.ndarray) -> MovePlan:
         """The plan without some entries."""
         return self.but(live=self.live & kept, skipped=~kept)
 
-    def but(self, **changes: Any) -> Plan:
+    def but(self, **changes: Any) -> MovePlan:
         """The plan with other arrays."""
         return dataclasses.replace(self, **changes)
 
 
-def plan_of(call: Call) -> Plan:
+def plan_of(call: Call) -> MovePlan:
     """The plan of a case that is moved as it should be."""
     case, placement = call.case, call.placement
     layers = [case.layer] if case.operation in ("write", "scatter", "gather") else list(range(case.layers))
@@ -114,7 +114,7 @@ def plan_of(call: Call) -> Plan:
         name: np.tile(array, len(layers)) for name, array in (("row", rows(block)), ("slot", state % kernel_size))
     }
     sides = {part.name: _side(call, part.name, placement.rows_view(part.name, None)) for part in placement.content}
-    return Plan(
+    return MovePlan(
         sides=sides,
         layer=np.repeat(layers, count),
         live=np.tile(live, len(layers)),
@@ -140,7 +140,7 @@ def _side(call: Call, name: str, found: StridedView) -> Side:
     return Side(offset, layer, row, head, slot, element, heads, size, found.itemsize, content, places)
 
 
-def left_by(plan: Plan, call: Call) -> Changes:
+def left_by(plan: MovePlan, call: Call) -> Changes:
     """Bytes that a kernel changes which does as the plan says; where several move to one place, the last counts."""
     if plan.one_by_one:
         return _left_one_by_one(plan, call)
@@ -172,7 +172,7 @@ def left_by(plan: Plan, call: Call) -> Changes:
     return only_changes(call, np.concatenate(addresses), np.concatenate(values))
 
 
-def _left_one_by_one(plan: Plan, call: Call) -> Changes:
+def _left_one_by_one(plan: MovePlan, call: Call) -> Changes:
     """As `left_by`, of copies of which each sees what those before it wrote."""
     held: dict[int, int] = {}
     per_pair = call.case.block_size

@@ -14,9 +14,9 @@ import numpy as np
 
 from hkv.layout.strided import dense_strides
 from hkv.testing.kernels.call import Call
-from hkv.testing.kernels.plans import VALUED, Plan, Side, read_bytes
+from hkv.testing.kernels.plans import VALUED, MovePlan, Side, read_bytes
 
-Named = Iterator[tuple[str, Plan]]
+Named = Iterator[tuple[str, MovePlan]]
 """Mistakes with their names."""
 
 Steps = Callable[[tuple[int, ...], tuple[int, ...], int], tuple[int, ...]]
@@ -32,7 +32,7 @@ SWAPPED = (
 """Pairs of axes in the order in which they are told."""
 
 
-def stride_mistakes(plan: Plan, call: Call) -> Named:
+def stride_mistakes(plan: MovePlan, call: Call) -> Named:
     """Mistakes of a case, most telling first; a plan that is the right one is none."""
     for mistake in (_swapped, _caches, _keys_and_values, _offsets, _units, _rows):
         for name, changed in mistake(plan, call):
@@ -44,7 +44,7 @@ def _differ(one: Side, other: Side) -> bool:
     return one.steps != other.steps or one.content is not other.content or one.places is not other.places
 
 
-def _swapped(plan: Plan, call: Call) -> Named:
+def _swapped(plan: MovePlan, call: Call) -> Named:
     """Two axes of a cache exchanged, in all parts or in one."""
     for one, other in SWAPPED:
         name = f"strides of {AXES[one]} and {AXES[other]} are swapped"
@@ -60,7 +60,7 @@ def _exchanged(side: Side, one: str, other: str) -> Mapping[str, int]:
     return {one: getattr(side, other), other: getattr(side, one)}
 
 
-def _caches(plan: Plan, call: Call) -> Named:
+def _caches(plan: MovePlan, call: Call) -> Named:
     """Pages taken for others."""
     slots = call.case.block_size // call.case.pieces
     cell = sum(side.size * side.item for side in plan.sides.values())
@@ -96,7 +96,7 @@ def _caches(plan: Plan, call: Call) -> Named:
     yield manager, plan.sided(lambda side: {"row": side.row * call.case.pieces})
 
 
-def _keys_and_values(plan: Plan, call: Call) -> Named:
+def _keys_and_values(plan: MovePlan, call: Call) -> Named:
     """Keys and values taken to lie otherwise to each other."""
     if not {"key", "value"} <= set(plan.sides):
         return
@@ -118,14 +118,14 @@ def _keys_and_values(plan: Plan, call: Call) -> Named:
         yield "strides of values are taken from keys", plan.one("value", **{name: getattr(key, name) for name in names})
 
 
-def _offsets(plan: Plan, call: Call) -> Named:
+def _offsets(plan: MovePlan, call: Call) -> Named:
     if call.case.offset:
         ignored = plan.sided(lambda side: {"offset": side.offset - call.case.offset})
         for changed in (ignored, ignored.but(layer=np.zeros_like(plan.layer))):
             yield "the tensor's offset in its memory is ignored", changed
 
 
-def _units(plan: Plan, call: Call) -> Named:
+def _units(plan: MovePlan, call: Call) -> Named:
     """Strides that count something else; a kernel that is given one layer has no stride of layers."""
     names = ["row", "slot", "head", "element", *(["layer"] if call.case.operation in ("copy_blocks", "zero") else [])]
     fewer = plan.sided(lambda side: {name: getattr(side, name) // side.item for name in names})
@@ -134,14 +134,14 @@ def _units(plan: Plan, call: Call) -> Named:
     yield "strides in bytes are taken to count elements", more
 
 
-def _rows(plan: Plan, call: Call) -> Named:
+def _rows(plan: MovePlan, call: Call) -> Named:
     """Inputs, or results given back, taken to lie otherwise."""
     if call.case.source_dtype or not (call.outputs or call.case.operation in VALUED):
         return
     of = "of the result" if call.outputs else "of the inputs"
     found = {part: call.outputs.get(part) or call.arguments[part] for part in plan.sides}
 
-    def changed(strides: Steps, parts: Iterable[str]) -> Plan:
+    def changed(strides: Steps, parts: Iterable[str]) -> MovePlan:
         sides = dict(plan.sides)
         for part in parts:
             view = found[part]

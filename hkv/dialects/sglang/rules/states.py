@@ -48,13 +48,13 @@ def give_back(work: Work, view: SGLangView, state: Scalar) -> Work:
     return work.write_if(state != 0, "lists", state, work.listed(STATES, place))
 
 
-def lacking(view: SGLangView, own: Scalar, first: Scalar) -> Scalar:
+def missing(view: SGLangView, own: Scalar, first: Scalar) -> Scalar:
     """States that a request with these two lacks for a pass (`ensure_mamba_capacity`)."""
     pair = jnp.where(view.flag(Field.TRACKED) & (first == 0), 2, 0)
     return jnp.where(view.stateful, pair + (own == 0), 0)
 
 
-def take_lacking(work: Work, slot: Scalar, count: Scalar) -> Work:
+def take_missing(work: Work, slot: Scalar, count: Scalar) -> Work:
     """Gives a request so many of the states it has not, its own first; there are as many."""
 
     def one(w: Work, local: tuple[Scalar, Scalar]) -> tuple[Work, tuple[Scalar, Scalar]]:

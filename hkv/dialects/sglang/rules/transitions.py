@@ -226,7 +226,7 @@ def make_room(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) 
     A request that resumes at a node copies its state into one of its own, and so does the tree with a running one's.
     """
     evicts, extends = op.on(SGLangCode.EVICT), op.on(SGLangCode.EXTEND)
-    lacks = jnp.where(extends, states.lacking(view, op.state, op.first_track), 0)
+    lacks = jnp.where(extends, states.missing(view, op.state, op.first_track), 0)
     copies = op.on(SGLangCode.CHECKPOINT) & (~view.flag(Field.TRACKED) | (op.tracked != 0))
     copies = view.stateful & (copies | (op.on(SGLangCode.ADMIT) & (answer.hit > 0)))
     # The state to be copied is of a node that the request holds by now, so that evicting for the copy cannot take it.
@@ -252,7 +252,7 @@ def make_room(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) 
     work = _take_back(work, view, refused, op.slot)
     # A checkpoint's own is taken where it is entered, for it takes another's place.
     held = jnp.where(enough & ~op.on(SGLangCode.CHECKPOINT), lacks, 0)
-    work = states.take_lacking(work, op.slot, held)
+    work = states.take_missing(work, op.slot, held)
     full, window, some = (jnp.where(evicts, each, was) for each, was in zip(freed, answer[2:], strict=True))
     return work, answer._replace(full=full, window=window, states=some).refuse(~enough, Status.NO_STATE)
 

@@ -154,7 +154,7 @@ def _diagnose(w: ScheduleWorkspace, view: View, lookup: Lookup) -> ScheduleWorks
     return w.write("request_results", boundary, w.computed(lookup.request))
 
 
-def _lacking_sink(
+def _missing_sink(
     work: ScheduleWorkspace, group: _Group, lookup: Lookup, boundary: Scalar, enabled: Scalar
 ) -> tuple[ScheduleWorkspace, Scalar, Scalar]:
     """The first of the sinks' blocks that is needed at a boundary and not cached, `ENDLESS` for none; its value."""
@@ -173,7 +173,7 @@ def _missing(
     work: ScheduleWorkspace, group: _Group, lookup: Lookup, boundary: Scalar, enabled: Scalar
 ) -> tuple[ScheduleWorkspace, Scalar, Scalar]:
     """Reason why the block is missing that keeps this group from resuming at a boundary, and its value in the table."""
-    work, lacking, absence = _lacking_sink(work, group, lookup, boundary, enabled)
+    work, lacking, absence = _missing_sink(work, group, lookup, boundary, enabled)
     first, last = group.open(lookup, boundary), group.stop(boundary) - 1
     forward = group.reads_all(boundary)
 

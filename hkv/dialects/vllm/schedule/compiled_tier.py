@@ -421,7 +421,7 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Curre
 def _admitted(
     w: Any, view: Any, trace: DiagnosedTrace, before: Machine, m: Machine, current: Current, ok: Scalar, refused: Scalar
 ) -> Pair:
-    """What a request that does not run was given, or what was refused to it."""
+    """Transition of a request that was not running: blocks that it was given, or refused."""
     slot, step = current.slot, before.step
     given_up, settled = before.at(Mode.GIVE_UP) & ok, before.at(Mode.SETTLE) & ok
     took, held = before.at(Mode.TAKE) & ok, before.at(Mode.HELD) & ok
@@ -446,7 +446,7 @@ def _admitted(
     w = _begin_load(w, view, trace, step, current, loads)
     asked = trace.request(current.request, Arriving.ASKED)
     start = w.local + w.external
-    w = lookup.lack(w, view, slot, start, asked, took & (current.preemptions == 0), current.tokens)
+    w = lookup.note_missing(w, view, slot, start, asked, took & (current.preemptions == 0), current.tokens)
     w = w.set(jnp.where(hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
     return w, m.when(blocked, mode=int(Mode.FAILED), status=BLOCKED)
 

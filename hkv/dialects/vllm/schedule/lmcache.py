@@ -404,14 +404,14 @@ class LmcacheReplay(TieredReplay):
                 break
         super()._step(step)
 
-    def _note_lack(self, live: LiveRequest, hit: int) -> None:
+    def _note_missing(self, live: LiveRequest, hit: int) -> None:
         asked, state = live.arrival.asked, self._server.requests[live.id]
-        for key in self._lacked_keys(state, hit, asked):
+        for key in self._missing_keys(state, hit, asked):
             if (reason := self._server.objects.absence(key)) is not None:
                 self._lacked[reason.value] += asked - hit
                 return
 
-    def _lacked_keys(self, state: Tracked, hit: int, asked: int) -> Iterator[Key]:
+    def _missing_keys(self, state: Tracked, hit: int, asked: int) -> Iterator[Key]:
         """Objects by which whole chunks beyond a hit could have been had, one after the other."""
         first, end = hit // self._cache.chunk, asked // self._cache.chunk
         for number, kind in enumerate(self._server.kinds):

@@ -425,7 +425,7 @@ class TieredReplay(Replay):
         if not self._allocate(live, new, local, rows, external):
             return Refusal.PUT_OFF
         if not live.preemptions:
-            self._note_lack(live, start)
+            self._note_missing(live, start)
         self._observer.admitted(self._now, live, start, external)
         live.computed = start
         operations.computed(manager, live.id, start)
@@ -509,7 +509,7 @@ class TieredReplay(Replay):
             self._counts["tokens"] += external
             self._counts["chunks"] += chunks
 
-    def _note_lack(self, live: LiveRequest, hit: int) -> None:
+    def _note_missing(self, live: LiveRequest, hit: int) -> None:
         """Notes why the tier did not bring what a pool that evicts nothing has: the first chunk that is not there."""
         asked = live.arrival.asked
         if asked <= hit:

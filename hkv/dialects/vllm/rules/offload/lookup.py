@@ -175,7 +175,7 @@ def _loading(
     return w, enabled & found
 
 
-def lack(w: Any, view: Any, slot: Scalar, hit: Scalar, asked: Scalar, enabled: Scalar, tokens: Scalar) -> Any:
+def note_missing(w: Any, view: Any, slot: Scalar, hit: Scalar, asked: Scalar, enabled: Scalar, tokens: Scalar) -> Any:
     """Notes why the tier did not bring what lies between a hit and where it is asked about: its first missing chunk."""
     width = w.sizes.buckets.groups
 
