@@ -29,7 +29,7 @@ MAX_MEMORY = 1 << 44
 """Bytes for the cache on one GPU, 16 TiB: the largest GPUs have a fiftieth of it."""
 
 MAX_RANKS = 1 << 16
-"""Ranks that share a model, of one sort: more than any machine that serves one has."""
+"""Ranks that share a model, of one kind: more than any machine that serves one has."""
 
 MAX_SPECULATIVE_TOKENS = 1 << 16
 """Draft tokens verified in one step, and copies of a draft module: engines propose a dozen."""

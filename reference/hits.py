@@ -34,7 +34,7 @@ def longest_hit_by_definition(config: VllmConfig, has_entry: HasEntry, num_token
 
 
 class ConnectorDefinition(NamedTuple):
-    """Hit that a KV connector is told, by its definition; lengths in tokens.
+    """Hit that a KV connector gets, by its definition; lengths in tokens.
 
     Attributes:
       hit: the local hit.

@@ -155,7 +155,7 @@ def _show_plan(path: str, given: _LayoutOptions) -> None:
 
 OF_ATTENTION = ("kv_heads", "head_size", "head_size_v", "dtype", "quantization", "tokens_per_state", "alignment")
 OF_SORTS = {"attention": OF_ATTENTION, "states": ("states",), "entries": ("entry_bytes",)}
-"""Parameters that describe layers of one sort, and of no other."""
+"""Parameters that describe layers of one kind only."""
 
 
 def _spec(text: str, given: Geometry) -> LayerSpec:

@@ -210,7 +210,7 @@ def command(given: _PlanOptions) -> None:
         write_json(given.json_path, plan.report)
         return
     for config in configs:
-        load_config(config)  # a name that nobody knows is a slip, not a refused combination
+        load_config(config)  # an unknown name is a typing error, not a refused combination
 
     def capacity(config: str, choice: dict[str, Any]) -> Capacity:
         planner = planners[choice.get("dialect", chosen[0])]

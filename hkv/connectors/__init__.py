@@ -1,6 +1,6 @@
 """Connectors held to the plan: a function `(memory, layer, block) -> byte ranges`, in Python or C, judged byte by byte.
 
-A connector moves blocks of a cache that it has not laid out: it is told of tensors when it registers them, and has to
+A connector moves blocks of a cache that it has not laid out: it gets tensors when it registers them, and has to
 know from these which bytes are one block of one layer. `hkv check-connector` describes memory to such a function as an
 engine does (`memory`), asks it for blocks of every layout that HKV plans (`cases`), compares the bytes with the plan's
 (`check`), and names the mistake where it knows a wrong connector that answers alike (`mistakes`). `connector.h` has the

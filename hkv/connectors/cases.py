@@ -41,7 +41,7 @@ class MemoryCase:
 
     Attributes:
       name: the form, in words.
-      memory: as a connector is told of it.
+      memory: as a connector gets it.
       data: bytes of a block of a layer that carry data, both by index: all of them have to be moved.
       page: the same with padding: nothing else may be moved.
     """

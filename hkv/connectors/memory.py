@@ -97,7 +97,7 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """All that a connector is told: engine, bytes of each buffer, groups and layers."""
+    """All that a connector gets: engine, bytes of each buffer, groups and layers."""
 
     engine: str
     buffers: tuple[int, ...]

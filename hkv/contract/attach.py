@@ -56,7 +56,7 @@ class Session(Protocol):
     Attributes:
       states: the states that are told: `none`, `end`, `digest`, `step` or `all`.
       share: of the caches, those that are observed.
-      tensors: what is told of a worker's tensors: `none`, those of the `start`, or the tables of each `step` as well.
+      tensors: records of a worker's tensors: `none`, those of the `start`, or the tables of each `step` as well.
     """
 
     states: str

@@ -267,7 +267,7 @@ class Dialect(abc.ABC):
         raise self.unsupported("invariants")
 
     def watch_log(self, log: Log) -> LogWatch:
-        """The cache that a log tells of: invariants are asked wherever the log says what they ask about.
+        """The cache that a log describes: invariants are checked wherever the log has what they need.
 
         Raises:
           UnsupportedConfigError: the dialect has no invariants that logs are judged by.

@@ -70,7 +70,7 @@ class Explanation:
       found: the hit that the line's `lookup` found; None for other operations.
       causes: causes for which the two may differ, by name.
       groups: from where each group could resume.
-      lagging: of a hit that a connector is told, groups that lack its end, which a load has to bring.
+      lagging: of a hit offered to a connector, groups that lack its end, which a load has to bring.
     """
 
     line: int
@@ -91,7 +91,7 @@ class Explanation:
 
 
 def find_request(log: Log, line: int, request: str | None, arrives: type, needed: bool = True) -> tuple[Any, str, int]:
-    """The operation of a line, the request to tell about, and how many operations come before what is told.
+    """The operation of a line, the request to describe, and the number of operations before the description.
 
     Args:
       log: the log.

@@ -141,7 +141,7 @@ DEFAULT_PREFERENCE = (Order.LBNHC, Order.LBHNC, Order.BLNHC, Order.BLHNC, Order.
 """Orders in falling preference when no backend declares any (vLLM 0.33 `get_supported_kv_cache_layouts`)."""
 
 ENVIRONMENT = "VLLM_KV_CACHE_LAYOUT"
-"""The environment variable in which vLLM is told an order."""
+"""The environment variable by which vLLM takes an order."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,7 +184,7 @@ def choose(reached: Mapping[Name, frozenset[Hashable]], count: int, sort: Callab
     """Names whose sets together hold as much as possible, elements of few sets first.
 
     Each element counts by the inverse of the number of sets that hold it, half as much each time that one is chosen
-    which holds it, until `TIMES` are. The first name wins among equals. The first names are one of each sort, `EACH`
+    which holds it, until `TIMES` are. The first name wins among equals. The first names are one of each kind, `EACH`
     times over, the others of any.
     """
     often = collections.Counter(element for elements in reached.values() for element in elements)

@@ -350,7 +350,7 @@ def explain(log: Path | Log, line: int, request: str | None = None) -> Explanati
 
 
 def account(log: Log, line: int, request: str | None = None) -> Explanation:
-    """Account from `Dialect.resumptions` and the answers of a built-in engine; of blocks, nothing is told."""
+    """Account from `Dialect.resumptions` and the answers of a built-in engine; without an account of blocks."""
     dialect = registry.dialect_of(log.header.dialect)
     operation, id, before = find_request(log, line, request, type(None))
     make = dialect.engine(REFERENCE)

@@ -1,6 +1,6 @@
 """A page of what still goes on, for browsers on this machine alone.
 
-Nobody is told anything unasked: an update is made when a browser asks for one, at most once a second. The address holds
+Nothing is pushed: an update is made when a browser asks for one, at most once a second. The address holds
 a token, so that other users of the machine, and pages of other sites, cannot guess it; a request under another host's
 name is refused.
 """

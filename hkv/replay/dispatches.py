@@ -204,7 +204,7 @@ class Dispatches:
     ) -> int:
         """Replays the whole trace. Returns the number of the last step + 1.
 
-        `tells` is told the hits as they become known, for another replay. With `asks`, hits of another replay, no step
+        `tells` gets the hits as they become known, for another replay. With `asks`, hits of another replay, no step
         begins before they are known of all requests that have arrived by then.
         """
         ended = step = 0

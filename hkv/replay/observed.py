@@ -36,7 +36,7 @@ class MissReason(NamedTuple):
 
     Attributes:
       reason: `HAD` where all are there; else the reason why one of them is not, among the dialect's names.
-      evicted: the step with work in which that block was evicted, the first being 2; 0 if it was not, or nobody knows.
+      evicted: the step with work in which that block was evicted, the first being 2; 0 if it was not, or is unknown.
       taker: the group that got it, or -1.
     """
 

@@ -29,7 +29,7 @@ class TokenLoop(StepLoop):
     over; those after the last key are -1.
 
     Attributes:
-      asks: whether the observer is told of lookups before blocks are asked for.
+      asks: whether the observer sees lookups before blocks are asked for.
     """
 
     asks: bool = False

@@ -85,7 +85,7 @@ class ReplayedCache(abc.ABC):
       room: blocks that compiled programs have room for at least, so that caches of several sizes share one.
       sampling: steps between two samples of its occupancy at first; 0: none are taken.
       diagnoses: whether compiled programs find out why hits ended.
-      tells: is told the hits of a compiled replay as they become known; None where no other replay waits for them.
+      tells: gets the hits of a compiled replay as they become known; None where no other replay waits for them.
       asks: hits of such a replay, up to which it is asked why hits ended; None where the arrivals say it.
     """
 
@@ -227,7 +227,7 @@ class Outcome:
       extra: totals that only the dialect has, by name.
       trace: facts of the trace; None where the replay was not of one.
       occupancy: blocks of each group over time; None where nobody asked, or the dialect does not tell.
-      state: the cache's state at the end, as the dialect's logs have it, when called; None where nobody knows.
+      state: the cache's state at the end, as the dialect's logs have it, when called; None if unknown.
       monitored: what the engine's operators would see then, when called.
       warmup: requests at the beginning that do not count as prompts, hits or misses.
       unevicted: the same replay in a pool that evicts nothing; None where nobody asked, or the dialect has none.

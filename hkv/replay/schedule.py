@@ -147,7 +147,7 @@ class StepLoop(abc.ABC):
 
     @abc.abstractmethod
     def _admit(self, live: LiveRequest, budget: int) -> tuple[int, int] | Refusal:
-        """Looks the request at the head of the queue up, which the observer is told, and asks for its blocks.
+        """Looks up the request at the head of the queue, notifies the observer, and asks for its blocks.
 
         Returns:
           Tokens found in the cache, and tokens that it computes next, at most `budget`; or why it got no blocks.

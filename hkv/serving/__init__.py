@@ -1,7 +1,7 @@
 """Serving experiments inside `jit`: one value from a plan to the cache, its pool and its block tables.
 
 `from_plan` or `from_config` make a `Serving`. A turn is `step`, then for each layer `write` and `attend`, or
-`read_state` and `write_state`; `arrive` and `finish` stand between turns, `schedule` says what a turn computes. `store`
+`read_state` and `write_state`; `arrive` and `finish` stand between turns, `schedule` selects its tokens. `store`
 and `load` move prefixes to tiers and back; `save` and `restore`, `save_orbax` and `restore_orbax` keep it all in files.
 But for those, and the first two, all are pure functions on one pytree (`docs/serving.md`).
 """

@@ -41,7 +41,7 @@ class StepPlan:
 def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: jax.Array, *, budget: int) -> StepPlan:
     """The next step of all rows that have tokens to compute, at most `budget` of them.
 
-    Rows with one token left (decodes) come before the others, and each sort in order of arrival. Chunks end where
+    Rows with one token left (decodes) come before the others, and each kind in order of arrival. Chunks end where
     recurrent groups keep states: at a block's end if they begin inside it, else at the last one that they reach, the
     last before the final token included, and where hits end inside blocks at the last length from which the prompt can
     be resumed (vLLM 0.33 `Scheduler._mamba_block_aligned_split`). The last chunk needs no such end if every recurrent

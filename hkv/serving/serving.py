@@ -64,7 +64,7 @@ class Serving:
           states: whether it has to be one of states (True) or of tokens (False); None for either.
 
         Raises:
-          OperationError: no such layer, or one of the other sort.
+          OperationError: no such layer, or one of the other kind.
         """
         for layer in self.layers:
             if layer.name == name:

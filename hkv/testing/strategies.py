@@ -88,7 +88,7 @@ def headers(draw: Callable[..., Any], features: Sequence[str] = (), version: int
         seed, and shrinks to another.
 
     Raises:
-      ConfigError: a feature that has no configuration of the wanted sort.
+      ConfigError: a feature that has no configuration of the wanted kind.
     """
     rules = registry.dialect_of(only.dialect)
     choices = HypothesisChoices(_Composed(draw))

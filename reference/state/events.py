@@ -1,4 +1,4 @@
-"""KV events: what a router or a second cache tier is told about keys that come and go."""
+"""KV events: notifications of keys that come and go, for a router or a second cache tier."""
 
 from __future__ import annotations
 

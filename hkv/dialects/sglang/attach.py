@@ -25,7 +25,7 @@ BACKEND = "hkv"
 """Beginning of the names under which observed cores are registered."""
 
 STATES_EVERY = {"all": 1, "step": 8, "digest": 64}
-"""Calls after which a state is told, by the session's setting; a tree has no steps of its own."""
+"""Calls after which a state is recorded, by the session's setting; a tree has no steps."""
 
 UNTOLD = (
     *("insert_host", "commit_hicache_transfers", "commit_backup", "commit_load_back", "finish_load_back"),

@@ -147,8 +147,8 @@ class VllmConfig:
 
     @property
     def completed_group(self) -> int | None:
-        """Group of full attention whose hit a connector is told, which completes the others'; None where their common
-        hit counts: without recurrent states, full attention, several groups or caching."""
+        """Group of full attention whose hit a connector gets, to complete the others'; None where their common hit
+        counts: without recurrent states, full attention, several groups or caching."""
         full = [group for group, spec in enumerate(self.topology.specs) if spec.reads_all and spec.prefix_cacheable]
         recurrent = any(spec.snapshot for spec in self.topology.specs)
         return full[0] if full and recurrent and self.caching and len(self.topology.specs) > 1 else None

@@ -1,4 +1,4 @@
-"""A whole config: its family, its decoder's fields, and the refusal of what nobody knows.
+"""A whole config: its family, its decoder's fields, and the refusal of unknown ones.
 
 vLLM's classes have been built with every field that they could read and that HKV does not (`read_fields.json`, made by
 `benchmarks/read_fields.py`). A field that is not in the table of a type that was built changes nothing there: vLLM

@@ -195,7 +195,7 @@ def _token_list(line: Fields, timestamp: float) -> TraceRequest:
 
 
 class Fields:
-    """The named fields of one line, row or entry; what is wrong with one of them is told by place, name and value."""
+    """The named fields of one line, row or entry; errors name the place, the field and its value."""
 
     def __init__(self, path: str, line: int, values: Any) -> None:
         self.path, self.line = path, line

@@ -95,7 +95,7 @@ class _Generator:
         self._popularity = [1 / (k + 1) for k in range(workload.prefixes)]
 
     def run(self, follow: Follow) -> Iterator[NewRequest]:
-        """Yields the workload's requests; `follow` is told of each and may plan further ones."""
+        """Yields the workload's requests; `follow` gets each and may plan further ones."""
         opening, sent = 0.0, 0
         while sent < self.workload.requests:
             if not self._sessions or opening <= self._sessions[0].time:

@@ -233,7 +233,7 @@ def _told(target: Target, found: list[Finding], passed: list[Case]) -> Failure:
 def _kind(found: list[Finding]) -> str:
     """The mistake that explains most findings; of several, the first that the earliest one names.
 
-    A kernel may have several defects: one that explains a third of the failures is told before none is. An error that
+    A kernel may have several defects: one that explains a third of the failures is reported. An error that
     is raised says less than bytes do: where some cases run to their end, these are explained. What is vague
     counts half.
     """

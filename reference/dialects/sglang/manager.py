@@ -186,7 +186,7 @@ class SGLangManager:
 
     def room(self, tokens: int) -> tuple[dict[str, int], dict[str, int]]:
         """Evicts until so many tokens are free in each pool; tokens that are free, and that nobody holds, of states
-        likewise (`evict_from_tree_cache`)."""
+        as well (`evict_from_tree_cache`)."""
         evict_for(self.tree, tokens)
         nodes = self.tree.nodes()
         idle = {

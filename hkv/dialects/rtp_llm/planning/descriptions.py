@@ -1,4 +1,4 @@
-"""A model as RTP-LLM is told of it: a description of every layer's caches, and the sizes of its attention."""
+"""A model in RTP-LLM's terms: a description of every layer's caches, and the sizes of its attention."""
 
 from __future__ import annotations
 

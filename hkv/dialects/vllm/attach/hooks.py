@@ -286,7 +286,7 @@ class Hooks:
 
 
 def _as_called(tell: Callable[..., None]) -> Callable[..., Any]:
-    """Facts of a call that is told by its answer and its arguments, those as they were before it."""
+    """Facts of a call that is recorded by its answer and its arguments, those as they were before it."""
 
     def look(*arguments: Any, **named: Any) -> Any:
         kept, named = [_kept(value) for value in arguments], {name: _kept(value) for name, value in named.items()}

@@ -74,7 +74,7 @@ class Observer:
         return not self._closed
 
     def state_of_step(self) -> CacheState | None:
-        """The state, if it is told in each step."""
+        """The state, if it is recorded in each step."""
         return state_of(self._manager) if self._states == "step" and self.begun else None
 
     def step_ends(self) -> None:

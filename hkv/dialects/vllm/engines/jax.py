@@ -272,7 +272,7 @@ class JaxEngine:
     def _lookup(self, id: str, limit: int | None = None) -> Later:
         request = self._request(id)
         if request.reports:
-            self._flush()  # what happened before is told before
+            self._flush()  # answers keep the order of operations
         later = self._looked_up = self._search(request, limit)
         if request.reports:
             self._flush()

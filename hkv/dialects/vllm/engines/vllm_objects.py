@@ -45,7 +45,7 @@ def manager(config: VllmConfig) -> Any:
     ]
 
     class Config(KVCacheConfig):
-        """A cache that zeroes new blocks if it is told to: vLLM derives that from layers, which are not described."""
+        """A cache that zeroes new blocks if asked to: vLLM derives that from layers, which are not described."""
 
         needs_kv_cache_zeroing = config.zeroing  # type: ignore[assignment]
 

@@ -103,7 +103,7 @@ KEPT = 2
 """Layers kept at either end of a model without recurrent states (vLLM 0.33 `get_boundary_skip_layers`)."""
 
 KERNEL_BLOCK = 16
-"""Tokens of the smallest block that kernels of either sort take."""
+"""Tokens of the smallest block that kernels of either kind take."""
 
 
 def keeps_layers(model: Model, kv_cache_dtype: str) -> bool:

@@ -264,7 +264,7 @@ def _forget(w: Any, enabled: Scalar, place: Scalar) -> Any:
 
 
 def _end(w: Any, enabled: Scalar, request: Scalar, slot: Scalar) -> Any:
-    """A request has ended, the next step is told so."""
+    """A request has ended, which the next step takes into account."""
     w = w.write_if(enabled, "lists", request, w.ended_place(w.ended))
     w = w.write_if(enabled, "lists", slot, w.ended_place(w.ended) + 1)
     return w.replace(ended=w.ended + enabled)

@@ -1,4 +1,4 @@
-"""A scheduler's step as a second tier is told of it, and the tier's orders to its workers."""
+"""A scheduler's step as a second tier sees it, and the tier's orders to its workers."""
 
 from __future__ import annotations
 
