@@ -113,9 +113,12 @@ class Chunks:
         return None if key in self.chunks else self._absent.get(key, Absence.NOT_OFFERED)
 
     def settled(self) -> list[int]:
-        """Chunks that no request used last which has not ended, by their ranks; of LRU alone."""
-        found = [(chunk.rank, chunk.id) for chunk in self.chunks.values() if not chunk.rank[1]]
-        return [id for _, id in sorted(found)]
+        """Chunks that no request used last which has not ended, the next to leave first.
+
+        Of ARC all, those that one request used first; then how many these are, how many names of either it remembers,
+        and whole chunks of its target.
+        """
+        return self._policy.settled()
 
     # Stores.
 
@@ -161,7 +164,6 @@ class Chunks:
             if chunk is not None and chunk.readers < 0:
                 chunk.readers = 0
                 self._idle += 1
-                self._policy.freed(key)
 
     def _count(self, keys: Sequence[Key]) -> None:
         known = {key for key in keys if key in self._offers}
@@ -233,7 +235,6 @@ class Chunks:
             chunk.readers -= 1
             if not chunk.readers:
                 self._idle += 1
-                self._policy.freed(key)
 
     # Requests.
 
@@ -282,8 +283,9 @@ class _Lru:
         self._chunks[key].rank = (number, -positions[key])
         self._order[number].add(key)
 
-    def freed(self, key: Key) -> None:
-        pass
+    def settled(self) -> list[int]:
+        found = [(chunk.rank, chunk.id) for chunk in self._chunks.values() if not chunk.rank[1]]
+        return [id for _, id in sorted(found)]
 
     def end(self, keys: Iterable[Key], uses: _Uses) -> None:
         for key in keys:
@@ -344,8 +346,9 @@ class _Arc:
     def seen(self, keys: Iterable[Key], uses: _Uses, positions: dict[Key, int]) -> None:
         pass
 
-    def freed(self, key: Key) -> None:
-        pass
+    def settled(self) -> list[int]:
+        found = [self._chunks[key].id for key in (*self._once, *self._often)]
+        return [*found, *map(len, (self._once, self._gone_once, self._gone_often)), int(self._target)]
 
     def insert(self, key: Key, uses: _Uses, positions: dict[Key, int]) -> None:
         self._once[key] = None

@@ -13,19 +13,22 @@ from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.offload.chunks import Absence
 from hkv.dialects.vllm.offload.config import HEAD_AGES, OffloadConfig
-from hkv.dialects.vllm.rules.offload import arrays
+from hkv.dialects.vllm.rules.offload import arc, arrays
 from hkv.dialects.vllm.rules.offload.arrays import (
     COUNTS,
     NODE_WORDS,
     ROW_WORDS,
     SLOT_WORDS,
     TIER_WORDS,
+    ArcWord,
     ChunkNode,
+    GhostWord,
     TierArrays,
     TierField,
     TierNumber,
     TierRoom,
     TierView,
+    TrackerWord,
     User,
 )
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT
@@ -60,15 +63,12 @@ def require(config: OffloadConfig) -> None:
     """
     specs = config.cache.topology.specs
     numpy = "the NumPy engine for anything else"
-    if config.policy != "lru":
-        raise UnsupportedConfigError("offload_policy", config.policy, f"lru; {numpy}")
-    if config.threshold >= 2:
-        raise UnsupportedConfigError("offload_store_threshold", config.threshold, f"0 or 1; {numpy}")
     for group, spec in enumerate(specs):
         if spec.snapshot or spec.one_block or spec.sinks:
             raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, f"attention without sinks; {numpy}")
-    if len(specs) > MOST_GROUPS:
-        raise UnsupportedConfigError("groups", len(specs), f"{MOST_GROUPS} groups at most; {numpy}")
+    most = arc.MOST_GROUPS if config.policy == "arc" else MOST_GROUPS
+    if len(specs) > most:
+        raise UnsupportedConfigError("groups", len(specs), f"{most} groups at most; {numpy}")
     sparse = any(config.span(group) is not None for group in range(len(specs))) and config.alignment is not None
     if not config.prompt_only and sparse and config.cache.retention_interval is None:
         raise UnsupportedConfigError("offload_decode", True, f"none beside windows under dense retention; {numpy}")
@@ -105,6 +105,8 @@ def parameters(config: OffloadConfig, groups: int) -> tuple[np.ndarray, np.ndarr
         TierNumber.PROMPT_ONLY: config.prompt_only,
         TierNumber.ALIGNMENT: alignment or 1,
         TierNumber.WHOLE_HEADS: HEAD_AGES not in config.bugs,
+        TierNumber.THRESHOLD: config.threshold,
+        TierNumber.TRACKED: config.tracked,
     }.items():
         numbers[number] = value
     return table, numbers
@@ -163,6 +165,10 @@ class TierResident(ScheduleResident):
     jobs: jax.Array
     lists: jax.Array
     offers: jax.Array
+    arc: jax.Array
+    ghosts: jax.Array
+    tracker: jax.Array
+    tracked: jax.Array
     counts: jax.Array
 
 
@@ -185,9 +191,15 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
     """A replay in which nothing happened, as NumPy arrays."""
     begun, buckets = compiled_reasons.begin(state, sizes.requests, steps), sizes.buckets
     slots, entries = buckets.requests + 1, buckets.groups * buckets.row
-    nodes = np.zeros((room.chunks + room.users + 2, NODE_WORDS), np.int32)
-    ends = room.chunks + room.users
-    nodes[ends, [ChunkNode.NEXT, ChunkNode.PREVIOUS]] = ends
+    nodes = np.zeros((room.chunks + room.users + 3, NODE_WORDS), np.int32)
+    for ends in room.chunks + room.users + np.arange(2):
+        nodes[ends, [ChunkNode.NEXT, ChunkNode.PREVIOUS]] = ends
+    ghosts = np.zeros((2 * room.chunks + 3 if room.arc else 0, len(GhostWord)), np.int32)
+    for ends in range(2 * room.chunks, len(ghosts) - 1):
+        ghosts[ends, [GhostWord.NEXT, GhostWord.PREVIOUS]] = ends
+    tracker = np.zeros((room.tracked + 2 if room.tracked else 0, len(TrackerWord)), np.int32)
+    if room.tracked:
+        tracker[room.tracked, [TrackerWord.NEXT, TrackerWord.PREVIOUS]] = room.tracked
     shapes = {
         "frees": room.chunks + 1,
         "where": (buckets.keys + 1) * buckets.groups,
@@ -197,12 +209,20 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
         "tables": slots * (SLOT_WORDS + ROW_WORDS * buckets.groups) + 1,
         "jobs": (room.jobs + 1) * arrays.JOB_WORDS,
         "lists": slots + 2 * (room.users + 1),
-        "offers": 2 * (entries + 1),
+        "offers": (4 if room.arc else 2) * (entries + 1),
+        "arc": len(ArcWord) + 1 if room.arc else 1,
+        "tracked": (buckets.keys + 1) * buckets.groups if room.tracked else 1,
         "counts": len(COUNTS),
     }
     made: dict[str, Any] = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
     fields = {field.name: getattr(begun, field.name) for field in dataclasses.fields(begun)}
-    return TierResident(**fields, nodes=nodes.reshape(-1), **made)  # type: ignore[arg-type]
+    made |= {"nodes": nodes.reshape(-1), "ghosts": _filled(ghosts), "tracker": _filled(tracker)}
+    return TierResident(**fields, **made)  # type: ignore[arg-type]
+
+
+def _filled(rows: np.ndarray) -> np.ndarray:
+    """Rows as loops carry them; none are an element that is spare."""
+    return rows.reshape(-1) if rows.size else np.zeros(1, np.int32)
 
 
 def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room: int) -> Any:
@@ -210,7 +230,13 @@ def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room
     state, buckets = resident.cache, resident.cache.buckets
     pending = (buckets.requests + 1) * buckets.groups if buckets.parts else 0
     users = resident.stack.shape[0]
-    tier = TierRoom(resident.frees.shape[0] - 1, users, resident.jobs.shape[0] // arrays.JOB_WORDS - 1)
+    tier = TierRoom(
+        resident.frees.shape[0] - 1,
+        users,
+        resident.jobs.shape[0] // arrays.JOB_WORDS - 1,
+        max(resident.tracker.shape[0] // len(TrackerWord) - 2, 0),
+        resident.arc.shape[0] > 1,
+    )
     width = RESULT_FRONT + 2 * buckets.groups
     sizes = TierSizes(buckets, 1, 1, width, room, 0, pending, tier=tier)
     zero = jnp.int32(0)
@@ -293,7 +319,9 @@ class TierReplay(compiled.CompiledReplay):
             names=names,  # type: ignore[arg-type]
         )
         chunks = bucket(max(room, tier.config.num_chunks), 1024)
-        self._chunks = TierRoom(chunks, sizes.requests + 1, jobs)
+        counted = bucket(min(tier.config.tracked, sizes.keys * sizes.buckets.groups), 64)
+        tracked = counted if tier.config.threshold >= 2 else 0
+        self._chunks = TierRoom(chunks, sizes.requests + 1, jobs, tracked, tier.config.policy == "arc")
         resident = begin(state, sizes, self._chunks, steps)
         Dispatches.__init__(self, program(0), trace, len(self.config.topology.groups), 0, values, inputs, resident)
 
@@ -315,14 +343,18 @@ class TierReplay(compiled.CompiledReplay):
         return dict(zip(COUNTS, np.asarray(self._resident.counts).tolist(), strict=True))
 
     def order(self) -> list[int]:
-        """Chunks that stand in the list by themselves, the next to leave first."""
+        """Chunks that stand in a list by themselves, the next to leave first; of ARC, see `chunks.Chunks.settled`."""
         nodes = np.asarray(self._resident.nodes).reshape(-1, NODE_WORDS)
-        ends = self._chunks.chunks + self._chunks.users
-        found, at = [], int(nodes[ends, ChunkNode.NEXT])
-        while at != ends:
-            if at < self._chunks.chunks:
-                found.append(at)
-            at = int(nodes[at, ChunkNode.NEXT])
+        found = []
+        for ends in self._chunks.chunks + self._chunks.users + np.arange(2):
+            at = int(nodes[ends, ChunkNode.NEXT])
+            while at != ends:
+                if at < self._chunks.chunks:
+                    found.append(at)
+                at = int(nodes[at, ChunkNode.NEXT])
+        if self._chunks.arc:
+            words = np.asarray(self._resident.arc)
+            found += words[[ArcWord.ONCE, ArcWord.GONE_ONCE, ArcWord.GONE_OFTEN, ArcWord.WHOLE]].tolist()
         return found
 
     def left(self) -> dict[str, Any]:

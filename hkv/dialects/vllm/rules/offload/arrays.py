@@ -57,8 +57,50 @@ NODE_WORDS = 8
 READ, LOADING = 1, 2
 """Bits of `ChunkNode.BLOCK` of a chunk that can be read: it was read once; it is being loaded while others run."""
 
-NOT_OFFERED, NO_ROOM, EVICTED = 0, -2, -3
-"""Values of `where` that say why there is no chunk; -1 is for offers too seldom, which the compiled tier has not."""
+NOT_OFFERED, TOO_SELDOM, NO_ROOM, EVICTED = 0, -1, -2, -3
+"""Values of `where` that say why there is no chunk."""
+
+GHOST = -4
+"""Value of `where` of a name that ARC remembers in row 0 of `ghosts`; row `n` is `GHOST - n`."""
+
+
+class GhostWord(enum.IntEnum):
+    """Words of a row of `ghosts`."""
+
+    ENTRY = 0
+    NEXT = 1
+    """The next one of its list; of a row that came back, 1 plus the next such row."""
+    PREVIOUS = 2
+    STATE = 3
+    """1 if several requests had used it; 2 more if there was no room for it since it left."""
+
+
+class ArcWord(enum.IntEnum):
+    """Words of `arc`."""
+
+    ONCE = 0
+    """Chunks that one request used."""
+    OFTEN = 1
+    GONE_ONCE = 2
+    """Names of such that left."""
+    GONE_OFTEN = 3
+    WHOLE = 4
+    """The target: whole chunks, and two words behind the point."""
+    HIGH = 5
+    LOW = 6
+    ROWS = 7
+    """Rows of `ghosts` that were handed out."""
+    FREE = 8
+    """1 plus a row that came back; 0 for none."""
+
+
+class TrackerWord(enum.IntEnum):
+    """Words of a row of `tracker`; OFFERS of the row of ends: rows that were handed out."""
+
+    ENTRY = 0
+    OFFERS = 1
+    NEXT = 2
+    PREVIOUS = 3
 
 
 class Handed(enum.IntEnum):
@@ -153,11 +195,17 @@ class TierNumber(enum.IntEnum):
     """1 if transfers take more than a step."""
     SLOWER = 6
     """1 if it is asked which loads took longer than computing again."""
+    THRESHOLD = 7
+    TRACKED = 8
+    """Chunks whose offers are counted at most."""
 
 
-TIER_WORDS = 8
+TIER_WORDS = 9
 
-ARRAYS = ("nodes", "frees", "where", "marks", "handed", "told", "tables", "jobs", "lists", "offers")
+ARRAYS = (
+    *("nodes", "frees", "where", "marks", "handed", "told", "tables", "jobs", "lists", "offers"),
+    *("arc", "ghosts", "tracker", "tracked"),
+)
 """Names of the arrays."""
 
 COUNTS = (
@@ -176,7 +224,7 @@ class TierArrays(FlatArrays):
     """Flat arrays of a second tier besides those of a cache, a lane only.
 
     Attributes:
-      nodes: int32[(chunks + users + 2) * 8], `ChunkNode` of chunks, `User` of requests, the list's ends, a spare.
+      nodes: int32[(chunks + users + 3) * 8], `ChunkNode` of chunks, `User` of requests, ends of two lists, a spare.
       frees: int32[chunks + 1], a stack of chunks that came back.
       where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or the reason why it has no chunk.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
@@ -185,7 +233,12 @@ class TierArrays(FlatArrays):
       tables: int32[(slots + 1) * (8 + 8 * groups)], `SlotWord` and `ToldRow`.
       jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
       lists: int32[slots + 1 + 2 * (users + 1)], slots whose loads go on, then requests that ended, with their slots.
-      offers: int32[2 * (entries + 1)], entries and blocks of one offer.
+      offers: int32[2 * (entries + 1)], entries and blocks of one offer; of ARC 4 words each, with places in `marks`.
+      arc: int32[10], `ArcWord`; of LRU, it and the next are empty.
+      ghosts: int32[(2 * chunks + 3) * 4], `GhostWord` of each name that ARC remembers, the ends of both lists, a spare.
+      tracker: int32[(tracked + 2) * 4], `TrackerWord` of chunks whose offers are counted, the list's ends, a spare;
+        empty without a threshold, as is the next.
+      tracked: int32[(keys + 1) * groups], by key and group, 1 plus its row in `tracker`.
       idle: chunks that no transfer reads or writes.
       unused: chunks in `frees`.
       handed_out: chunks below this have been handed out.
@@ -214,6 +267,10 @@ class TierArrays(FlatArrays):
     jobs: jax.Array
     lists: jax.Array
     offers: jax.Array
+    arc: jax.Array
+    ghosts: jax.Array
+    tracker: jax.Array
+    tracked: jax.Array
     idle: Scalar
     unused: Scalar
     handed_out: Scalar
@@ -281,9 +338,36 @@ class TierArrays(FlatArrays):
         return self.room.chunks + self.room.users
 
     @property
+    def ends_often(self) -> int:
+        """That of ARC's second list."""
+        return self.ends + 1
+
+    @property
     def spare_node(self) -> int:
         """A node that is nobody's."""
-        return self.ends + 1
+        return self.ends + 2
+
+    def offer(self, place: Any) -> Scalar:
+        """Index into `offers` of an entry; its block follows, and of ARC its place in `marks`."""
+        return place * (4 if self.room.arc else 2)
+
+    def ghost(self, row: Any, word: GhostWord) -> Scalar:
+        """Index into `ghosts` of a word of a row."""
+        return row * len(GhostWord) + int(word)
+
+    @property
+    def ghost_ends(self) -> int:
+        """The row before the first name of those that one request used; the next one of the others."""
+        return 2 * self.room.chunks
+
+    @property
+    def ghost_spare(self) -> int:
+        """A row that is nobody's."""
+        return 2 * self.room.chunks + 2
+
+    def tracker_word(self, row: Any, word: TrackerWord) -> Scalar:
+        """Index into `tracker` of a word of a row."""
+        return row * len(TrackerWord) + int(word)
 
     def slot_word(self, slot: Scalar, word: SlotWord) -> Scalar:
         """Index into `tables` of a word of a slot."""
@@ -304,11 +388,14 @@ class TierArrays(FlatArrays):
 
 @dataclasses.dataclass(frozen=True)
 class TierRoom:
-    """Static sizes of a tier: chunks; users, one more than requests of the trace; jobs, a power of two."""
+    """Static sizes of a tier: chunks; users, one more than requests of the trace; jobs, a power of two; chunks whose
+    offers are counted; and whether its policy is ARC."""
 
     chunks: int
     users: int
     jobs: int
+    tracked: int = 0
+    arc: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,8 +403,8 @@ class TierView:
     """A tier's parameters.
 
     Attributes:
-      groups: int32[groups * 8], `TierField`.
-      numbers: int32[8], `TierNumber`.
+      groups: int32[groups * 9], `TierField`.
+      numbers: int32[9], `TierNumber`.
       moved: int32[3 * entries], of so many chunks: steps that moving them takes, and bytes more, in two words.
       rate: int32[2], bytes of a step, in two words.
       beaten: int32[entries], of so many chunks, most tokens that would be computed again sooner.

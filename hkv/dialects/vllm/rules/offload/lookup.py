@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import pool
+from hkv.dialects.vllm.rules.offload import arc, pool
 from hkv.dialects.vllm.rules.offload.arrays import (
     LOADED,
     LOADING,
@@ -193,6 +193,8 @@ def note_missing(w: Any, view: Any, slot: Scalar, hit: Scalar, asked: Scalar, en
 
     end_group = jnp.where(enabled & (asked > hit), view.num_groups, 0)
     w, (_, value) = loop(lambda c: (c[0] < end_group) & (c[1] > 0), of_group, w, (0, 1), writes=("chains", "where"))
+    if w.room.arc:
+        w, value = arc.reason(w, value)
     short = jnp.maximum(asked - hit, 0)
     for reason in range(4):
         name = f"lacked_{reason}"

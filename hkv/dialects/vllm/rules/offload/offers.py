@@ -6,12 +6,21 @@ known from what steps told of them: a window's block that it gave up is offered 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import pool
-from hkv.dialects.vllm.rules.offload.arrays import Handed, SlotWord, TierField, TierNumber, ToldRow
+from hkv.dialects.vllm.rules.offload import arc, pool, tracker
+from hkv.dialects.vllm.rules.offload.arrays import (
+    NOT_OFFERED,
+    TOO_SELDOM,
+    Handed,
+    SlotWord,
+    TierField,
+    TierNumber,
+    ToldRow,
+)
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
@@ -100,9 +109,10 @@ def collect(
     width = w.sizes.buckets.groups
     prompt, shared_boundary, finished = about
     w = w.replace(stamp=w.stamp + enabled)
+    tracks = w.room.tracked > 0
     w, (told_step,) = w.peek(enabled, "tables", w.slot_word(slot, SlotWord.STEP))
 
-    def of_group(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+    def of_group(v: Any, carried: tuple[Scalar, ...], lists: bool = False) -> tuple[Any, tuple[Scalar, ...]]:
         group, count, idle = carried
         size, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
         words = (ToldRow.LENGTH, ToldRow.FIRST, ToldRow.WHOLE, ToldRow.CURSOR)
@@ -124,44 +134,63 @@ def collect(
             return jnp.where(gone, 0, block), entry, u.read("where", entry)
 
         def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-            place, phase, inside, count, mark, marked, _ = at
+            place, phase, inside, count, mark, marked, *seldom, _ = at
             u = u.write("marks", marked, mark)
+            if tracks:
+                u = u.write("where", TOO_SELDOM, seldom[0])
             block, entry, value = look(u, place)
             offered = (block != 0) & (inside | (phase >= kept.least))
-            lacked = offered & (value <= 0)
-            u = u.write("offers", entry, jnp.where(lacked, 2 * count, u.offers.shape[0] - 1))
-            u = u.write("offers", block, jnp.where(lacked, 2 * count + 1, u.offers.shape[0] - 1))
+            lacked = offered if lists else offered & (value <= 0)
+            known = offered & ~lacked
+            if tracks and not lists:
+                worth = tracker.is_worth(u, view, entry)
+                seldom = [jnp.where(lacked & ~worth & (value == NOT_OFFERED), entry, u.where.shape[0] - 1)]
+                lacked = lacked & worth
             mark = marks + place * scale
+            words = (entry, block, mark) if u.room.arc else (entry, block)
+            for word, each in enumerate(words):
+                u = u.write("offers", each, jnp.where(lacked, u.offer(count) + word, u.offers.shape[0] - 1))
             marked = u.read("marks", mark) | bit
-            mark = jnp.where(lacked, mark, spare)
-            return u, (place + 1, kept.next_phase(phase), inside, count + lacked, mark, marked, offered & ~lacked)
+            mark = jnp.where(lacked & (not (lists or u.room.arc)), mark, spare)
+            return u, (place + 1, kept.next_phase(phase), inside, count + lacked, mark, marked, *seldom, known)
 
         def stretch(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
             place, count, idle = at
             inside, until = kept.stretch(place, stop)
             place = kept.skip(place, inside, until)
-            u, (place, _, _, count, mark, marked, known) = loop(
+            looked = ("rows", "told", "handed", "chains")
+            unseldom = (u.where.shape[0] - 1,) if tracks else ()
+            u, (place, _, _, count, mark, marked, *seldom, known) = loop(
                 lambda c: (c[0] < until) & ~c[-1],
                 fast,
                 u,
-                (place, kept.phase(place), inside, count, spare, 0, False),
-                reads=("rows", "told", "handed", "chains", "where"),
-                writes=("marks", "offers"),
+                (place, kept.phase(place), inside, count, spare, 0, *unseldom, False),
+                reads=(*looked, "tracker", "tracked") if tracks else (*looked, "where"),
+                writes=("marks", "offers", *(("where",) if tracks else ())),
             )
             u = u.write("marks", marked, mark)
+            if tracks:
+                u = u.write("where", TOO_SELDOM, seldom[0])
             u, (key,) = u.peek(known, "chains", chain + (place - 1) * scale)
             u, (value,) = u.peek(known, "where", key * width + group)
             unit = place * scale - 1
             u, was, _ = pool.use(u, known, value - 1, prefix, unit, group, jnp.int32(0))
             return u, (place, count, idle + was)
 
-        writes = ("rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES)
+        writes = ("rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES, *more)
         v, (_, count, idle) = loop(lambda c: c[0] < stop, stretch, v, (cursor, count, idle), writes=writes)
         return v, (group + 1, count, idle)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    writes = ("tables", "rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES)
+    more = tracker.WRITES if tracks else ()
+    writes = ("tables", "rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES, *more)
+    if tracks:
+        of_all = functools.partial(of_group, lists=True)
+        w, (_, offered, _) = loop(lambda c: c[0] < groups, of_all, w, (0, 0, 0), writes=writes)
+        w = tracker.count(w, view, offered)
     w, (_, count, idle) = loop(lambda c: c[0] < groups, of_group, w, (0, 0, 0), writes=writes)
+    if w.room.arc:
+        w = arc.miss(w, view.tier, count)
     w, number = pool.number_of(w, count > 0, prefix.request)
     return w, count, idle, number
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from hkv.dialects.vllm.rules.offload import arc
 from hkv.dialects.vllm.rules.offload.arrays import (
     EVICTED,
     LOADING,
@@ -41,6 +42,8 @@ class Prefix(NamedTuple):
 
 def number_of(w: Any, enabled: Scalar, request: Scalar) -> tuple[Any, Scalar]:
     """The number of a request, which it is given with the first chunk that it uses."""
+    if w.room.arc:
+        return w, jnp.int32(0)
     words = w.node(w.user(request), ChunkNode.NUMBER), w.node(w.ends, ChunkNode.PREVIOUS)
     w, (number, tail) = w.peek(enabled, "nodes", *words)
     return _numbered(w, enabled, request, number, tail)
@@ -74,6 +77,8 @@ def use(
       notes: whether it counts as a use; else the transfer alone is noted.
     """
     user, bit, place = w.user(of.request), jnp.left_shift(jnp.int32(1), group), of.start + unit
+    if w.room.arc:
+        return arc.use(w, enabled, chunk, place, group, readers, notes)
     node = jnp.where(enabled, chunk, w.spare_node)
     words = (
         ChunkNode.READERS,
@@ -126,7 +131,7 @@ def unlink(w: Any, enabled: Scalar, previous: Scalar, after: Scalar) -> Any:
 
 STORE_WRITES = (
     *("nodes", "marks", "where", "frees", "offers", "handed", "jobs", "last", "idle", "unused", "handed_out", "stored"),
-    *("evicted", "refused", "peak", "flushed", "urgent"),
+    *("evicted", "refused", "peak", "flushed", "urgent", "arc", "ghosts", "tracker", "tracked"),
 )
 """Arrays and scalars that a store writes, besides its job's."""
 
@@ -141,10 +146,12 @@ def note_refused(w: Any, count: Scalar) -> Any:
     """Notes of `count` entries that there was no room."""
 
     def body(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
-        entry = v.read("offers", 2 * local[0])
-        return v.write("where", NO_ROOM, entry), (local[0] + 1,)
+        entry = v.read("offers", v.offer(local[0]))
+        v = arc.note_refused(v, entry) if v.room.arc else v.write("where", NO_ROOM, entry)
+        return v, (local[0] + 1,)
 
-    w, _ = loop(lambda c: c[0] < count, body, w, (0,), reads=("offers",), writes=("where",))
+    writes = ("where", "ghosts") if w.room.arc else ("where",)
+    w, _ = loop(lambda c: c[0] < count, body, w, (0,), reads=("offers",), writes=writes)
     return w
 
 
@@ -165,13 +172,18 @@ def insert(
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         at, unused, handed_out, chain, flushes = local
-        entry, block = v.read("offers", 2 * at), v.read("offers", 2 * at + 1)
+        entry, block = v.read("offers", v.offer(at)), v.read("offers", v.offer(at) + 1)
         fresh = handed_out < capacity
         chunk = jnp.where(fresh, handed_out, v.read("frees", jnp.maximum(unused - 1, 0)))
+        if v.room.arc:
+            v, (value,) = v.peek(at >= 0, "where", entry)
+            v = arc.inserted(v, at >= 0, chunk, entry, value, v.read("offers", v.offer(at) + 2))
         v = v.write("where", chunk + 1, entry)
         window = tier.group(remainder(entry, jnp.int32(groups)), TierField.WINDOW) > 0
         fenced = window | late
-        words = {ChunkNode.ENTRY: entry, ChunkNode.READERS: -1, ChunkNode.NUMBER: number, ChunkNode.OWNER: request + 1}
+        words = {ChunkNode.ENTRY: entry, ChunkNode.READERS: -1}
+        if not v.room.arc:
+            words |= {ChunkNode.NUMBER: number, ChunkNode.OWNER: request + 1}
         for word, value in {**words, ChunkNode.LINK: chain, ChunkNode.BLOCK: jnp.where(fenced, block, -block)}.items():
             v = v.write("nodes", value, v.node(chunk, word))
         v = v.write("handed", job, jnp.where(fenced, v.handed_word(block, Handed.FENCE), spare))
@@ -186,7 +198,7 @@ def insert(
         w,
         (0, w.unused, w.handed_out, 0, False),
         reads=("offers", "frees"),
-        writes=("where", "nodes", "handed"),
+        writes=("where", "nodes", "handed", *(arc.INSERT_WRITES if w.room.arc else ())),
     )
     present = count > 0
     w = w.replace(unused=unused, handed_out=handed_out, stored=w.stored + count)
@@ -201,6 +213,8 @@ def insert(
 
 def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> Any:
     """`count` chunks leave, the first ones of the list that are idle and not just offered; so many there are."""
+    if w.room.arc:
+        return arc.evict(w, tier, count)
     stamp, chunks = w.stamp, w.room.chunks
 
     def run(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
@@ -280,6 +294,8 @@ END_WRITES = ("nodes", "where", "marks", "last")
 
 def end(w: Any, view: Any, prefix: Prefix, enabled: Scalar) -> Any:
     """All chunks that a request has used, and that are there, go to the end of the list; it leaves the list itself."""
+    if w.room.arc:
+        return arc.end(w, view, prefix, enabled)
     width, user, spare = w.sizes.buckets.groups, w.user(prefix.request), w.spare_node
     words = (ChunkNode.NUMBER, ChunkNode.NEXT, ChunkNode.PREVIOUS)
     w, (number, after, previous) = w.peek(enabled, "nodes", *(w.node(user, word) for word in words))
@@ -433,9 +449,11 @@ def fence(w: Any, request: Scalar, enabled: Scalar) -> Any:
             link, chunk, block = local
             u = u.write("nodes", block, u.node(chunk, ChunkNode.BLOCK))
             chunk = link - 1
-            block = jnp.abs(u.read("nodes", u.node(chunk, ChunkNode.BLOCK)))
-            u = u.write("handed", row, u.handed_word(block, Handed.FENCE))
-            return u, (u.read("nodes", u.node(chunk, ChunkNode.LINK)), chunk, block)
+            # A window's blocks are fenced since they were offered, and may be another job's by now.
+            block = u.read("nodes", u.node(chunk, ChunkNode.BLOCK))
+            place = jnp.where(block < 0, u.handed_word(-block, Handed.FENCE), u.handed.shape[0] - 1)
+            u = u.write("handed", row, place)
+            return u, (u.read("nodes", u.node(chunk, ChunkNode.LINK)), chunk, jnp.abs(block))
 
         start = (first, v.spare_node, 0)
         v, (_, chunk, block) = loop(lambda c: c[0] > 0, body, v, start, writes=("nodes", "handed"))
