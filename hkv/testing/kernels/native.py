@@ -61,7 +61,7 @@ class KernelGrew(KernelDied):
     """The function took more than `MEMORY`."""
 
     def __init__(self) -> None:
-        super().__init__(f"took more than {MEMORY >> 30} GiB of memory")
+        super().__init__(f"took more than {MEMORY >> 20} MiB of memory")
 
 
 def end_with_parent() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from hkv.layout.views.numpy import numpy_dtype, view
 from hkv.testing.kernels import definition
 from hkv.testing.kernels.call import Call
-from hkv.testing.kernels.cases import CHUNKED, Case
+from hkv.testing.kernels.cases import CHUNKED, Case, is_far
 from hkv.testing.kernels.mistakes import Changes, explanations
 
 UNEXPLAINED = "bytes differ in a way that no known mistake explains"
@@ -50,7 +50,8 @@ def kinds(call: Call, wanted: Changes, got: Changes, error: str) -> list[str]:
 
 RAISES = "the kernel raises"
 HANGS = "the kernel did not return"
-GROWS = "all of a pool of more than 2^31 elements is read or copied"
+GROWS = "the kernel took more"
+COPIED = "all of a pool of more than 2^31 elements is read or copied? 'lacks=far blocks' leaves these out"
 STRAYS = "memory outside of all arrays is touched, or worse"
 
 
@@ -66,10 +67,8 @@ def hangs(kind: str) -> bool:
 
 def _error(error: str) -> str:
     name, _, said = error.partition(": ")
-    if name == "KernelHung":
+    if name in ("KernelHung", "KernelGrew"):
         return f"the kernel {said}"
-    if name == "KernelGrew":
-        return f"{GROWS} ('lacks=far blocks' leaves them out): the kernel {said}"
     if name == "KernelDied":
         return f"{STRAYS}: the kernel {said}"
     return "the result has another shape" if name == "KernelResultError" else f"{RAISES} {name}"
@@ -177,11 +176,10 @@ def told(kind: str, call: Call, wanted: Changes, got: Changes, error: str) -> st
     case = call.case
     lines = [kind]
     if error:
-        lines = [
-            kind
-            if error.startswith(("KernelDied", "KernelHung", "KernelGrew"))
-            else f"{kind}: {error.partition(': ')[2] or 'no message'}"
-        ]
+        said = error.partition(": ")[2] or "no message"
+        if error.startswith(("KernelDied", "KernelHung", "KernelGrew")):
+            said = COPIED if kind.startswith(GROWS) and is_far(case) else ""
+        lines = [f"{kind}: {said}" if said else kind]
     elif case.operation in CHUNKED:
         lines = [f"{kind}: {_chunk_place(call, wanted, got)}"]
     elif len(differing(call, wanted, got)[0]):

@@ -88,7 +88,7 @@ def _heard(reader: Any, process: Any, seconds: float | None) -> tuple[str, Any]:
     """The next that the process says; KernelDied where it ended, or as `ready_of`."""
     waited = [reader, process.sentinel]
     ready = connection.wait(waited) if seconds is None else ready_of(waited, process.pid, seconds)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, OSError):  # it may have ended within a message
         if reader in ready or reader.poll():
             return reader.recv()
     process.join()

@@ -35,12 +35,13 @@ from hkv.testing.kernels import (
     target_of,
 )
 from hkv.testing.kernels.call import Call
-from hkv.testing.kernels.cases import FEATURES, Supports, features_of
+from hkv.testing.kernels.cases import FEATURES, Case, Supports, features_of
 from hkv.testing.kernels.definition import expected
 from hkv.testing.kernels.drawing import draw_case
 from hkv.testing.kernels.judge import read_case
 from hkv.testing.kernels.memory import PAGE, Memory
 from hkv.testing.kernels.plans import left_by, plan_of, same
+from hkv.testing.kernels.targets import Target
 from tests.testing.kernels import right
 from tests.testing.kernels.confused import WRITERS
 from tests.testing.kernels.planted import PLANTED, tokens, write_slots
@@ -220,11 +221,18 @@ def test_a_function_that_takes_all_memory_is_ended(tmp_path: pathlib.Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "copies.py").write_text(
         "def write(key, value, key_cache, value_cache, slot_mapping):\n"
-        "    held = b'x' * (1 << 30)\n    while held: pass\n"
+        "    held = b'x' * (1 << 30) if len(key_cache) > LEAST else b''\n    while held: pass\n"
+        "LEAST = 0\n"
+        "def write_far(key, value, key_cache, value_cache, slot_mapping):\n"
+        "    global LEAST\n    LEAST = 1 << 12\n    write(key, value, key_cache, value_cache, slot_mapping)\n"
     )
+    grew = "the kernel took more than 512 MiB of memory"
     told = CliRunner().invoke(cli, ["check-kernel", "copies.py:write", "--operation", "write"])
-    assert told.exit_code == 1, told
-    assert told.output.startswith("all of a pool of more than 2^31 elements is read or copied"), told.output
+    assert (told.exit_code, told.output[: len(grew) + 6]) == (1, f"{grew}\ncase:"), told.output
+    case = Case(operation="write", dtype="uint8", blocks=(1 << 28) + 9, slots=(1 << 29,))
+    (tmp_path / "case.json").write_bytes(judge.case_bytes(Target("copies.py:write_far", Supports(), ()), case))
+    told = CliRunner().invoke(cli, ["check-kernel", "--case", "case.json"])
+    assert (told.exit_code, told.output[: len(grew) + 8]) == (1, f"{grew}: all of"), told.output
 
 
 def test_what_ends_or_fails_elsewhere_is_told_here(endless: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
