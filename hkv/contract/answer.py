@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from hkv.contract.log import answer_type
-from hkv.errors import EngineTimeoutError, HKVError
+from hkv.errors import EngineFailure, EngineTimeoutError, HKVError
 
 EngineFactory = Callable[[Any], Any]
 """Makes an engine, empty, of a header's configuration; see `Dialect.perform` for what an engine offers. It raises
@@ -25,10 +25,12 @@ class Failure:
 
     Attributes:
       timed_out: True if the engine was silent for longer than it may be.
+      named: True if a defect that was asked for by name ended the engine.
     """
 
     message: str
     timed_out: bool = False
+    named: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def attempt_with(perform: Callable[[Any, Any], Any], engine: Any, operation: Any
 def failure_of(error: Exception) -> Failure:
     """Failure for an error that an engine raised: an error of HKV's in its words, any other with its place."""
     if isinstance(error, HKVError):
-        return Failure(str(error), isinstance(error, EngineTimeoutError))
+        return Failure(str(error), isinstance(error, EngineTimeoutError), isinstance(error, EngineFailure))
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {_installed(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return Failure(f"{type(error).__name__}: {error}{place}")

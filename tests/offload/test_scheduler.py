@@ -84,7 +84,7 @@ def test_a_step_with_more_new_chunks_than_the_tier_stores_nothing_and_tries_agai
 def test_a_prompt_longer_than_the_tier_keeps_its_head_without_the_defect_alone(policy: str) -> None:
     found = []
     for bugs in ([OWN_HEAD], []):
-        driven = engine(header(chunks=3, step_tokens=4, policy=policy, bugs=bugs))
+        driven = engine(header(chunks=3, step_tokens=4, most_running=4, policy=policy, bugs=bugs))
         driven.perform(structs.RequestOp(id="a", tokens=list(range(21)), output=1))
         for _ in range(8):
             steps(driven, sorted(driven.scheduler.connector.jobs))
@@ -139,6 +139,7 @@ def test_a_tier_has_as_many_chunks_as_fit_in_pages() -> None:
         ({"eagle": [1]}, "eagle"),
         ({"bugs": ["x"]}, "bugs"),
         ({"threshold": -1}, "threshold"),
+        ({"step_tokens": 4, "most_running": 8}, "step_tokens"),
     ],
 )
 def test_a_tier_that_vllm_does_not_have_is_refused_by_name(changes: dict[str, Any], field: str) -> None:

@@ -34,8 +34,8 @@ RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST
     "tail-past-the-limit",
 )
 
-OFFER_OUTLIVES = "offer-outlives-state"
-"""A defect of the cache in front, which hands the tier states."""
+OF_THE_CACHE = OFFER_OUTLIVES, EXTERNAL_NOT_COUNTED = ("offer-outlives-state", "external-state-not-counted")
+"""Defects of the cache in front, which hands the tier states, and makes room for those that are loaded."""
 
 BUGS = listed(
     Bug(
@@ -86,9 +86,9 @@ BUGS = listed(
         "limit of 0 the tail is stored",
         part="manager",
     ),
-    VLLM_BUGS[OFFER_OUTLIVES],
+    *(VLLM_BUGS[name] for name in OF_THE_CACHE),
 )
-"""Defects of vLLM 0.33.0's offloading, and of what hands it states."""
+"""Defects of vLLM 0.33.0's offloading, and of the cache in front of it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class OffloadConfig:
       prompt_only: whether prompts alone are stored (`offload_prompt_only`).
       workers: workers that report each job (TP x PP).
       sync_tokens: tokens that may be loaded within a step (`sync_load_budget_bytes`, in tokens).
-      step_tokens: tokens of a step (`max_num_batched_tokens`).
+      step_tokens: tokens of a step (`max_num_batched_tokens`); as many as requests run, at least, as vLLM demands.
       most_running: requests that run at a time (`max_num_seqs`).
       eagle: groups of a draft's layers, whose last chunk is not settled.
       drafts: tokens that a draft proposes each step (`num_speculative_tokens`); hits on the GPU then drop a block.
@@ -137,6 +137,8 @@ class OffloadConfig:
         for name in ("threshold", "sync_tokens", "drafts"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "at least 0")
+        if self.step_tokens < self.most_running:
+            raise ConfigError("step_tokens", self.step_tokens, f"at least the {self.most_running} that run at a time")
         if self.policy not in POLICIES:
             raise ConfigError("policy", self.policy, f"one of {', '.join(POLICIES)}")
         if any(not 0 <= group < len(self.chunk_tokens) for group in self.eagle):

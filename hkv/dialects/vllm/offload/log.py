@@ -17,7 +17,7 @@ import msgspec
 from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
-from hkv.dialects.vllm.offload.config import OFFER_OUTLIVES, OffloadConfig
+from hkv.dialects.vllm.offload.config import OF_THE_CACHE, OffloadConfig
 from hkv.errors import ConfigError
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
@@ -333,7 +333,7 @@ def to_config(header: Header) -> OffloadConfig:
         max_model_len=header.max_model_len,
         max_in_flight_tokens=header.step_tokens,
         eagle=header.drafts > 0,
-        bugs=frozenset({OFFER_OUTLIVES}.intersection(header.bugs)),
+        bugs=frozenset(OF_THE_CACHE).intersection(header.bugs),
         prefill_lookahead=int(header.drafts > 0),
         offloads=any(spec.keeps_states for spec in topology.specs),
     )

@@ -118,7 +118,7 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
         ),
         scheduler_config=vllm.SchedulerConfig(
             max_num_seqs=config.most_running,
-            max_num_batched_tokens=max(config.step_tokens, config.most_running),
+            max_num_batched_tokens=config.step_tokens,
             max_model_len=cache.max_model_len,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
