@@ -54,7 +54,8 @@ class EngineSide:
 
     Attributes:
       first: operations that were forgotten.
-      looks: numbers of operations after which it was looked at.
+      looks: numbers of operations after which it was looked at; the first is below 0 if it was before the first that
+        are kept.
     """
 
     def __init__(
@@ -185,8 +186,9 @@ class EngineSide:
         self._cells = {block: cell for block, cell in cells.items() if cell != _PLAIN}
         self._answers = self._answers[count:]
         self.first += count
+        # The look that the rest begins with keeps its own time, below 0: another side may have changed since.
         looked = bisect.bisect_right(self.looks, count)
-        self.looks = [0] * (looked > 0) + [at - count for at in self.looks[looked:]]
+        self.looks = [at - count for at in self.looks[max(0, looked - 1) :]]
         # Where the order was kept no longer, it begins anew with the next look.
         gone = bisect.bisect_right(self._queue_at, count) - 1 if self._queued <= self._most_queued else len(self._queue)
         self._queue = self._queue[max(0, gone) :]

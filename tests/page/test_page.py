@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 from typing import Any
 
@@ -13,7 +14,7 @@ from hkv.contract import registry
 from hkv.contract.snapshot import Snapshot
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import history
-from hkv.oracle.side import CACHED, FREE, HELD
+from hkv.oracle.side import CACHED, FREE, HELD, EngineSide
 from hkv.oracle.verbs import record
 from hkv.page import page
 from tests.page.reading import Markup, cells_of, data_of
@@ -74,6 +75,22 @@ def test_a_recorded_log_is_a_side_of_its_own_where_it_has_states() -> None:
         assert cells_of(recorded, at) == cells_of(engine, at)
     assert list(data["differing"]) == []
     assert any("lacks" in group for told in data["explanations"].values() for group in told["groups"])
+
+
+def test_what_is_forgotten_leaves_the_last_look_at_its_own_time() -> None:
+    log = record("core", 1, "numpy", dialect="rtp-llm/hybrid").log
+    side = EngineSide(registry.dialect_of("rtp-llm/hybrid"), log.header, "log", None)
+    for index, operation in enumerate(log.operations):
+        side.is_told(index, operation, getattr(operation, "want", None))
+    first, second = next(each for each in itertools.pairwise(side.looks) if each[1] - each[0] > 2)
+    at_first = cells_of(data_of(page("x", side.record(len(log.operations)))), first)
+    side.forget(first + 1)
+    assert side.looks[:2] == [-1, second - first - 1]
+    side.forget(1)
+    assert side.looks[:2] == [-2, second - first - 2]
+    shown = data_of(page("x", side.record(len(log.operations) - first - 2)))
+    assert list(shown["looks"][:2]) == side.looks[:2]
+    assert {block: cell for block, cell in at_first.items() if cell[0] != FREE} == cells_of(shown, 0)
 
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(1)>'"&@DATA@@SCRIPT@"""
