@@ -268,7 +268,9 @@ def main(**options: Any) -> None:
     elif mode == "offload":
         from benchmarks import scaling
 
-        result = scaling.measure_offload(make_case({**options, "mode": "schedule"}), scaling.TIERS, options["repeats"])
+        result = scaling.measure_offload(
+            make_case({**options, "mode": "schedule"}), scaling.COMPILED_TIERS, options["repeats"]
+        )
     else:
         result = measure(make_case(options), options["vllm_python"], options["repeats"])
         result["mode"] = mode

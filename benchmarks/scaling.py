@@ -54,6 +54,9 @@ def measure(repeats: int, plot_path: str | None) -> dict[str, Any]:
 TIERS = (10_000, 100_000, 1_000_000)
 """Chunks of a second tier; `--num-blocks` adds one more size."""
 
+COMPILED_TIERS = (*TIERS, 10_000_000)
+"""Those of a compiled replay."""
+
 PROMPT, SHARED = 256, 64
 """Chunks of a prompt, and of its beginning, which one of 16 others had too."""
 
@@ -129,7 +132,10 @@ def measure_offload(case: Any, sizes: Sequence[int], repeats: int) -> dict[str, 
         for chunks in sizes
     ]
     for point in points:
-        print("{chunks:>10,} chunks {stored:>10,} stored {seconds:6.2f} s, {ratio:4.2f} times".format(**point))
+        point["chunk_ns"] = (point["seconds"] - plain) / max(point["stored"], 1) * 1e9
+    told = "{chunks:>10,} chunks {stored:>10,} stored {seconds:6.2f} s, {ratio:4.2f} times, {chunk_ns:4.0f} ns a chunk"
+    for point in points:
+        print(told.format(**point))
     return {"mode": "offload", "groups": case.groups, "seconds": plain, "points": points}
 
 
