@@ -20,6 +20,7 @@ from hkv.dialects.vllm.log.structs import RequestOp
 from hkv.oracle.check import check_log
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
+from hkv.oracle.side import FREE
 from tests.attach.test_processes import told
 from tests.page.reading import cells_of, data_in
 
@@ -84,17 +85,23 @@ def begin(folder: pathlib.Path, start: str, **settings: str) -> subprocess.Popen
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_the_page_of_an_engine_core_follows_it(start: str, tmp_path: pathlib.Path) -> None:
     process = begin(tmp_path, start, mode="shadow", serve="127.0.0.1:0", states="step")
+    seen, both = list[int](), list[int]()
     case: Any = {}
+    live = beside = case
     try:
         told(tmp_path, 200)
         (url,) = re.findall(
             r"^.*live page: (http://127\.0\.0\.1:\d+/\S+/)$", (tmp_path / "said").read_text(), re.MULTILINE
         )
-        seen = []
-        for _ in range(3):
+        deadline = time.monotonic() + 120
+        # Both sides are looked at now and then, after the same operation only by chance.
+        while len(seen) < 3 or not both:
+            assert time.monotonic() < deadline
             with urllib.request.urlopen(f"{url}data?since=0", timeout=60) as answer:
                 (case,) = data_in(answer.read())["cases"]
             seen.append(case["first"] + len(case["operations"].splitlines()))
+            live, beside = case["sides"]
+            both = sorted(at for at in set(live["looks"].tolist()) & set(beside["looks"].tolist()) if at >= 0)
             time.sleep(2)
         assert process.poll() is None
     finally:
@@ -102,12 +109,12 @@ def test_the_page_of_an_engine_core_follows_it(start: str, tmp_path: pathlib.Pat
         process.wait()
     assert seen[0] < seen[1] < seen[2]
     assert "none differs" in case["headline"]
-    live, beside = case["sides"]
     assert (live["told"], beside["told"]) == (True, False)
-    both = sorted(at for at in set(live["looks"].tolist()) & set(beside["looks"].tolist()) if at >= 0)
-    assert both
-    for at in both:
-        assert cells_of(live, at) == cells_of(beside, at), at
+    for at in both:  # a block that was held between two looks may be plainly free on one side and untold on the other
+        told_cells, cells = (
+            {block: cell for block, cell in cells_of(side, at).items() if cell[0] != FREE} for side in (live, beside)
+        )
+        assert told_cells == cells, at
 
 
 def wait_for(core: int) -> None:
