@@ -56,6 +56,18 @@ def test_every_invariant_holds_in_every_state_of_a_small_cache() -> None:
         assert min(search.report.states - 40, search.report.evictions) > 0
 
 
+def test_an_exploration_has_the_states_that_its_requests_hold() -> None:
+    given = msgspec.structs.replace(header(2), num_blocks=[2, 2])
+    given.groups.append({"kind": "mamba", "block_size": 1})
+    space = Space(requests=1, prompt=1, max_model_len=1)
+    with pytest.raises(ConfigError, match="3 at least, for the states of 1 requests"):
+        BreadthFirst(given, PlainWorld(DIALECT, given, space)).run()
+    enough = msgspec.structs.replace(given, num_blocks=[2, 3])
+    search = BreadthFirst(enough, PlainWorld(DIALECT, enough, space))
+    search.run()
+    assert search.report.exhausted, search.report.counterexample
+
+
 def test_random_traffic_breaks_no_invariant() -> None:
     for feature in DIALECT.features(structs.NAME):
         for seed in range(4):

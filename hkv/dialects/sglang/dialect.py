@@ -16,6 +16,7 @@ from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.engines import places
 from hkv.dialects.sglang.traffic import FEATURES, MOVES
+from hkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from hkv.contract.attach import Observed, Session
@@ -172,6 +173,7 @@ class SGLangDialect(Dialect):
         return found
 
     def next_operations(self, engine: SGLangNumpyEngine, space: Space) -> Iterator[Any]:
+        _check_states(engine.manager.config.states, space.requests)
         requests = engine.manager.requests
         free = next((name for name in space.names() if name not in requests), None)
         if free is not None:
@@ -223,3 +225,13 @@ class SGLangDialect(Dialect):
         free = [(len(pool.free), len(pool.waiting)) for pool in manager.pools.all]
         encoded = sorted(map(msgspec.msgpack.encode, requests))
         return hashlib.blake2b(msgspec.msgpack.encode((nodes, encoded, orders, free)), digest_size=16).digest()
+
+
+def _check_states(states: int | None, requests: int) -> None:
+    """A request holds its own state and one of the tree's, and one is copied where it is entered.
+
+    With fewer SGLang stops ("Can not alloc mamba cache"); it runs a third as many requests as there are states
+    (`resolve_max_num_reqs`).
+    """
+    if states is not None and states < 2 * requests + 1:
+        raise ConfigError("num_blocks", states, f"{2 * requests + 1} at least, for the states of {requests} requests")
