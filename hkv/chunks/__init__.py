@@ -51,7 +51,8 @@ __getattr__ = loader(
         "hkv.chunks.formats": "BUGS EngineKVFormat",
         "hkv.chunks.kernel_groups": "EngineGroupInfo KernelGroup group_layers",
         "hkv.chunks.objects": "object_groups object_layout status_report",
-        "hkv.chunks.plans": "Row longest_prefix null_chunks plan_transfer retrieve_range store_range",
+        "hkv.chunks.plans": "ChunkRow longest_prefix null_chunks plan_transfer retrieve_range store_range",
         "hkv.chunks.transfer": "Transfer pack pack_groups unpack unpack_groups",
     },
+    {"Row": ("ChunkRow", "0.2.0")},
 )
