@@ -75,16 +75,20 @@ def evict(work: RadixWorkspace, view: SGLangView, present: Scalar, wanted: Wante
         node = jnp.where(follows, stranded, jnp.where(stage == FULL, leaf, cursor))
         w, words = w.peek(~none, "nodes", *(w.node(node, field) for field in _ASKED))
         flags, parent, start, end, live, *locks, newer, state_newer = words
-        # `locks` are the window's and the state's. Leaves are in the bitmap only while nobody locks them.
+        # `live`: whether it has window pages. `locks` are the window's and the state's: the first stage asks for none,
+        # as leaves are in the bitmap only while nobody locks them.
         held = (stage != FULL) & (jnp.where(stage == WINDOW, *locks) > 0) & ~follows
-        # What is held is passed over before it is asked whether there is enough.
+        # What is held is passed over before it is asked whether there is enough, as in SGLang's walk.
         over = none | (done & ~held)
         goes = ~over & ~held
+        # `LEAF`: nothing comes after it and nobody holds any part of it, so that it leaves with all that it has.
         whole = goes & (follows | (stage == FULL) | ((flags & LEAF) != 0))
         window = goes & (whole | (stage == WINDOW)) & (live != 0)
         w, had_state = shed(w, view, goes, node, end - start, (whole, window))
+        # After it has left, which may make a leaf of its parent. Links are 1 plus a node's row.
         w, stranded = _stranded(w, view, whole, parent - 1)
-        # The next stage, of the window's pages, then of states, begins at the old end of its ring as it is by then.
+        # The next stage, of the window's pages, then of states, begins at the old end of its ring as it is by then:
+        # `ring[0]` of the root, node 0.
         w, oldest = w.peek(over, "nodes", *(w.node(0, ring[0]) for ring in (WINDOW_RING, STATE_RING)))
         tokens = (end - start) * view.page
         freed = (jnp.where(whole, tokens, 0), jnp.where(window, tokens, 0), had_state)
@@ -95,6 +99,7 @@ def evict(work: RadixWorkspace, view: SGLangView, present: Scalar, wanted: Wante
         counts = [a + b for a, b in zip(counts, freed, strict=True)]
         return w, (stage + over, cursor, stranded, evictions + goes, *counts)
 
+    # `FULL`, `WINDOW` and `STATES` are 0, 1 and 2, as the stages are.
     stages = jnp.where(present, jnp.where(view.stateful, 3, jnp.where(view.windowed, 2, 1)), 0)
     work, local = loop(lambda c: c[0] < stages, one, work, (FULL, 0, 0, 0, 0, 0, 0), writes=WRITES)
     evictions = local[3]
@@ -123,6 +128,7 @@ def _first_leaf(work: RadixWorkspace, view: SGLangView, present: Scalar) -> tupl
         w, (place, node) = tree.first_from(w, jnp.bool_(True), place)
         fields = (RadixNode.HITS, RadixNode.MADE, RadixNode.PRIORITY)
         w, (hits, made, priority) = w.peek(place < none, "nodes", *(w.node(node, field) for field in fields))
+        # slru: SGLang protects nodes of two hits (`SLRUStrategy.protected_threshold`).
         by = {"lru": 0, "mru": -place, "fifo": made, "filo": -made, "lfu": hits, "slru": hits >= 2}
         rank = jnp.int32(0)
         for number, name in enumerate(POLICIES):
@@ -148,6 +154,7 @@ def _stranded(work: RadixWorkspace, view: SGLangView, present: Scalar, parent: S
 
 def _room(work: RadixWorkspace, view: SGLangView, present: Scalar) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
     """Tokens that each pool has room for, and states."""
+    # Pages that wait to be sorted in are as free as those that have been.
     fields = PoolCount.FREE, PoolCount.WAITING
     work, counts = work.peek(present, "counters", *(work.pool_count(pool, each) for pool in POOLS for each in fields))
     free = [counts[2 * pool] + counts[2 * pool + 1] for pool in POOLS]
@@ -168,7 +175,8 @@ def shed(
       parts: whether it is a leaf that is taken out, and whether its window pages are freed.
     """
     whole, window = parts
-    # What leaves is held by nobody: nodes that are, in this pool, are passed over.
+    # What leaves is held by nobody, as nodes that are, in this pool, are passed over: so many fewer are UNHELD, and so
+    # many more have LEFT.
     for pool, goes in ((FULL, whole), (WINDOW, window)):
         work = pools.count(work, pool, jnp.where(goes, -pages, 0))
         work = pools.count(work, pool, jnp.where(goes, pages, 0), PoolCount.LEFT)

@@ -184,7 +184,7 @@ class Due(NamedTuple):
     end: Scalar
 
     def instead(self, condition: Scalar, other: Due) -> Due:
-        """The other where the condition holds."""
+        """The other where the condition holds, else this one; field by field."""
         return Due(*(jnp.where(condition, b, a) for a, b in zip(self, other, strict=True)))
 
 

@@ -32,6 +32,19 @@ class Hit(NamedTuple):
 
 
 class _Progress(NamedTuple):
+    """A search on its way. Lengths are in tokens; sets of finders are words, a bit for each.
+
+    Attributes:
+      finder: the one to be asked now, in rounds.
+      current: the candidate, which each finder may shorten.
+      hit: the candidate when the round began.
+      longest: the most that any one finder found.
+      verified: finders whose drop was proved at the present length.
+      seen: finders that were asked.
+      fails: whether the engine fails (`Hit`).
+      active: whether the search goes on.
+    """
+
     finder: Scalar
     current: Scalar
     hit: Scalar
@@ -64,6 +77,8 @@ def longest_hit(
     """Looks a waiting request up. Its rows take the blocks found, its `Row.HIT_FIRST` where they begin.
 
     `limit` is one more than the most tokens of the hit; 0 for all but the last. No hit where not `enabled`.
+    `Row.HIT_LENGTH` is what a group found when it was asked last, which may be more than the hit: its blocks up to the
+    hit alone are adopted (`hkv.dialects.vllm.rules.admit.adopted_blocks`).
     """
     work, (tokens, keys) = peek(
         enabled,
@@ -84,11 +99,10 @@ def longest_hit(
         at = _Progress(*local)
         first, count = view.group(at.finder, GroupField.FINDER_FIRST), view.group(at.finder, GroupField.FINDER_COUNT)
         group = view.group(first, GroupField.MEMBER)
+        # Full attention's finder is asked once, for all rounds.
         once = view.group(group, GroupField.ONCE) != 0
         block = view.group(group, GroupField.BLOCK)
         scale = view.group(group, GroupField.SCALE)
-        # Sets of finders are words: `verified` those whose drop was proved at the present length, `seen` those that
-        # were asked.
         bit = jnp.left_shift(jnp.int32(1), at.finder)
         # A prefix of a full-attention hit is a hit: vLLM keeps its blocks and cuts them, and so does this, without a
         # lookup.
@@ -107,10 +121,14 @@ def longest_hit(
             members=count,
             block=block,
             scale=scale,
+            # A query looks back from the last multiple of so many tokens: a chunk's size, else 1.
             unit=view.group(group, GroupField.UNIT),
             lookback=view.group(group, GroupField.LOOKBACK),
+            # What a query skips is halved so often: with 1, it reads the latter half.
             halvings=view.group(group, GroupField.HALVINGS),
+            # Blocks in a run to resume behind; -1 where any length will do.
             need=view.group(group, GroupField.NEED),
+            # Blocks between two lengths that a hit may have.
             steps=view.group(group, GroupField.STEPS),
             length=length,
             drop=drop,
@@ -136,6 +154,7 @@ def longest_hit(
         forget = ~again & ~drop & (new < at.current)
         verified = jnp.where(~again & drop, at.verified | bit, jnp.where(forget, 0, at.verified))
         end = at.finder + 1 == searches
+        # Under the drop a group looks beyond the candidate even at 0: there the search goes on, as vLLM's does.
         nothing = (new == 0) & ~drops
         # A fixed point: a round over all groups that shortened nothing. One pass suffices for full attention and one
         # other kind, since whatever the other finds, full attention has (vLLM's `HybridKVCacheCoordinator`).
@@ -155,7 +174,16 @@ def longest_hit(
     tokens = jnp.maximum(tokens - 1, 0)
     tokens = jnp.where(limit > 0, limit - 1, tokens)
     zero, no = jnp.int32(0), jnp.bool_(False)
-    start = _Progress(zero, tokens, tokens, zero, zero, zero, no, enabled & (searches > 0))
+    start = _Progress(
+        finder=zero,
+        current=tokens,
+        hit=tokens,
+        longest=zero,
+        verified=zero,
+        seen=zero,
+        fails=no,
+        active=enabled & (searches > 0),
+    )
     work, local = loop(lambda c: c[-1], visit, work, start, writes=WRITES)
     end = _Progress(*local)
     # A group that found nothing ended the search for all, before the others were looked up.
@@ -188,7 +216,13 @@ def _search(view: View, group: Scalar, query: Query) -> Search:
     need = jnp.where(anywhere, 0, jnp.maximum(jnp.maximum(query.need, 0) + drop, 1))
     start = divide(reads.skipped_tokens(query.length, query.unit, query.lookback, query.halvings), query.block)
     sinks = view.group(group, GroupField.SINKS)
-    return Search(view.group(group, GroupField.BACKWARD) != 0, start, need, drop, sinks)
+    return Search(
+        backward=view.group(group, GroupField.BACKWARD) != 0,
+        start=start,
+        need=need,
+        drop=drop,
+        sinks=sinks,
+    )
 
 
 def _from_the_left(query: Query, search: Search) -> tuple[Query, Search]:
@@ -206,6 +240,7 @@ def _note(
 
     def body(member: Scalar, w: Workspace) -> Workspace:
         group = view.group(column + member, GroupField.MEMBER)
+        # HIT_SHORT: only a hit that a connector brings for each group (`live.found`) is shorter in some of them.
         w = w.set_row(slot, group, Row.HIT_FIRST, first).set_row(slot, group, Row.HIT_SHORT, 0)
         return w.set_row(slot, group, Row.HIT_LENGTH, tokens)
 

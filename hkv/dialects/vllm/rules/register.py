@@ -59,12 +59,14 @@ def register(
     )
     # A request may have more tokens than keys: keys lag behind by the look-ahead of multimodal hashing.
     keys = hashed_keys(view, tokens_held, keys)
+    # A state is kept at the boundary by the chunk of the prompt that comes to it, and not by later ones.
     ahead = (view.whole(CacheField.SHARED_BOUNDARIES) != 0) & (computed < shared) & (shared <= prompt)
     shared_boundary = jnp.where(ahead, shared, -1)
 
     def body(w: Workspace, local: tuple[Scalar, Scalar]) -> tuple[Workspace, tuple[Scalar, Scalar]]:
         group, failed = local
         w, (done, first, length, exported, begun, standing) = w.peek_row(group >= 0, slot, group, *FIELDS)
+        # A bit for each entry from `done` on whose block holds another state than its end's.
         standing = export.with_begun(standing, done, exported, begun)
         cacheable = jnp.where(view.group(group, GroupField.CACHEABLE) != 0, cacheable_tokens(view, group, tokens), 0)
         block, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
@@ -93,11 +95,14 @@ def _group(
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups, spare = work.sizes.buckets.groups, work.spare_entry
     row, chain = work.row(slot, group), work.chain(slot) + (scale - 1)
+    # TAIL: 0 for none, 1 for attention's, 2 for a snapshot. `exported`: length of the state that the chunk leaves
+    # behind inside itself, and then there is no tail; 0 for none.
     tail = (view.group(group, GroupField.TAIL) != 0) & (ends.cacheable > 0) & (ends.exported == 0)
     inside_due = tail | (ends.exported > 0)
 
     def look(w: Workspace, i: Scalar, kept_here: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         block = jnp.where(i >= ends.first, w.read("rows", row + i), 0)
+        # Its key would name the state at the block's end, which is not the one that stands in it.
         kept_here = kept_here & ~export.stands(ends.standing, done, i)
         why = jnp.where(block == 0, RETIRED, jnp.where(kept_here, 0, NOT_RETAINED))
         # An entry of the table: the key's line and the group's column.
@@ -108,15 +113,19 @@ def _group(
     # block, which is negative.
     def settle(w: Workspace, entry: Scalar, value: Scalar) -> Workspace:
         w = w.write("table", value, w.entry(entry))
+        # The low 3 bits are flags of `State.table`, all clear here.
         block = jnp.maximum(value, 0) >> 3
         # A plain word: the stretch only holds blocks without other keys under keys without other blocks.
         w = w.write("keys", jnp.where(value > 0, key_table.word_of(entry), 0), w.key(block))
         return emit(w, value > 0, Event.KEY, entry)
 
+    # An if: a loop of at most one trip (`loops.when`).
     def everything(w: Workspace, _: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
         w, kept = retire.kept(w, view, slot, group)
         place = jnp.where(full > done, slot, w.spare_slot)
+        # Before the tail, which may set `CACHED` back. KNOWN: vLLM has a `num_cached_block` of the request from now on.
         w = w.set_row(place, group, Row.CACHED, full).set(place, Request.KNOWN, 1)
+        # Bits of entries that are looked at now are free for those 32 further on.
         w = w.set_row(place, group, Row.STANDING, export.passed(ends.standing, done, full))
 
         def plain(w: Workspace, local: tuple[Scalar, ...]) -> tuple[Workspace, tuple[Scalar, ...]]:
@@ -154,10 +163,14 @@ def _group(
                 reads=("rows", "chains"),
                 default=(0, 0, 0),
             )
+            # The event's code and the slot share its first word: the code has the low 3 bits.
             w = emit(w, late & (full > done), Event.STORED + 8 * slot, group, done, full)
             w, due, fails = _inside_a_block(w, view, slot, group, ends, late)
             entered = stopped & (why == 0)
-            due = due.instead(~late, Due(entered, entered, block, jnp.int32(0), entry, jnp.int32(0)))
+            due = due.instead(
+                ~late,
+                Due(drops=entered, adds=entered, block=block, part=jnp.int32(0), entry=entry, end=jnp.int32(0)),
+            )
             w = key_table.note_absence(w, stopped & ~entered, entry, why)
             w = when(due.drops | due.adds, lambda v: _enter(v, view, slot, group, due), w, writes=key_table.WRITES)
             return w, (i + stopped, inside_due & ~late, failed | fails)
@@ -212,6 +225,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     hash_block = view.whole(CacheField.HASH_BLOCK)
     column, scale = view.group(group, GroupField.COLUMN), view.group(group, GroupField.SCALE)
     groups = work.sizes.buckets.groups
+    # TAIL: 1 is attention's, 2 a snapshot's.
     snapshot = view.group(group, GroupField.TAIL) == 2
     last = resumable(view, tail.prompt, hash_block)
     units = jnp.where(snapshot, divide(tail.cacheable, hash_block), reusable(view, group, tail.prompt, tail.keys))
@@ -225,6 +239,7 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
     places = ("rows", work.row(slot, group) + index), ("chains", work.chain(slot) + units - 1)
     work, (block, key) = work.peek_each(wanted, *places)
     wanted = wanted & (block != 0)
+    # One block if that holds, else none: a boolean counts as 0 or 1.
     work = unwritten.note_blocks(work, view, slot, group, index, index + (wanted & ~snapshot))
     entry = key * groups + column
     # The word of a key that ends inside the block is 1 plus its entry; that of the whole block's has flags as well.
@@ -249,5 +264,6 @@ def _prompt_tail(work: Workspace, view: View, slot: Scalar, group: Scalar, tail:
 
 def reusable(view: Any, group: Scalar, prompt: Scalar, keys: Scalar) -> Scalar:
     """Hash blocks of a prompt that a repetition of it may hit. Elementwise."""
+    # The last token is computed again; a hit under the EAGLE drop gives up its last hash block, and that token with it.
     last = jnp.where(view.group(group, GroupField.EAGLE) != 0, prompt, jnp.maximum(prompt - 1, 0))
     return jnp.minimum(divide(last, view.whole(CacheField.HASH_BLOCK)), keys)

@@ -36,17 +36,20 @@ def give_back(
     """
 
     def body(group: Scalar, w: Workspace) -> Workspace:
+        # `group >= 0` always holds, here and elsewhere: `peek_row` asks for a condition, and these reads have none.
         w, (length, first, partial) = w.peek_row(group >= 0, slot, group, Row.LENGTH, Row.FIRST, Row.PARTIAL)
         # Never backwards: a scheduler may say fewer processed tokens than before, blocks that are gone stay gone.
         retired = jnp.maximum(jnp.minimum(skipped_blocks(view, group, processed), length), first)
         sinks = view.group(group, GroupField.SINKS)
         begin = jnp.where(everything, rows.start(view, group, first), jnp.maximum(first, sinks))
+        # Below 0 while nothing behind the sinks is skipped: then nothing is released. Else the last entry comes first.
         w = free_queue.release(w, w.row(slot, group) + begin, jnp.where(everything, length, retired) - begin)
-        # Entries before `Row.FIRST` need not be written null (`rows.start`), but between sinks and a window they do.
+        # `Row.FIRST` says that all entries before it are null (`rows.start`); with sinks, which are not, the row does.
         w = rows.null(w, slot, group, begin, jnp.where((sinks > 0) & ~everything, retired, begin))
         w = w.set_row(slot, group, Row.FIRST, jnp.where(everything, 0, retired))
         w = w.set_row(slot, group, Row.LENGTH, jnp.where(everything, 0, length))
-        # `Row.PARTIAL` is 1 plus an entry: where that is behind the window now, there is nothing to copy any more.
+        # `Row.PARTIAL` is 1 plus an entry: where that is behind the window now, there is nothing to copy any more,
+        # but under vLLM 0.33's defect tail-key-outlives-state.
         gone = everything | ((partial <= retired) & (view.whole(CacheField.TAIL_OUTLIVES) == 0))
         w = w.set_row(slot, group, Row.PARTIAL, jnp.where(gone, 0, partial))
         w = export.leave(w, view, slot, group, follows)
@@ -61,6 +64,7 @@ def give_back(
 
 def clear_row(work: Workspace, slot: Scalar, group: Scalar) -> Workspace:
     """A request's row in a group as it is before the first allocation."""
+    # `HIT_*` stay: no hit is adopted before a lookup wrote them. What else is left means nothing beside a 0 of these.
     for field in (Row.LENGTH, Row.FIRST, Row.CACHED, Row.PARTIAL, Row.GROWN, Row.EXPORT, Row.STANDING):
         work = work.set_row(slot, group, field, 0)
     return work
@@ -124,6 +128,7 @@ def kept(work: Workspace, view: View, slot: Scalar, group: Scalar) -> tuple[Work
     """Retained entries of a request's row in a group."""
     period = view.group(group, GroupField.PERIOD)
     every = period == 0
+    # RETAINED: tokens that retained lengths are multiples of; 0 without a retention interval: then no end is expected.
     sparse = ~every & (view.whole(CacheField.RETAINED) != 0)
     work, ends = peek(
         sparse,
@@ -163,6 +168,7 @@ def expected_ends(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Sca
 
     last = jnp.maximum(prompt - 1, 0)
     known = shared_boundary > 0
+    # BELOW_SHARED_BOUNDARIES: since vLLM 0.33 (`VllmConfig.retains_below_shared_boundaries`).
     eagle = known & (view.group(group, GroupField.EAGLE) != 0) & (view.whole(CacheField.BELOW_SHARED_BOUNDARIES) != 0)
     return (
         end(jnp.where(drops, replayed(last), last)),  # a resend of the prompt

@@ -29,7 +29,17 @@ READS = ("chains", "where", "nodes")
 
 
 class _Search(NamedTuple):
-    """A search on its way: place in the order of groups, most tokens, what the group before found, chunks in flight."""
+    """A search on its way, in rounds over the groups. Lengths are in tokens.
+
+    Attributes:
+      place: place in `TierField.ORDER` of the group to be asked now.
+      most: what the groups before have left of the length.
+      hit: the same beyond the hit on the GPU; 0 before the first group.
+      later: whether a chunk of it is being written.
+      again: which groups the next round asks: none, those with windows, or all.
+      windows: whether this round has asked one of a window already.
+      going: whether the search goes on.
+    """
 
     place: Scalar
     most: Scalar
@@ -46,9 +56,14 @@ NOT_AGAIN, WINDOWS_AGAIN, ALL_AGAIN = 0, 1, 2
 def external_hit(
     w: Any, view: Any, slot: Scalar, tokens: Scalar, local: Scalar, enabled: Scalar
 ) -> tuple[Any, Scalar, Scalar]:
-    """Tokens beyond a request's hit on the GPU that can be loaded; and whether to ask again later instead."""
+    """Tokens beyond a request's hit on the GPU that can be loaded; and whether to ask again later instead.
+
+    `tokens` are the request's, `local` those of that hit.
+    """
     tier, groups = view.tier, view.num_groups
     first_window = tier.number(TierNumber.WINDOWS)
+    # The last token is computed in any case. Full attention's hit may lose it later; a window's may be none then, so
+    # that it is looked up without it.
     most = tokens - (first_window < groups)
 
     def visit(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
@@ -59,6 +74,8 @@ def external_hit(
         later = at.later | waits
         none = found - local < size
         shorter = found - local < at.hit
+        # What a group shortens, windows asked before it have to find anew; and all groups, if a chunk of the longer hit
+        # is being written, since it may lie behind the shorter one.
         again = jnp.where(shorter & at.windows & (at.again == NOT_AGAIN), WINDOWS_AGAIN, at.again)
         again = jnp.where(shorter & later, ALL_AGAIN, again)
         later = later & ~shorter
@@ -75,7 +92,8 @@ def external_hit(
             going=~none & ~(end & (again == NOT_AGAIN)),
         )
 
-    start = _Search(jnp.int32(0), most, jnp.int32(0), *(jnp.bool_(False),), jnp.int32(0), jnp.bool_(False), enabled)
+    zero, no = jnp.int32(0), jnp.bool_(False)
+    start = _Search(place=zero, most=most, hit=zero, later=no, again=zero, windows=no, going=enabled)
     w, carried = loop(lambda c: c[-1], visit, w, start, writes=READS)
     found = _Search(*carried)
     hit = jnp.where(enabled, found.hit, 0)
@@ -100,6 +118,7 @@ def _of_group(
 
     def state(v: Any, place: Scalar) -> tuple[Scalar, Scalar]:
         key = v.read("chains", chain + place * scale)
+        # `where`: 1 plus a chunk; else why there is none, at most 0. READERS is -1 while a chunk is being written.
         value = v.read("where", key * width + group)
         there = value > 0
         readers = v.read("nodes", v.node(jnp.where(there, value - 1, v.spare_node), ChunkNode.READERS))
@@ -114,6 +133,7 @@ def _of_group(
         place, run, need, writing = local_
         there, new = state(v, place)
         run = jnp.where(there, run + 1, 0)
+        # The very last run needs `first` chunks, any other `window`; whether one is being written is asked of one run.
         return v, (place - 1, run, jnp.where(there, need, window), (writing & there) | new)
 
     begin = jnp.where(window > 0, end, start)
@@ -124,8 +144,10 @@ def _of_group(
     w, (place, run, _, late) = loop(
         lambda c: (c[0] >= start) & (c[1] < c[2]), backward, w, (last, 0, first, False), reads=READS
     )
+    # Chunks from the start to the run's end: those before the run are not needed.
     count = jnp.where(window > 0, jnp.where(run > 0, place + 1 - start + run, 0), count)
     writing = jnp.where(window > 0, late & (run > 0), writing)
+    # While a chunk is being written, nothing is shortened: that is decided when the request asks again.
     found = jnp.where(writing, most, jnp.minimum(most, (start + count) * size))
     return w, jnp.where(enough & (count > 0), found, 0), enough & writing & (count > 0)
 
@@ -134,6 +156,8 @@ def load_window(view: Any, group: Scalar, length: Scalar) -> Scalar:
     """Chunks that resuming at a length takes, which may end inside one."""
     tier, size = view.tier, view.group(group, GroupField.BLOCK)
     window, span = tier.group(group, TierField.WINDOW), tier.group(group, TierField.SPAN)
+    # SPAN: tokens that a sliding window keeps before a query, -1 for other groups; `rest`, what of the last chunk is
+    # behind the length.
     rest = remainder(size - remainder(length, size), size)
     return jnp.where(span < 0, window, jnp.maximum(window, ceil_divide(jnp.maximum(span, 0) + rest, size)))
 
@@ -161,6 +185,7 @@ def _loading(
             key = u.read("chains", u.chain(slot) + (at[0] + 1) * scale - 1)
             value = u.read("where", key * width + group)
             node = jnp.where(value > 0, value - 1, u.spare_node)
+            # BLOCK has flags once a chunk is written: until then READERS is below 0.
             readers, flags = (
                 u.read("nodes", u.node(node, ChunkNode.READERS)),
                 u.read("nodes", u.node(node, ChunkNode.BLOCK)),
@@ -213,6 +238,7 @@ def load(
     It offers from behind them on.
     """
     width = w.sizes.buckets.groups
+    # Chunks of the head that the GPU has count as used as well, but under vLLM 0.33's defect (`HEAD_AGES`).
     heads = view.tier.number(TierNumber.WHOLE_HEADS) != 0
 
     def of_group(v: Any, carried: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:

@@ -3,6 +3,9 @@
 The twin of `reference.dialects.vllm.offload.pool` and its `Lru`. An operation costs what the chunks cost that it names,
 and those in flight that an eviction passes by; nothing depends on how many there are. What leaves first stands first
 in the list: chunks that requests used which ended, by themselves, and in between the requests that have not.
+
+Rows of `nodes`: chunks, from `room.chunks` on the requests, then the ends of the list (`ends`), those of ARC's second,
+and a spare. Other arrays end in a spare element: to it goes what an operation that does nothing writes.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ USE_WRITES = ("nodes", "marks", "last", "idle")
 
 
 class Prefix(NamedTuple):
-    """A request's prefix keys: where they begin among the trace's, how many it may have, and groups that there are."""
+    """A request, and its prefix keys: where they begin among the trace's, and how many it may have."""
 
     request: Scalar
     start: Scalar
@@ -108,7 +111,7 @@ def use(
         w, number = _numbered(w, first, of.request, number, tail)
         moved = first & (number > before)
         w = unlink(w, moved & (owner == 0), previous, after)
-        # From one request to another: a request's own number is never above itself.
+        # Never from a request to itself, whose chunks have its own number: `mine` and `old` are words of two nodes.
         w = w.write_if(moved, "nodes", own + now, mine)
         w = w.write_if(moved, "nodes", number, w.node(node, ChunkNode.NUMBER))
         w = w.write_if(moved, "nodes", of.request + 1, w.node(node, ChunkNode.OWNER))
@@ -212,9 +215,12 @@ def insert(
 
 
 def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> Any:
-    """`count` chunks leave, the first ones of the list that are idle and not just offered; so many there are."""
+    """`count` chunks leave, the first ones of the list that are idle and not just offered; there are so many, as
+    the caller knows (`has_room`).
+    """
     if w.room.arc:
         return arc.evict(w, tier, count)
+    # A chunk with the present `stamp` was just offered; a node below `chunks` is a chunk.
     stamp, chunks = w.stamp, w.room.chunks
 
     def run(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
@@ -239,6 +245,7 @@ def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> A
             writes=("where", "frees"),
         )
         v = v.replace(unused=unused)
+        # The list goes on from `before` to `node`: all between them has left.
         v = v.write("nodes", node, v.node(before, ChunkNode.NEXT)).write(
             "nodes", before, v.node(node, ChunkNode.PREVIOUS)
         )
@@ -265,6 +272,7 @@ def _evict_of(w: Any, view: Any, prefix: Prefix, count: Scalar) -> tuple[Any, Sc
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         turn, left, unused, gone = local
+        # What the trip before found, so that each trip writes `where` before it reads it.
         v = v.write("where", EVICTED, gone)
         unit = divide(turn, groups)
         group = groups - 1 - remainder(turn, groups)
