@@ -34,8 +34,13 @@ RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST
     "tail-past-the-limit",
 )
 
-OF_THE_CACHE = OFFER_OUTLIVES, EXTERNAL_NOT_COUNTED = ("offer-outlives-state", "external-state-not-counted")
-"""Defects of the cache in front, which hands the tier states, and makes room for those that are loaded."""
+OF_THE_CACHE = OFFER_OUTLIVES, EXTERNAL_NOT_COUNTED, COPIED_BEFORE_WRITTEN = (
+    "offer-outlives-state",
+    "external-state-not-counted",
+    "copied-before-written",
+)
+"""Defects of the cache in front, which hands the tier states, makes room for those that are loaded, and copies blocks
+that a hit ends in."""
 
 BUGS = listed(
     Bug(
