@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 NUMBER = "--xla_force_host_platform_device_count"
+PATIENCE = ("--xla_cpu_collective_call_terminate_timeout_seconds=600", "--xla_cpu_collective_timeout_seconds=600")
+"""XLA aborts the process where a device of a collective is 40 s late, as eight on two busy cores may be."""
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 TIMEOUT = 600
 
@@ -25,7 +28,7 @@ def environment(devices: int) -> dict[str, str]:
     """This process's, with that many devices, and without what pytest's plugins leave there for their children."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_CORE_"))}
     flags = [flag for flag in _flags() if not flag.startswith(NUMBER)]
-    return {**kept, "XLA_FLAGS": " ".join([*flags, f"{NUMBER}={devices}"]), "JAX_PLATFORMS": "cpu"}
+    return {**kept, "XLA_FLAGS": " ".join([*flags, *PATIENCE, f"{NUMBER}={devices}"]), "JAX_PLATFORMS": "cpu"}
 
 
 def run_tests(path: pathlib.Path) -> None:
