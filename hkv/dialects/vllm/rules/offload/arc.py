@@ -24,6 +24,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     TierNumber,
     TierView,
 )
+from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
 from hkv.state.loops import Scalar, divide, loop, remainder
 
 MOST_GROUPS = 10
@@ -113,49 +114,23 @@ def missed(group: Scalar) -> Scalar:
 # Lists.
 
 
-def _take_out(w: Any, enabled: Scalar, name: str, at: Scalar, next_of: Any, before_of: Any) -> Any:
-    w, (after, before) = w.peek(enabled, name, next_of(at), before_of(at))
-    w = w.write_if(enabled, name, after, next_of(before))
-    return w.write_if(enabled, name, before, before_of(after))
-
-
 def unlink(w: Any, enabled: Scalar, node: Scalar) -> Any:
     """Takes a chunk out of its list."""
-    next_of, before_of = (lambda at: w.node(at, ChunkNode.NEXT)), (lambda at: w.node(at, ChunkNode.PREVIOUS))
-    return _take_out(w, enabled, "nodes", node, next_of, before_of)
+    return take_out(w, enabled, "nodes", w.node, ChunkNode, node)
 
 
 def append(w: Any, enabled: Scalar, node: Scalar, often: Scalar) -> Any:
     """Puts a chunk at the end of a list."""
-    end = jnp.where(often, w.ends_often, w.ends)
-    w, (last,) = w.peek(enabled, "nodes", w.node(end, ChunkNode.PREVIOUS))
-    for value, place in (
-        (node, w.node(last, ChunkNode.NEXT)),
-        (last, w.node(node, ChunkNode.PREVIOUS)),
-        (end, w.node(node, ChunkNode.NEXT)),
-        (node, w.node(end, ChunkNode.PREVIOUS)),
-        (often, w.node(node, ChunkNode.OWNER)),
-    ):
-        w = w.write_if(enabled, "nodes", value, place)
-    return w
+    w = put_last(w, enabled, "nodes", w.node, ChunkNode, node, jnp.where(often, w.ends_often, w.ends))
+    return w.write_if(enabled, "nodes", often, w.node(node, ChunkNode.OWNER))
 
 
 def _ghost_out(w: Any, enabled: Scalar, row: Scalar) -> Any:
-    next_of, before_of = (lambda at: w.ghost(at, GhostWord.NEXT)), (lambda at: w.ghost(at, GhostWord.PREVIOUS))
-    return _take_out(w, enabled, "ghosts", row, next_of, before_of)
+    return take_out(w, enabled, "ghosts", w.ghost, GhostWord, row)
 
 
 def _ghost_to_end(w: Any, enabled: Scalar, row: Scalar, often: Scalar) -> Any:
-    end = w.ghost_ends + often
-    w, (last,) = w.peek(enabled, "ghosts", w.ghost(end, GhostWord.PREVIOUS))
-    for value, place in (
-        (row, w.ghost(last, GhostWord.NEXT)),
-        (last, w.ghost(row, GhostWord.PREVIOUS)),
-        (end, w.ghost(row, GhostWord.NEXT)),
-        (row, w.ghost(end, GhostWord.PREVIOUS)),
-    ):
-        w = w.write_if(enabled, "ghosts", value, place)
-    return w
+    return put_last(w, enabled, "ghosts", w.ghost, GhostWord, row, w.ghost_ends + often)
 
 
 def _forget(w: Any, enabled: Scalar, row: Scalar, often: Scalar) -> Any:

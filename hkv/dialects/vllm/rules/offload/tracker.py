@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload.arrays import TOO_SELDOM, TierNumber, TrackerWord
+from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
 from hkv.state.loops import Scalar, loop
 
 WRITES = ("tracker", "tracked")
@@ -69,21 +70,8 @@ def seldom(w: Any, entry: Scalar) -> Any:
 
 
 def _take_out(w: Any, enabled: Scalar, row: Scalar) -> Any:
-    w, (after, before) = w.peek(
-        enabled, "tracker", w.tracker_word(row, TrackerWord.NEXT), w.tracker_word(row, TrackerWord.PREVIOUS)
-    )
-    w = w.write_if(enabled, "tracker", after, w.tracker_word(before, TrackerWord.NEXT))
-    return w.write_if(enabled, "tracker", before, w.tracker_word(after, TrackerWord.PREVIOUS))
+    return take_out(w, enabled, "tracker", w.tracker_word, TrackerWord, row)
 
 
 def _to_end(w: Any, enabled: Scalar, row: Scalar) -> Any:
-    ends = w.room.tracked
-    w, (last,) = w.peek(enabled, "tracker", w.tracker_word(ends, TrackerWord.PREVIOUS))
-    for value, place in (
-        (row, w.tracker_word(last, TrackerWord.NEXT)),
-        (last, w.tracker_word(row, TrackerWord.PREVIOUS)),
-        (ends, w.tracker_word(row, TrackerWord.NEXT)),
-        (row, w.tracker_word(ends, TrackerWord.PREVIOUS)),
-    ):
-        w = w.write_if(enabled, "tracker", value, place)
-    return w
+    return put_last(w, enabled, "tracker", w.tracker_word, TrackerWord, row, w.room.tracked)
