@@ -71,11 +71,43 @@ def test_an_emptied_tier_keeps_nothing_of_what_is_on_its_way() -> None:
     assert (state.pool.chunks, len(state.pool.free)) == ([], 29)
 
 
+def test_a_lazy_tier_takes_what_is_about_to_be_handed_out() -> None:
+    full = [{"kind": "full_attention", "block_size": 4}]
+    driven = engine(header(num_blocks=[9, 30], groups=full, lazy=True, step_tokens=8, bugs=[]))
+    driven.perform(structs.RequestOp(id="a", tokens=list(range(16)), output=1))
+    stored = [[job.blocks for job in driven.perform(structs.StepOp()).stores] for _ in range(4)]
+    assert stored == [[]] * 4  # four blocks without keys are handed out first
+    driven.perform(structs.RequestOp(id="b", tokens=list(range(50, 58)), output=1))
+    assert [job.blocks for job in driven.perform(structs.StepOp()).stores] == [[4, 3]]
+    assert driven.perform(structs.StateOp()).scheduler.requests == {}
+
+
+STATES = {
+    "groups": [{"kind": "full_attention", "block_size": 4}, {"kind": "mamba", "block_size": 4}],
+    "hash_block_size": 2,
+}
+"""Two groups whose hits may end inside blocks."""
+
+
+@pytest.mark.parametrize(("options", "external"), [({}, 6), ({"lazy": True}, 4)])
+def test_a_hit_ends_inside_a_block_unless_the_tier_is_lazy(options: dict[str, Any], external: int) -> None:
+    driven = engine(header(num_blocks=[9, 30], **STATES, **options))
+    matches, jobs = list[structs.Match](), list[int]()
+    for name, tokens in (("a", range(7)), ("b", range(50, 70)), ("c", range(7))):
+        driven.perform(structs.RequestOp(id=name, tokens=list(tokens), output=1))
+        for _ in range(8):
+            step = driven.perform(structs.StepOp(reports=jobs, at_once=True))
+            matches += step.matches
+            jobs = [job.job for job in step.stores]
+    assert [(match.local, match.external) for match in matches if match.id == "c"] == [(0, external)]
+
+
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-def test_the_scheduler_of_vllm_does_so() -> None:
-    given = header()
-    installed = engine_factory("vllm-offload", structs.OFFLOAD)(given)
+@pytest.mark.parametrize("options", [{}, {"lazy": True}, STATES], ids=["eager", "lazy", "tails"])
+def test_the_scheduler_of_vllm_does_so(options: dict[str, Any]) -> None:
+    given = header(**options)
+    installed = engine_factory("vllm-offload")(given)
     assert a_prompt_that_comes_back(installed) == a_prompt_that_comes_back(engine(given))
 
 
@@ -86,10 +118,9 @@ def test_the_scheduler_of_vllm_does_so() -> None:
         ({"policy": "arc"}, "policy"),
         ({"prompt_only": True}, "prompt_only"),
         ({"groups": [{"kind": "sliding_window", "block_size": 4, "window": 9}]}, "groups"),
-        ({"groups": [{"kind": "full_attention", "block_size": 4}, {"kind": "mamba", "block_size": 4}],
-          "hash_block_size": 2}, "hash_block_size"),
+        ({"connector": "native", "prompt_only": True, "lazy": True}, "lazy"),
     ],
-)  # fmt: skip
+)
 def test_what_it_does_not_have_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as error:
         engine(msgspec.structs.replace(header(), **changes))

@@ -25,13 +25,15 @@ POLICIES = ("lru", "arc")
 """`eviction_policy`."""
 
 
-RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST_LIMIT = (
+RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST_LIMIT, LAZY_WALK, LAZY_RENEWS = (
     "reset-revives-window-blocks",
     "window-past-a-chunk-never-hits",
     "head-ages-while-tail-loads",
     "tail-evicts-its-own-head",
     "step-beyond-the-tier-stores-nothing",
     "tail-past-the-limit",
+    "lazy-walk-goes-on",
+    "lazy-store-renews",
 )
 
 OF_THE_CACHE = OFFER_OUTLIVES, EXTERNAL_NOT_COUNTED, COPIED_BEFORE_WRITTEN = (
@@ -91,6 +93,22 @@ BUGS = listed(
         "limit of 0 the tail is stored",
         part="manager",
     ),
+    Bug(
+        name=LAZY_WALK,
+        engine="vLLM 0.33 SimpleCPUOffloadScheduler._prepare_lazy_store_specs",
+        contract="a free block is stored when no more than so many are handed out before it",
+        behaviour="a walk through the free blocks goes on where the last one ended, as many blocks again with each "
+        "step: all of them are stored, those that nothing threatens, too, and a smaller tier is written in circles",
+        part="manager",
+    ),
+    Bug(
+        name=LAZY_RENEWS,
+        engine="vLLM 0.33 SimpleCPUOffloadScheduler._process_store_completion",
+        contract="a copy of a block is no use of it: the GPU's order of eviction stays",
+        behaviour="a free block that was stored because it would be handed out next becomes the last one, and others, "
+        "used later and not stored, are handed out before it",
+        part="manager",
+    ),
     *(VLLM_BUGS[name] for name in OF_THE_CACHE),
 )
 """Defects of vLLM 0.33.0's offloading, and of the cache in front of it."""
@@ -105,6 +123,7 @@ class OffloadConfig:
       num_chunks: chunks of the second; of the simple one blocks, as the GPU's, the first of which stands for none.
       connector: one of `CONNECTORS`. The simple one has no chunks of several blocks, policy, threshold, limit to
         prompts or loads within steps.
+      lazy: whether the simple one stores what the GPU is about to hand out (`lazy_offload`), not what is computed.
       blocks_per_chunk: blocks of a group that one chunk holds.
       policy: `lru` or `arc`.
       threshold: offers of a chunk from which on it is stored (`store_threshold`); below 2 at once.
@@ -122,6 +141,7 @@ class OffloadConfig:
     cache: VllmConfig
     num_chunks: int
     connector: str = NATIVE
+    lazy: bool = False
     blocks_per_chunk: int = 1
     policy: str = "lru"
     threshold: int = 0
@@ -154,6 +174,8 @@ class OffloadConfig:
             raise ConfigError("connector", self.connector, f"one of {', '.join(CONNECTORS)}")
         if self.connector == SIMPLE:
             self._check_simple()
+        elif self.lazy:
+            raise ConfigError("lazy", True, f"false of the connector {self.connector}")
 
     def _check_simple(self) -> None:
         plain = {"blocks_per_chunk": 1, "policy": "lru", "threshold": 0, "prompt_only": False, "sync_tokens": 0}
@@ -162,9 +184,6 @@ class OffloadConfig:
                 raise ConfigError(name, getattr(self, name), f"{value} of the connector {SIMPLE}")
         if not any(spec.reads_all for spec in self.cache.topology.specs):
             raise ConfigError("groups", len(self.chunk_tokens), f"one of full attention: the connector {SIMPLE}")
-        if self.cache.partial_hits:
-            expected = f"no hits inside blocks of the connector {SIMPLE}, which are not ruled"
-            raise UnsupportedConfigError("hash_block_size", self.cache.hash_block_size, expected)
 
     def _check_groups(self) -> None:
         cache = self.cache
@@ -207,6 +226,15 @@ class OffloadConfig:
         """Chunks that resuming at a length takes, which may end inside one (`load_window_size_in_chunks`)."""
         window, span, size = self.window(group), self.span(group), self.chunk_tokens[group]
         return window if window is None or span is None else max(window, -(-(span + -length % size) // size))
+
+    @functools.cached_property
+    def near_eviction(self) -> int:
+        """Blocks that a step looks at to store them lazily, twice what it may take (`_estimate_lazy_target_blocks`)."""
+        total = 0
+        for spec, size in zip(self.cache.topology.specs, self.cache.block_sizes, strict=True):
+            tokens = spec.most_read + size if spec.slides else self.step_tokens
+            total += 2 if spec.snapshot else -(-tokens // size)
+        return 2 * total
 
     @functools.cached_property
     def windows(self) -> tuple[int, ...]:

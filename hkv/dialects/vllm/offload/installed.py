@@ -353,6 +353,9 @@ class InstalledSimple(InstalledScheduler):
             for id, state in tier._reqs_to_store.items()
         }
         fences = {str(block): list[int]() for block in sorted(tier._in_flight_store_gpu_blocks)}
+        stores = {**tier._store_event_to_blocks, **tier._abandoned_store_event_to_blocks} if tier._lazy_mode else {}
+        copied = {block: self._jobs_of[event] for event, copies in stores.items() for block in copies.gpu_block_ids}
+        fences |= {str(block): [job] for block, job in sorted(copied.items())}
         return structs.PoolState(chunks, 0, free, 0, [], 0.0, []), requests, fences
 
 

@@ -57,6 +57,21 @@ def no_chunk_leaves_under_a_transfer(moment: PlainMoment) -> Iterator[str]:
             yield f"chunk {chunk.id} of {chunk.key} left while it had {chunk.readers} readers"
 
 
+@INVARIANTS.invariant("blocks of a transfer are held")
+def blocks_of_a_transfer_are_held(moment: PlainMoment) -> Iterator[str]:
+    """Of the simpler tier, no block that a store reads is free, and a block of the tier is free if nothing holds it."""
+    if not _is_simple(moment):
+        return
+    after: structs.State = moment.after
+    assert after.scheduler is not None
+    if free := sorted(set(map(int, after.scheduler.fences)).intersection(after.scheduler.free)):
+        yield f"blocks {free} are free while stores read them"
+    idle = {chunk.id for chunk in after.pool.chunks if not chunk.readers}
+    held = {chunk.id for chunk in after.pool.chunks} - idle
+    if wrong := sorted(held.intersection(after.pool.free) | idle.difference(after.pool.free)):
+        yield f"blocks {wrong} of the tier are held and free, or neither"
+
+
 def _is_simple(moment: PlainMoment) -> bool:
     """True if the tier is a pool of blocks, which keep their keys while they are free, and may have the same one."""
     return moment.header.connector == SIMPLE

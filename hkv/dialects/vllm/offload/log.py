@@ -34,7 +34,8 @@ class Header(PooledHeader, kw_only=True):
 
     Attributes:
       num_blocks: chunks of the tier; before them, under a scheduler, blocks of the GPU's pool.
-      connector: `native`, or `simple`, whose chunks are blocks, the first one for none.
+      connector: `native`, or `simple`, whose chunks are blocks, the first one for none; `lazy`: of `simple`, what is
+        about to be handed out is stored.
       policy: `eviction_policy`.
       threshold: `store_threshold`, offers of a chunk from which on it is stored; below 2 at once.
       tracked: `max_tracker_size`, chunks whose offers are counted at most.
@@ -46,6 +47,7 @@ class Header(PooledHeader, kw_only=True):
     """
 
     connector: str = "native"
+    lazy: bool = False
     policy: str = "lru"
     threshold: int = 0
     tracked: int = 64_000
@@ -352,7 +354,7 @@ def _flagged(header: Header) -> list[int]:
 
 
 _SAME = (
-    *("connector", "policy", "threshold", "tracked", "blocks_per_chunk", "prompt_only"),
+    *("connector", "lazy", "policy", "threshold", "tracked", "blocks_per_chunk", "prompt_only"),
     *("workers", "sync_tokens", "step_tokens", "most_running", "drafts"),
 )
 """Fields that a header and a configuration have alike."""

@@ -258,6 +258,9 @@ class NumpySimple(_NumpyScheduler):
         ]
         requests = {id: self._held(state, state.blocks) for id, state in connector.requests.items()}
         fences = {str(block): list[int]() for block in sorted(connector.reading)}
+        if connector.config.lazy:
+            stores = {block: job for job, copies in connector.jobs.items() if copies.writes for block in copies.gpu}
+            fences = {str(block): [job] for block, job in sorted(stores.items())}
         return structs.PoolState(chunks, 0, list(pool.free), 0, [], 0.0, []), requests, fences
 
 

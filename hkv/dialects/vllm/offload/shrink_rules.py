@@ -74,7 +74,7 @@ def _fewer(items: list[Any]) -> Iterator[list[Any]]:
 
 PLAIN: dict[str, Any] = {
     **{"policy": "lru", "threshold": 0, "tracked": 64_000, "blocks_per_chunk": 1, "prompt_only": True},
-    **{"workers": 1, "sync_tokens": 0, "step_tokens": 64, "most_running": 8, "retention_interval": 0},
+    **{"lazy": False, "workers": 1, "sync_tokens": 0, "step_tokens": 64, "most_running": 8, "retention_interval": 0},
 }
 """Options at their plainest."""
 

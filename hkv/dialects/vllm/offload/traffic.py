@@ -20,12 +20,20 @@ POOL_FEATURES = ("lru", "arc", "threshold")
 MOST_RUNNING = 4
 
 
-SCHEDULER_FEATURES = ("full", "window", "groups", "decode", "crowded", "states", "drafts", "eagle", "tails", "simple")
-"""Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory,
-recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks next to recurrent
-states, the simpler connector."""
+OF_SIMPLE = ("simple", "lazy", "simple_tails")
+"""Features of logs of a scheduler with the simpler connector: itself, its lazy mode, its tails inside blocks."""
 
-RECURRENT = ("states", "tails")
+SCHEDULER_FEATURES = (
+    *("full", "window", "groups", "decode", "crowded", "states", "drafts", "eagle", "tails"),
+    *OF_SIMPLE,
+)
+"""Features of logs of a scheduler: one group, with windows, of several block sizes, outputs stored, little memory,
+recurrent states, groups of a draft's layers, drafts that are checked, tails inside blocks next to recurrent states."""
+
+TAILED = ("tails", "simple_tails")
+"""Features with tails inside blocks."""
+
+RECURRENT = ("states", *TAILED)
 """Features of which the second group holds states."""
 
 MOST_REQUESTS = 5
@@ -41,15 +49,17 @@ def draw_header(choices: Choices, feature: str, name: str) -> structs.Header:
 
 def draw_scheduler(choices: Choices, feature: str, name: str) -> structs.Header:
     """A scheduler with small blocks, and little of them."""
-    tails = feature == "tails"
+    tails, simple = feature in TAILED, feature in OF_SIMPLE
     size, per_chunk = choices.pick((4, 8) if tails else (2, 4, 4)), choices.pick((1, 1, 1, 2) if tails else (1, 1, 2))
-    drafted = {"eagle": 100, "tails": 40, "simple": 25}.get(feature, 0)
+    drafted = {"eagle": 100, "tails": 40}.get(feature, 25 * simple)
     drafts = choices.integer(1, 3) if choices.chance(drafted) else 0
-    simple = feature == "simple"
     plain = {"connector": SIMPLE, "policy": "lru", "threshold": 0, "prompt_only": False, "sync_tokens": 0}
+    plain["lazy"] = feature == "lazy" or (feature == "simple_tails" and choices.chance(30))
     per_chunk = 1 if simple else per_chunk
     count = 1 if feature == "full" else choices.integer(1 + (feature in ("drafts", *RECURRENT)), 3)
     groups = [_group(choices, feature, size, place, drafts) for place in range(count)]
+    if feature == "simple_tails" and not any("chunk" in group for group in groups) and choices.chance(30):
+        groups = [{**group, "block_size": size << KINDS[group["kind"]].snapshot} for group in groups]
     chunk = math.lcm(*(group["block_size"] for group in groups)) * per_chunk
     crowded, attends = feature == "crowded", any(not KINDS[group["kind"]].snapshot for group in groups)
     sparse = any(KINDS[group["kind"]].slides or KINDS[group["kind"]].snapshot for group in groups)
@@ -89,11 +99,11 @@ def _group(choices: Choices, feature: str, size: int, place: int, drafts: int) -
     if feature == "groups":
         size = choices.pick((2, 4, 8))
     states = 100 if place == 1 else 20
-    if feature == "simple" and place == 0:
+    if feature in OF_SIMPLE and place == 0:
         return {"kind": choices.pick(("full_attention", "mla")), "block_size": size}
-    if choices.chance(states if feature in RECURRENT else 15 * (feature in ("eagle", "simple"))):
+    if choices.chance(states if feature in RECURRENT else 15 * (feature in ("eagle", "simple", "lazy"))):
         return {"kind": "mamba", "block_size": size, "num_speculative_blocks": drafts}
-    if feature == "full" or choices.chance(75 if place == 0 else 90 if feature == "tails" else 25):
+    if feature == "full" or choices.chance(75 if place == 0 else 90 if feature in TAILED else 25):
         return {"kind": choices.pick(("full_attention", "full_attention", "mla")), "block_size": size}
     if feature != "groups" and not drafts and choices.chance(15):  # a chunked group's block is the scheduler's
         return {"kind": "chunked_local", "block_size": size, "chunk": choices.pick((4, 8, 12))}

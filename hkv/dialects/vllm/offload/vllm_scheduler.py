@@ -101,7 +101,7 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     token_bytes = sum(group.kv_cache_spec.page_size_bytes // group.kv_cache_spec.block_size for group in groups)
     if config.sync_tokens and not token_bytes:
         raise ConfigError("sync_tokens", config.sync_tokens, "0: states alone have no bytes a token")
-    extra = {"cpu_bytes_to_use": PAGE * config.num_chunks * config.workers}
+    extra = {"cpu_bytes_to_use": PAGE * config.num_chunks * config.workers, "lazy_offload": config.lazy}
     native = {
         "cpu_bytes_to_use": chunk_bytes * config.num_chunks,
         "blocks_per_chunk": config.blocks_per_chunk,
@@ -163,7 +163,9 @@ def scheduler(config: OffloadConfig) -> tuple[Any, Callable[[Any], list[bytes]]]
     hash, hasher = vllm_objects.hasher(cache)
     vllm_objects.use_none_hash(hash)
     if config.connector == SIMPLE:
-        assert scheduled.connector.scheduler_manager.num_cpu_blocks == config.num_chunks
+        tier = scheduled.connector.scheduler_manager
+        found = (tier.num_cpu_blocks, tier.block_size, tier.hash_block_size)
+        assert found == (config.num_chunks, cache.scheduler_block_size, cache.hash_block_size)
     else:
         assert scheduled.connector.connector_scheduler.manager._num_chunks == config.num_chunks
     return scheduled, hasher

@@ -3,7 +3,8 @@
 The tier is a cache of the same groups. A lookup asks it for what follows the GPU's hit, by the rules of hits, and pins
 what it finds until the request has blocks. A step stores blocks that earlier steps computed and that have a key, as
 many as the tier has free; the rest of a request is stored when it ends. Both sides of a transfer are referenced while
-it goes on, so that nothing has to be flushed. vLLM 0.33 `SimpleCPUOffloadScheduler`, eager, in host memory.
+it goes on, so that nothing has to be flushed. Where it is lazy, a step stores what the GPU is about to hand out
+instead, whosever it was. vLLM 0.33 `SimpleCPUOffloadScheduler`, in host memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from hkv.dialects.vllm.offload.config import OffloadConfig
+from hkv.dialects.vllm.offload.config import LAZY_RENEWS, LAZY_WALK, OffloadConfig
 from hkv.errors import OperationError
 from reference.dialects.vllm.coordinator import Coordinator, cacheable_tokens
 from reference.dialects.vllm.dialect import VLLM
@@ -65,14 +66,16 @@ class SimpleConnector:
 
     Attributes:
       pool: the tier's blocks.
-      requests: those that were given blocks and have not finished, or have stores that go on.
+      requests: those that were given blocks and have not finished, or have stores that go on; none if it is lazy.
       jobs: those that go on, by number.
       reading: blocks of the GPU that stores read.
     """
 
     def __init__(self, config: OffloadConfig, gpu: Pool) -> None:
         self.config, self._gpu = config, gpu
-        self._cache = Coordinator(dataclasses.replace(config.cache, num_blocks=config.num_chunks), VLLM.kind)
+        partial = config.cache.partial_hits and not config.lazy
+        tier = dataclasses.replace(config.cache, num_blocks=config.num_chunks, partial_hits=partial)
+        self._cache = Coordinator(tier, VLLM.kind)
         self.pool = self._cache.pool
         self.requests: dict[str, Saved] = {}
         self.jobs: dict[int, Copies] = {}
@@ -83,6 +86,7 @@ class SimpleConnector:
         self._loading: dict[str, int] = {}
         self._ended: list[Copies] = []
         self._number = 0
+        self._looked_at = NULL
 
     # Requests come, look, and go.
 
@@ -108,7 +112,7 @@ class SimpleConnector:
         if self._cache.alone:
             found = find_alone(self._cache.kinds[0], keys, most, members[0].eagle)
         else:
-            found = find_together(members, keys, most, len(self._cache.kinds), cache.partial_hits)
+            found = find_together(members, keys, most, len(self._cache.kinds), self._cache.config.partial_hits)
         if not found.hit:
             return 0, False
         self.pool.touch(block for row in found.blocks for block in row)
@@ -121,7 +125,7 @@ class SimpleConnector:
 
     def allocated(self, id: str, rows: Rows, external: int, is_hashed: Callable[[int], bool]) -> None:
         """A request was given blocks; if tokens are to be loaded into them, the load waits for the step's end."""
-        if id not in self.requests:
+        if id not in self.requests and not self.config.lazy:
             groups = len(rows)
             self.requests[id] = Saved(self._waiting[id], [[] for _ in range(groups)], [0] * groups)
         found, local = self._found.get(id, ([], 0))
@@ -150,6 +154,9 @@ class SimpleConnector:
         state = self.requests.get(id)
         if state is not None:
             blocks, _ = self._select(state, rows)
+            tail = self._tail(state.request, rows)
+            if tail not in (NULL, *blocks) and len(blocks) < len(self.pool.free):
+                blocks.append(tail)
             if blocks:
                 self._ended.append(self._take(blocks))
         self._unpin(id)
@@ -169,7 +176,7 @@ class SimpleConnector:
     def step(self, step: Step) -> Orders:
         """Orders of a step that has been scheduled: one store of all that is new, and the loads."""
         flushed = {number for number, job in self.jobs.items()} if step.preempted else set[int]()
-        stored, owners = self._copies_of(step)
+        stored, owners = (self._walk(), []) if self.config.lazy else self._copies_of(step)
         for copies in self._ended:
             stored.gpu += copies.gpu
             stored.tier += copies.tier
@@ -191,6 +198,24 @@ class SimpleConnector:
     def _next(self) -> int:
         self._number += 1
         return self._number - 1
+
+    def _walk(self) -> Copies:
+        """Blocks that a step stores lazily: those at the front of the GPU's free ones that the tier lacks, as many as
+        it has room for."""
+        queue, target, found, room = list(self._gpu.free), self.config.near_eviction, list[int](), len(self.pool.free)
+        if LAZY_WALK not in self.config.bugs:
+            target = min(target, self.pool.num_blocks - 1)  # what is stored is not to push itself out
+        elif self._looked_at in self._gpu.free:
+            queue = queue[queue.index(self._looked_at) + 1 :]
+        else:
+            self._looked_at = NULL
+        for block in queue[:target]:
+            if len(found) >= room:
+                break
+            self._looked_at = block
+            if self._is_new(block):
+                found.append(block)
+        return self._take(found)
 
     def _copies_of(self, step: Step) -> tuple[Copies, list[str]]:
         """Blocks that a step stores, states that are handed over first; and the requests whose they are."""
@@ -258,6 +283,18 @@ class SimpleConnector:
                 passed[group] += 1
         return found, passed
 
+    def _tail(self, request: Request, rows: Rows) -> int:
+        """Block of full attention that a prompt's last whole key ends inside, if it has that key and the tier has not;
+        NULL for none. Of several groups, the first one's alone."""
+        cache, unit = self.config.cache, self.config.cache.hash_block_size
+        group = next(group for group, spec in enumerate(cache.topology.specs) if spec.reads_all)
+        end, size = request.num_prompt // unit * unit, cache.block_size(group)
+        if not self._cache.config.partial_hits or not end % size or end > request.num_computed:
+            return NULL
+        block, key = rows[group][end // size], (group, request.keys[end // unit - 1])
+        there = block in self.reading or self.pool.table.first(key) is not None
+        return NULL if there or key not in self._gpu.keys_of(block) else block
+
     def _is_new(self, block: int) -> bool:
         """True if a block has a key, which the tier does not know, and is not on its way."""
         key = self._gpu.primary[block]
@@ -288,6 +325,11 @@ class SimpleConnector:
                 for key in self._gpu.keys_of(source):
                     self.pool.insert(key, target, self._gpu.covered[source])
         self._give_back(job)
+        if self.config.lazy and LAZY_RENEWS not in self.config.bugs:
+            freed = [block for block in job.gpu if not self._gpu.refs[block]]
+            for block in freed:
+                self._gpu.free.remove(block)
+            self._gpu.free.prepend(freed)
         for id in job.owners:
             if id in self.requests:
                 self.requests[id].jobs.discard(number)
@@ -308,5 +350,6 @@ class SimpleConnector:
             job.abandoned = True
             job.owners = []
         self.reading.clear()
+        self._looked_at = NULL
         self.requests.clear()
         return not self.jobs and self.pool.reset()
