@@ -17,7 +17,7 @@ from hkv.dialects.vllm.offload.chunks import Chunks
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
 from hkv.dialects.vllm.schedule import compiled, tier_dispatches
 from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.dialects.vllm.schedule.tiered import Tier
+from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.errors import MissingExtraError
 from hkv.replay import dispatches
 from hkv.replay.schedule import Schedule

@@ -179,7 +179,7 @@ ROWS = [
     ),
     *_rows(
         REPLAY,
-        f"{SCHEDULE}--groups full:16;--num-blocks 80;--eagle all;--retention dense;--lookahead 3",
+        f"{SCHEDULE}--groups full:16;--num-blocks 80;--eagle all;--retention dense;--lookahead 3;--prefix-match-unit 8",
         "--memory 1GiB;--tp 1;--block-size 16;--kv-dtype auto;--draft x;--dialect rtp-llm/single;--linear-step 1;"
         f"--reserve-ratio 5;--prefix-tree;--independent-eviction;--model {SMALL_MODEL};--check;"
         "--swa-full-tokens-ratio 1;--schedule-policy fcfs",
@@ -191,6 +191,16 @@ ROWS = [
         "--offload 1GiB",
     ),
     *_rows(REPLAY, "--offload 40", "--offload-policy arc;--offload-decode"),
+    *_rows(
+        f"{REPLAY} --offload 14 --eagle all --lookahead 2",
+        "--lookahead 3",
+        "--decode-tokens 4;--engine jax;--offload-kind lmcache",
+    ),
+    *_rows(
+        f"{REPLAY} --offload 14".replace("swa:16:64", "mamba:16"),
+        "--prefix-match-unit 8",
+        "--prefix-match-unit 5",
+    ),
     *_rows(
         f"{REPLAY} --offload 40 --offload-kind lmcache --offload-chunk-tokens 64",
         "--offload-chunk-tokens 16",
@@ -212,8 +222,9 @@ ROWS = [
         REPLAY_RTP,
         f"{SCHEDULE}--groups full:16,swa:16:17;--num-blocks 80;--linear-step 2;--reserve-ratio 50;"
         "--prefix-tree;--lookahead 20",
-        "--independent-eviction;--eagle all;--retention 0;--device a100;--draft x;--memory 1GiB;--tp 1;--block-size 16;"
-        f"--kv-dtype auto;--check;--engine no-such;--dialect rtp-llm/single;--model {SMALL_MODEL};{OFFLOAD}",
+        "--independent-eviction;--eagle all;--retention 0;--prefix-match-unit 8;--device a100;--draft x;--memory 1GiB;"
+        "--tp 1;--block-size 16;--kv-dtype auto;--check;--engine no-such;--dialect rtp-llm/single;"
+        f"--model {SMALL_MODEL};{OFFLOAD}",
     ),
     *_rows(
         f"{REPLAY_RTP} --prefix-tree".replace("mamba:16 --num-blocks 60", "swa:16:17 --num-blocks 40"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hkv.chunks.plans import ChunkRow, longest_prefix
 from hkv.dialects.vllm.schedule.lmcache import LmcacheCache, ObjectKind, Objects, longest_hit, object_kinds
-from hkv.dialects.vllm.schedule.tiered import Tier
+from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.errors import ConfigError
 from hkv.replay.result import totals
 from hkv.replay.run import Outcome, Timing, replay

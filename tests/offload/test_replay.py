@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import random
 
 import pytest
 
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
-from hkv.dialects.vllm.schedule.run import cache_config
-from hkv.dialects.vllm.schedule.tiered import MENDED, Tier, TieredCache
+from hkv.dialects.vllm.schedule.run import cache_config, with_match_unit
+from hkv.dialects.vllm.schedule.tier import Tier
+from hkv.dialects.vllm.schedule.tiered import MENDED, TieredCache
 from hkv.replay.optimal import optimal_hits, reuse
 from hkv.replay.plot import drawn_sweep
 from hkv.replay.result import totals
@@ -18,20 +20,32 @@ from hkv.replay.schedule import Schedule
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
+from reference.dialects.vllm.offload import scheduler
+from reference.dialects.vllm.offload.connector import Connector, Orders, Step
 from reference.dialects.vllm.offload.scheduler import VOCABULARY, OffloadScheduler
 
 SCHEDULE = Schedule(step_tokens=32, decode_tokens=1, max_running=4, max_model_len=256)
 
 
-def config(specs: list[LayerSpec], blocks: int, chunks: int, **options: object) -> OffloadConfig:
-    retention = options.pop("retention", None)
-    cache = cache_config(specs, blocks, SCHEDULE, retention_interval=retention)  # type: ignore[arg-type]
+def config(
+    specs: list[LayerSpec],
+    blocks: int,
+    chunks: int,
+    retention: int | None = None,
+    unit: int | None = None,
+    eagle: tuple[int, ...] | None = None,
+    **options: object,
+) -> OffloadConfig:
+    cache = cache_config(specs, blocks, SCHEDULE, retention_interval=retention, eagle=eagle)
+    if unit is not None:
+        cache = with_match_unit(cache, unit)
     if any(spec.keeps_states for spec in specs):
-        cache = type(cache)(**{**vars(cache), "offloads": True})
+        cache = dataclasses.replace(cache, offloads=True)
     more = {
         "bugs": frozenset(BUGS),
         "step_tokens": SCHEDULE.step_tokens,
         "most_running": SCHEDULE.max_running,
+        "eagle": eagle or (),
         **options,
     }
     return OffloadConfig(cache=cache, num_chunks=chunks, **more)  # type: ignore[arg-type]
@@ -61,32 +75,35 @@ def by_the_scheduler(
 
     A store is reported with the step after the one that ordered it, a load with its own.
     """
-    scheduler, found = OffloadScheduler(tier), dict[int, tuple[int, int]]()
+    driven, found = OffloadScheduler(tier), dict[int, tuple[int, int]]()
     coming, late, step = list(enumerate(trace)), list[int](), 0
-    while coming or scheduler.requests or late:
+    while coming or driven.requests or driven.connector.requests:
         while coming and coming[0][1].timestamp <= 50 * step:
             index, request = coming.pop(0)
-            scheduler.request(str(index), request.tokens or [], request.output_length)
-        held = {id for id, entry in scheduler.requests.items() if entry.request.running}
-        scheduled = scheduler.schedule()
-        for match in scheduled.matches:
-            if scheduler.requests[match.id].request.running and match.id not in held and match.external is not None:
-                found.setdefault(int(match.id), (match.local + match.external, match.external))
+            driven.request(str(index), request.tokens or [], request.output_length)
+        held = {id for id, entry in driven.requests.items() if entry.request.running}
+        scheduled = driven.schedule()
         orders = scheduled.orders
+        loading = {transfer.id for transfer in orders.loads}
+        for match in scheduled.matches:
+            if driven.requests[match.id].request.running and match.id not in held and match.external is not None:
+                there = driven.requests[match.id].computed - scheduled.tokens.get(match.id, 0)
+                found.setdefault(int(match.id), (there, there - match.local if match.id in loading else 0))
         loads = [transfer.job for transfer in orders.loads]
         received = [transfer.id for transfer in orders.loads]
         stores = [transfer.job for transfer in orders.stores]
         now = [*late, *loads, *(job for job in stores if job in orders.flushed)]
-        scheduler.output(scheduled, dict.fromkeys(sorted(now), tier.workers), received)
+        driven.output(scheduled, dict.fromkeys(sorted(now), tier.workers), received)
         late = [job for job in stores if job not in orders.flushed]
         step += 1
         assert step < 2_000
-    return found, scheduler
+    return found, driven
 
 
-def replayed(trace: list[TraceRequest], tier: OffloadConfig, **speed: object) -> Outcome:
+def replayed(trace: list[TraceRequest], tier: OffloadConfig, decoded: int = 1, **speed: object) -> Outcome:
     cache = TieredCache(tier.cache, Tier(config=tier, **speed))  # type: ignore[arg-type]
-    return replay(trace, cache, SCHEDULE, Timing(step_ms=50), causes=False)
+    schedule = dataclasses.replace(SCHEDULE, lookahead=tier.drafts, decode_tokens=decoded)
+    return replay(trace, cache, schedule, Timing(step_ms=50), causes=False)
 
 
 CASES = {
@@ -101,18 +118,57 @@ CASES = {
     "arc": ([FullAttention(block_size=4), SlidingWindow(block_size=4, window=12)], 70, 30, {"policy": "arc"}),
     "threshold": ([FullAttention(block_size=4), Mamba(block_size=4)], 70, 40, {"threshold": 2, "workers": 2}),
     "decode": ([FullAttention(block_size=4)], 40, 60, {"prompt_only": False}),
+    "tails": ([FullAttention(block_size=4), Mamba(block_size=4)], 70, 60, {"unit": 2}),
+    "drafts": (
+        [FullAttention(block_size=4), SlidingWindow(block_size=4, window=9)],
+        90,
+        60,
+        {"drafts": 2, "eagle": ()},
+    ),
+    "prompts loaded but for a token": ([FullAttention(block_size=4)], 33, 90, {"drafts": 2, "eagle": ()}),
+    "a draft's group": (
+        [FullAttention(block_size=4), FullAttention(block_size=4), Mamba(block_size=4, num_speculative_blocks=2)],
+        120,
+        90,
+        {"drafts": 2, "eagle": (1,), "prompt_only": False},
+    ),
+    "drafts and tails": (
+        [FullAttention(block_size=4), Mamba(block_size=4, num_speculative_blocks=1)],
+        90,
+        90,
+        {"drafts": 1, "eagle": (0,), "unit": 2},
+    ),
 }
 
 
+def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Tokens and transfers of every step in which there were any, as a connector is told and orders them."""
+    found, step = list[object](), Connector.step
+
+    def noted(self: Connector, given: Step) -> Orders:
+        orders = step(self, given)
+        if given.tokens or orders.loads or orders.stores:
+            found.append((given.tokens, orders.loads, orders.stores))
+        return orders
+
+    monkeypatch.setattr(Connector, "step", noted)
+    return found
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_replay_decides_as_the_scheduler(name: str) -> None:
+def test_a_replay_decides_as_the_scheduler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     specs, blocks, chunks, options = CASES[name]
-    loaded = 0
+    loaded, steps = 0, noted_steps(monkeypatch)
     for seed in range(4):
         tier, trace = config(list(specs), blocks, chunks, **options), requests(seed)
-        outcome = replayed(trace, tier)
-        records = outcome.recorder.requests
+        decoded = 1 + seed % (1 + tier.drafts)
+        monkeypatch.setattr(scheduler, "accepted", lambda _, checked, most=decoded - 1: min(most, checked))
+        outcome = replayed(trace, tier, decoded)
+        records, mine = outcome.recorder.requests, list(steps)
+        steps.clear()
         wanted, _ = by_the_scheduler(trace, tier)
+        assert mine == steps
+        steps.clear()
         assert {index: (record.hit, record.loaded) for index, record in records.items()} == wanted
         loaded += sum(record.loaded for record in records.values())
     assert loaded > 100

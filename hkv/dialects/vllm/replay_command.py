@@ -15,7 +15,7 @@ from hkv.dialects.vllm.planning.cache_plan import cache_config as config_of_plan
 from hkv.dialects.vllm.planning.cache_plan import copies_in_a_chunk, serve
 from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions
 from hkv.dialects.vllm.planning.engine_settings import batch_defaults
-from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
+from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config, with_match_unit
 from hkv.errors import ConfigError, PlanError, UnsupportedConfigError
 from hkv.limits import MAX_BLOCKS, MAX_COUNT, MAX_TOKENS, parse_bytes, parse_length, show_bytes, whole_number
 from hkv.model.huggingface import ReadOptions, load_config, read_model
@@ -24,7 +24,7 @@ from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_n
 from hkv.replay.schedule import Schedule
 
 if TYPE_CHECKING:
-    from hkv.dialects.vllm.schedule.tiered import Tier
+    from hkv.dialects.vllm.schedule.tier import Tier
 
 UNPLANNED = {**dict.fromkeys(("mi300x", "mi325x", "mi355x"), (16384, 1024)), "a10g": (2048, 256)}
 """Devices that HKV has no plans for: vLLM 0.33's `max_num_batched_tokens` and `max_num_seqs` on them."""
@@ -80,6 +80,11 @@ class VllmReplayOptions:
         "0",
         type=RETENTION,
         help="Tokens between retained replay boundaries of windows and states; 0: the last one only.",
+    )
+    prefix_match_unit: int | None = option(
+        type=TOKENS,
+        help="Tokens of a prefix's hash: beside recurrent groups, hits may end inside blocks.  [default: what the "
+        "groups' blocks have in common]",
     )
     device: str | None = option(
         type=click.Choice([*DEVICES, *UNPLANNED]),
@@ -144,6 +149,8 @@ class VllmReplayCommand(ReplayCommand):
             retention_interval=options["retention"],
         )
         config = dataclasses.replace(config, dialect=options["dialect"])
+        if options["prefix_match_unit"] is not None:
+            config = with_match_unit(config, options["prefix_match_unit"])
         resolved = _served(config, schedule, options)
         cache = _with_tier(config, schedule, options)
         return StudiedCache(cache, schedule, groups_text(options["groups"]), resolved=resolved)
@@ -174,6 +181,8 @@ class VllmReplayCommand(ReplayCommand):
             raise PlanError("model", model.model_type, "a model that caches something")
         config = config_of_plan(served.plan, served.limits, caching=options["caching"])
         config = dataclasses.replace(config, retention_interval=options["retention"])
+        if options["prefix_match_unit"] is not None:
+            config = with_match_unit(config, options["prefix_match_unit"])
         if options["eagle"] is not None:
             config = _with_eagle(config, options["eagle"])
         size = max(worker.bytes_per_block for worker in served.plan.workers)
@@ -220,6 +229,15 @@ def _with_tier(
             f"a number of chunks from 1 to {MAX_BLOCKS}" if block_bytes is None else "the size of a chunk at least"
         )
         raise ConfigError("offload", size, expected)
+    lmcache, drafts = options["offload_kind"] == "lmcache", schedule.lookahead if config.eagle else 0
+    if config.eagle and not drafts:
+        expected = "--lookahead of at least 1 beside --offload: the tokens that a draft proposes each step"
+        raise ConfigError("eagle", "no lookahead", expected)
+    if config.eagle and schedule.decode_tokens > 1 + drafts:
+        expected = f"at most {1 + drafts} beside --offload: one token, and those of a draft's that are accepted"
+        raise ConfigError("decode_tokens", schedule.decode_tokens, expected)
+    if lmcache and config.eagle:
+        raise UnsupportedConfigError("offload_kind", "lmcache", "native beside a draft")
     tier = OffloadConfig(
         cache=config,
         num_chunks=chunks,
@@ -229,12 +247,14 @@ def _with_tier(
         workers=options["tp"] or 1,
         step_tokens=schedule.step_tokens,
         most_running=schedule.max_running,
+        eagle=config.topology.eagle_groups,
+        drafts=drafts,
         bugs=frozenset(BUGS),
     )
-    if tier.tails:
-        expected = "the block size: a replay keeps no tails inside blocks"
+    if lmcache and tier.tails:
+        expected = "the block size: LMCache keeps no tails inside blocks"
         raise UnsupportedConfigError("hash_block_size", config.hash_block_size, expected)
-    if options["offload_kind"] == "lmcache":
+    if lmcache:
         return _with_lmcache(tier, options, block_bytes, copies)
     if options["offload_chunk_tokens"] is not None:
         raise ConfigError("offload_chunk_tokens", options["offload_chunk_tokens"], "--offload-kind lmcache beside it")
@@ -243,7 +263,7 @@ def _with_tier(
 
 def _speeds(tier: OffloadConfig, options: dict[str, Any], block_bytes: int | None, copies: int) -> Tier:
     """The tier, and how fast it is."""
-    from hkv.dialects.vllm.schedule.tiered import Tier
+    from hkv.dialects.vllm.schedule.tier import Tier
 
     bandwidth, rate, milliseconds = (
         options["offload_bandwidth"],
@@ -283,6 +303,7 @@ def _served(config: VllmConfig, schedule: Schedule, options: dict[str, Any]) -> 
         "tensor-parallel-size": options["tp"],
         "kv-cache-dtype": options["kv_dtype"],
         "block-size": options["block_size"],
+        "prefix-match-unit": options["prefix_match_unit"],
         "prefix-cache-retention-interval": retention,
     }
     words = ["vllm serve", *([] if options["model"] is None else [options["model"]])]

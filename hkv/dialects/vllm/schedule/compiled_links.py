@@ -1,4 +1,4 @@
-"""Transfers of a compiled second tier, one after the other in each direction: the twin of `tiered._Link`.
+"""Transfers of a compiled second tier, one after the other in each direction: the twin of `tier.Link`.
 
 A moment is a step and bytes of it, which need two words: no replay has 64-bit integers.
 """

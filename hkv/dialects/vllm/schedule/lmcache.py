@@ -19,7 +19,9 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.offload.chunks import Absence, Counts
 from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.schedule.schedule import Diagnosis
-from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache, TieredReplay
+from hkv.dialects.vllm.schedule.tier import Tier
+from hkv.dialects.vllm.schedule.tiered import TieredCache
+from hkv.dialects.vllm.schedule.tiered_replay import TieredReplay
 from hkv.errors import ConfigError
 from hkv.replay.run import COMPILED, REFERENCE, Progress
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule

@@ -65,6 +65,16 @@ def cache_config(
     )
 
 
+def with_match_unit(config: VllmConfig, unit: int) -> VllmConfig:
+    """The same cache with prefixes of so many tokens hashed (`prefix_match_unit`), inside whose blocks hits may end."""
+    sizes = config.block_sizes
+    if any(size % unit for size in sizes) or (len(sizes) == 1 and unit != sizes[0]):
+        expected = f"a divisor of every group's block, {list(sizes)}, and of a group alone its block"
+        raise ConfigError("prefix_match_unit", unit, expected)
+    partial = default_partial_hits(config.topology.specs, unit, caching=config.caching)
+    return dataclasses.replace(config, hash_block_size=unit, partial_hits=partial)
+
+
 def header(config: VllmConfig) -> Header:
     """The log header of a replay's cache."""
     return to_header(config, "eagle" if config.eagle else "core", 3 if config.offloads else 2)

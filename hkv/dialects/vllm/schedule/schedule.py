@@ -145,7 +145,10 @@ class Chunking:
 
         A request's prompt and all its tokens, and the shared prefix of its lookup, as `LiveRequest` has them.
         """
-        end = min(tokens, start + budget)
+        return self.cut(prompt, tokens, shared_boundary, start, min(tokens, start + budget))
+
+    def cut(self, prompt: int, tokens: int, shared_boundary: int, start: int, end: int) -> int:
+        """Tokens to compute next, from `start` on, of those up to `end`, drafts among them."""
         if self.block_size and start < max(prompt, tokens - 1):
             end = self._last_stop(prompt, tokens, shared_boundary, start, end)
         return max(end - start, 0)
