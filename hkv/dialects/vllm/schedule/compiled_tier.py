@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import admit, transitions
-from hkv.dialects.vllm.rules.offload import lookup, offers, pool
+from hkv.dialects.vllm.rules.offload import lookup, offers, pool, states
 from hkv.dialects.vllm.rules.offload.arrays import (
     LOADED,
     LOADS,
@@ -163,37 +163,42 @@ def _order(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     active = jnp.where(m.at(Mode.RECORD), m.active, 0)
 
     def one(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-        at, vacant, name, ending, _ = carried
-        v, at, slot, runs = _next_running(v, at, active)
+        at, vacant, name, ending, _, turn, _ = carried
+        v, state = _next_state(v, view, turn)
+        v, at, slot, runs = _next_running(v, at, jnp.where(state.there, at, active))
+        busy: Any = runs | state.there
         # First all of them offer, then their uses are made.
-        v, name, request, last, place = _next_ended(v, view, jnp.where(ending, -1, name), ~runs)
+        v, name, request, last, place = _next_ended(v, view, jnp.where(ending, -1, name), ~busy)
         there = name < LAST_NAME
-        ends, gone = ~runs & there & ~ending, ~runs & there & ending
-        slot = jnp.where(runs, slot, jnp.where(ends, last, v.spare_slot))
+        ends, gone = ~busy & there & ~ending, ~busy & there & ending
+        slot = jnp.where(runs, slot, jnp.where(ends, last, jnp.where(state.there, state.slot, v.spare_slot)))
         offering = slot != v.spare_slot
         words = (Running.REQUEST, Running.COMPUTED, Running.SCHEDULED, Running.TOKENS, Running.SHARED_BOUNDARY)
         v, running = v.peek(offering, "running_words", *(v.running_word(slot, each) for each in words))
-        request = jnp.where(runs, running[0], request)
-        v = _offer(v, view, trace, m.step, slot, request, running, ends, offering)
+        request = jnp.where(busy, running[0], request)
+        v = _offer(v, view, trace, m.step, slot, request, running, ends, offering, state)
         v = pool.end(v, view, prefix(view, trace, request), gone)
         v = _forget(v, gone, place)
         left = gone & (last != v.spare_slot)
         v = v.write("vacant", last, jnp.where(left, vacant, v.spare_slot))
-        ending = ending | (~runs & ~there)
-        return v, (jnp.where(runs, at + 1, at), vacant + left, jnp.where(runs, -1, name), ending, v.ended)
+        ending = ending | (~busy & ~there)
+        at, name = jnp.where(runs, at + 1, at), jnp.where(busy, -1, name)
+        return v, (at, vacant + left, name, ending, v.ended, state.turn, v.handing)
 
     # The scan comes first: most steps offer nothing.
     w, first, _, due = _next_running(w, jnp.where(enabled, 0, active), active)
-    start = (jnp.where(due, first, active), m.vacant, -1, False, jnp.where(enabled, w.ended, 0))
-    w, (_, vacant, *_) = loop(lambda c: (c[0] < active) | (c[4] > 0), one, w, start, writes=ORDER_WRITES)
+    ended, handing = (jnp.where(enabled, count, 0) for count in (w.ended, w.handing))
+    start = (jnp.where(due, first, active), m.vacant, -1, False, ended, 0, handing)
+    writes = (*ORDER_WRITES, *states.WRITES) if w.room.states else ORDER_WRITES
+    w, (_, vacant, *_) = loop(lambda c: (c[0] < active) | (c[4] > 0) | (c[6] > 0), one, w, start, writes=writes)
     return w, m._replace(vacant=vacant)
 
 
 def _offer(
     w: Any, view: Any, trace: DiagnosedTrace, step: Scalar, slot: Scalar, request: Scalar, running: Any, ends: Scalar,
-    enabled: Scalar,
+    enabled: Scalar, state: states.State,
 ) -> Any:  # fmt: skip
-    """A request offers what it will have computed by the end of the step, or had in the end."""
+    """A request offers what it will have computed by the end of the step, or had in the end; or a state alone."""
     _, computed, new, tokens, shared_boundary = running
     prompt = trace.request(request, Arriving.PROMPT)
     whole = prompt + trace.request(request, Arriving.OUTPUT)
@@ -202,7 +207,7 @@ def _offer(
     limit = jnp.where(view.tier.number(TierNumber.PROMPT_ONLY) != 0, prompt, offers.ENDLESS)
     about = prompt, shared_boundary, ends
     of = prefix(view, trace, request)
-    return _store(w, view, step, slot, of, jnp.minimum(stop, limit), named, about, limit, enabled)
+    return _store(w, view, step, slot, of, jnp.minimum(stop, limit), named, about, limit, enabled, state)
 
 
 BLOCKED = int(Status.NO_ROOM)
@@ -216,6 +221,13 @@ ORDER_WRITES = (
     *pool.STORE_WRITES,
     *("store_step", "store_high", "store_low", "overflow"),
 )
+
+
+def _next_state(w: Any, view: Any, turn: Scalar) -> tuple[Any, states.State]:
+    """The next state that the cache hands over, before all chunks."""
+    if w.room.states:
+        return states.find(w, view, turn, w.handing > 0)
+    return w, states.State(turn, w.spare_slot, turn, turn, turn, jnp.bool_(False))
 
 
 def _next_running(w: Any, at: Scalar, active: Scalar) -> tuple[Any, Scalar, Scalar, Scalar]:
@@ -272,11 +284,16 @@ def _end(w: Any, enabled: Scalar, request: Scalar, slot: Scalar) -> Any:
 
 def _store(
     w: Any, view: Any, step: Scalar, slot: Scalar, of: Prefix, tokens: Scalar, named: Scalar, about: Any, limit: Scalar,
-    enabled: Scalar,
+    enabled: Scalar, state: states.State,
 ) -> Any:  # fmt: skip
-    """A request offers chunks of its first `tokens` tokens; those that the tier lacks and has room for are stored."""
+    """A request offers chunks of its first `tokens` tokens, or a state; those that the tier lacks and has room for are
+    stored."""
     tier, finished = view.tier, about[2]
+    enabled = enabled & ~state.there
     w, count, idle, number = offers.collect(w, view, slot, of, tokens, named, about, enabled)
+    if w.room.states:
+        w, one, its_number = states.offer(w, view, of, state, limit, state.there)
+        count, number = jnp.where(state.there, one, count), jnp.where(state.there, its_number, number)
     lacking, room = pool.has_room(w, tier, count, idle)
     refused = (count > 0) & ~room
     w = pool.note_refused(w, jnp.where(refused, count, 0)).replace(refused=w.refused + refused)
@@ -401,6 +418,8 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Curre
     def leave(v: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
         v = pool.fence(v, current.request, finished | alone | given_up)
         v = _flush_jobs(v, current.request, step, preempted | given_up)
+        if v.room.states:
+            v = states.withdraw(v, slot, given_up)
         return _end(v, finished | alone | given_up, current.request, jnp.where(finished, slot, v.spare_slot)), ()
 
     w, _ = guarded(finished | preempted | given_up, leave, w, ())
@@ -410,6 +429,9 @@ def _follow(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Curre
     held = before.at(Mode.HELD) & ok
     loads = took & (w.external > 0)
     w = offers.tell(w, view, offers.Telling(slot, step, took | held, took, ~loads), grown | took | held)
+    if w.room.states:
+        registers = grown | took | held | (before.at(Mode.SETTLE) & ok)
+        w = states.note(w, view, slot, w.local, loads, took, registers)
     w, m = guarded(finds, lambda v, n: _found(v, view, trace, n, current, answer), w, m)
     w, m = guarded(waiting, lambda v, n: _admitted(v, view, trace, before, n, current, ok, refused), w, m, ("stack",))
     w = w.set(jnp.where(left, slot, w.spare_slot), Request.LIVE, EMPTY)

@@ -64,8 +64,11 @@ def require(config: OffloadConfig) -> None:
     specs = config.cache.topology.specs
     numpy = "the NumPy engine for anything else"
     for group, spec in enumerate(specs):
-        if spec.snapshot or spec.one_block or spec.sinks:
+        if spec.one_block or spec.sinks:
             raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, f"attention without sinks; {numpy}")
+    if config.cache.partial_hits:
+        expected = f"recurrent blocks no larger than others; {numpy}"
+        raise UnsupportedConfigError("hash_block_size", config.cache.hash_block_size, expected)
     most = arc.MOST_GROUPS if config.policy == "arc" else MOST_GROUPS
     if len(specs) > most:
         raise UnsupportedConfigError("groups", len(specs), f"{most} groups at most; {numpy}")
@@ -89,6 +92,7 @@ def parameters(config: OffloadConfig, groups: int) -> tuple[np.ndarray, np.ndarr
         row[TierField.WINDOW] = config.window(group) or 0
         row[TierField.SPAN] = -1 if span is None else span
         row[TierField.PERIOD] = 1
+        row[TierField.STATE] = group in config.aligned
         if span is None or alignment is None or alignment % size:
             continue
         keep, segment = -(-span // size), alignment if interval is None else interval
@@ -107,6 +111,7 @@ def parameters(config: OffloadConfig, groups: int) -> tuple[np.ndarray, np.ndarr
         TierNumber.WHOLE_HEADS: HEAD_AGES not in config.bugs,
         TierNumber.THRESHOLD: config.threshold,
         TierNumber.TRACKED: config.tracked,
+        TierNumber.GRID: config.chunk_tokens[config.aligned[0]] if config.aligned else 1,
     }.items():
         numbers[number] = value
     return table, numbers
@@ -151,7 +156,7 @@ class TierResident(ScheduleResident):
 
     Attributes:
       cache: the cache.
-      counts: int32[61], the scalars of `TierArrays`, by `COUNTS`.
+      counts: int32[62], the scalars of `TierArrays`, by `COUNTS`.
     """
 
     cache: State
@@ -208,7 +213,7 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
         "told": slots * entries,
         "tables": slots * (SLOT_WORDS + ROW_WORDS * buckets.groups) + 1,
         "jobs": (room.jobs + 1) * arrays.JOB_WORDS,
-        "lists": slots + 2 * (room.users + 1),
+        "lists": slots * (2 if room.states else 1) + 2 * (room.users + 1),
         "offers": (4 if room.arc else 2) * (entries + 1),
         "arc": len(ArcWord) + 1 if room.arc else 1,
         "tracked": (buckets.keys + 1) * buckets.groups if room.tracked else 1,
@@ -236,6 +241,7 @@ def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room
         resident.jobs.shape[0] // arrays.JOB_WORDS - 1,
         max(resident.tracker.shape[0] // len(TrackerWord) - 2, 0),
         resident.arc.shape[0] > 1,
+        resident.lists.shape[0] > buckets.requests + 1 + 2 * (users + 1),
     )
     width = RESULT_FRONT + 2 * buckets.groups
     sizes = TierSizes(buckets, 1, 1, width, room, 0, pending, tier=tier)
@@ -321,7 +327,9 @@ class TierReplay(compiled.CompiledReplay):
         chunks = bucket(max(room, tier.config.num_chunks), 1024)
         counted = bucket(min(tier.config.tracked, sizes.keys * sizes.buckets.groups), 64)
         tracked = counted if tier.config.threshold >= 2 else 0
-        self._chunks = TierRoom(chunks, sizes.requests + 1, jobs, tracked, tier.config.policy == "arc")
+        self._chunks = TierRoom(
+            chunks, sizes.requests + 1, jobs, tracked, tier.config.policy == "arc", bool(tier.config.aligned)
+        )
         resident = begin(state, sizes, self._chunks, steps)
         Dispatches.__init__(self, program(0), trace, len(self.config.topology.groups), 0, values, inputs, resident)
 

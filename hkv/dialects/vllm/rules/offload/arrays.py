@@ -143,6 +143,8 @@ class ToldRow(enum.IntEnum):
     """The entry from which on it offers."""
     LOAD_FIRST = 4
     LOAD_END = 5
+    HANDED_OVER = 6
+    """Of states: entries before it were handed over."""
 
 
 SLOT_WORDS = ROW_WORDS = 8
@@ -179,6 +181,8 @@ class TierField(enum.IntEnum):
     """1 if the prompt's end and the shared prefix are expected ends, rounded down to ALIGNMENT."""
     HORIZON = 7
     """1 if the last segment's end is one."""
+    STATE = 8
+    """1 if chunks are states, which the cache hands over; the request offers none itself."""
 
 
 class TierNumber(enum.IntEnum):
@@ -198,9 +202,11 @@ class TierNumber(enum.IntEnum):
     THRESHOLD = 7
     TRACKED = 8
     """Chunks whose offers are counted at most."""
+    GRID = 9
+    """Tokens that a lookup's length is rounded down to beside states, before any group is asked; else 1."""
 
 
-TIER_WORDS = 9
+TIER_WORDS = 10
 
 ARRAYS = (
     *("nodes", "frees", "where", "marks", "handed", "told", "tables", "jobs", "lists", "offers"),
@@ -214,7 +220,7 @@ COUNTS = (
     *("load_step", "load_high", "load_low", "store_step", "store_high", "store_low"),
     *("stored", "read_once", "loaded", "evicted", "refused", "peak", "flushed", "waits", "wait_steps", "loads"),
     *("load_steps", "slower", "loaded_tokens", "load_chunks", "lacked_0", "lacked_1", "lacked_2", "lacked_3"),
-    "overflow",
+    *("handing", "overflow"),
 )
 """Names of the scalars, in the order in which they are kept between dispatches."""
 
@@ -232,7 +238,8 @@ class TierArrays(FlatArrays):
       told: int32, shaped as `rows`: the step in which an entry was told.
       tables: int32[(slots + 1) * (8 + 8 * groups)], `SlotWord` and `ToldRow`.
       jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
-      lists: int32[slots + 1 + 2 * (users + 1)], slots whose loads go on, then requests that ended, with their slots.
+      lists: int32[slots + 1 + 2 * (users + 1)], slots whose loads go on, then requests that ended, with their slots;
+        beside states slots + 1 more, those that hand some over.
       offers: int32[2 * (entries + 1)], entries and blocks of one offer; of ARC 4 words each, with places in `marks`.
       arc: int32[10], `ArcWord`; of LRU, it and the next are empty.
       ghosts: int32[(2 * chunks + 3) * 4], `GhostWord` of each name that ARC remembers, the ends of both lists, a spare.
@@ -254,6 +261,7 @@ class TierArrays(FlatArrays):
       retired: whether the request at the cursor, whose last token is out, has given back what it cannot read.
       reserved: blocks that others need for their prompts.
       load_step, load_high, load_low, store_step, store_high, store_low: where each direction is free: step and bytes.
+      handing: slots whose requests hand states over with the step.
       overflow: whether slots or jobs ran out.
     """
 
@@ -313,6 +321,7 @@ class TierArrays(FlatArrays):
     lacked_1: Scalar
     lacked_2: Scalar
     lacked_3: Scalar
+    handing: Scalar
     overflow: Scalar
 
     @property
@@ -385,17 +394,22 @@ class TierArrays(FlatArrays):
         """Index into `lists` of a request that ended; its slot follows."""
         return self.sizes.buckets.requests + 1 + 2 * place
 
+    def handing_place(self, place: Scalar) -> Scalar:
+        """Index into `lists` of a slot whose request hands states over."""
+        return self.ended_place(self.room.users + 1) + place
+
 
 @dataclasses.dataclass(frozen=True)
 class TierRoom:
     """Static sizes of a tier: chunks; users, one more than requests of the trace; jobs, a power of two; chunks whose
-    offers are counted; and whether its policy is ARC."""
+    offers are counted; whether its policy is ARC; and whether the cache hands states over."""
 
     chunks: int
     users: int
     jobs: int
     tracked: int = 0
     arc: bool = False
+    states: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,8 +417,8 @@ class TierView:
     """A tier's parameters.
 
     Attributes:
-      groups: int32[groups * 9], `TierField`.
-      numbers: int32[9], `TierNumber`.
+      groups: int32[groups * 10], `TierField`.
+      numbers: int32[10], `TierNumber`.
       moved: int32[3 * entries], of so many chunks: steps that moving them takes, and bytes more, in two words.
       rate: int32[2], bytes of a step, in two words.
       beaten: int32[entries], of so many chunks, most tokens that would be computed again sooner.

@@ -65,6 +65,8 @@ def external_hit(
     # The last token is computed in any case. Full attention's hit may lose it later; a window's may be none then, so
     # that it is looked up without it.
     most = tokens - (first_window < groups)
+    if w.room.states:
+        most = most - remainder(jnp.maximum(most, 0), tier.number(TierNumber.GRID))
 
     def visit(v: Any, carried: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         at = _Search(*carried)

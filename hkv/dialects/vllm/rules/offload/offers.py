@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import arc, pool, tracker
+from hkv.dialects.vllm.rules.offload import arc, pool, states, tracker
 from hkv.dialects.vllm.rules.offload.arrays import (
     NOT_OFFERED,
     TOO_SELDOM,
@@ -120,6 +120,8 @@ def collect(
             group >= 0, "tables", *(v.told_word(slot, group, word) for word in words)
         )
         stop = jnp.minimum(jnp.minimum(divide(tokens, size), divide(named, size)), told)
+        if v.room.states:
+            stop = jnp.where(states.is_state(view, group), 0, stop)
         kept = _kept(view, group, prompt, shared_boundary, stop, finished)
         row, chain, bit = v.row(slot, group), v.chain(slot) + (scale - 1), jnp.left_shift(jnp.int32(1), group)
         marks, window = prefix.start + (scale - 1), view.tier.group(group, TierField.WINDOW) > 0
@@ -236,7 +238,10 @@ def passed(w: Any, view: Any, slot: Scalar, tokens: Scalar, limit: Scalar, store
         cursor = jnp.where(stored, jnp.maximum(cursor, stop), cursor)
         v = v.write("tables", cursor, v.told_word(slot, group, ToldRow.CURSOR))
         more = (cursor + 1) * size
-        return v, (group + 1, jnp.minimum(nearest, jnp.where(more > limit, ENDLESS, more)))
+        never = more > limit
+        if v.room.states:
+            never = never | states.is_state(view, group)
+        return v, (group + 1, jnp.minimum(nearest, jnp.where(never, ENDLESS, more)))
 
     groups = jnp.where(enabled, view.num_groups, 0)
     w, (_, nearest) = loop(lambda c: c[0] < groups, of_group, w, (0, ENDLESS), writes=("tables",))
