@@ -14,7 +14,8 @@ from hkv.dialects.vllm.offload.workers import Workers
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
-    from reference.dialects.vllm.offload.connector import Connector, Offloaded
+    from reference.dialects.vllm.offload.connector import Connector
+    from reference.dialects.vllm.offload.offloaded import Offloaded
     from reference.dialects.vllm.offload.policies import Key
     from reference.dialects.vllm.offload.pool import ChunkPool, Context
     from reference.dialects.vllm.offload.scheduler import OffloadScheduler
@@ -220,7 +221,7 @@ class NumpyScheduler(_NumpyScheduler):
         """
         connector = self._connector
         state, config, found = connector.requests[id], connector.config, list[Resumption]()
-        connector.name_chunks(state)
+        state.name_chunks()
         for group, size in enumerate(config.chunk_tokens):
             there = [connector.pool.lookup(key) is not None for key in state.keys[group]]
 

@@ -25,7 +25,8 @@ from hkv.dialects.vllm.schedule.tiered_replay import TieredReplay
 from hkv.errors import ConfigError
 from hkv.replay.run import COMPILED, REFERENCE, Progress
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule
-from reference.dialects.vllm.offload.connector import Job, Orders, Step, TransferJob
+from reference.dialects.vllm.offload.offloaded import Job
+from reference.dialects.vllm.offload.orders import Orders, Step, TransferJob
 from reference.dialects.vllm.request import Request
 
 CHUNK = 256

@@ -7,7 +7,6 @@ told when they are done, however late. A block that a job still reads and that i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hkv.dialects.vllm.offload.config import (
@@ -15,76 +14,16 @@ from hkv.dialects.vllm.offload.config import (
     HEAD_AGES,
     OWN_HEAD,
     RESET_REVIVES,
-    TAIL_PAST_LIMIT,
     OffloadConfig,
 )
 from hkv.errors import EngineFailure, OperationError
 from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
-from reference.dialects.vllm.offload.offers import Progress, offered_chunks
+from reference.dialects.vllm.offload.offers import Handed, Progress, handed_states, handed_tail, offered_chunks
+from reference.dialects.vllm.offload.offloaded import Job, Offloaded
 from reference.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
 from reference.dialects.vllm.offload.policies import Key
-from reference.dialects.vllm.offload.pool import ChunkPool, Context, PreparedStore
+from reference.dialects.vllm.offload.pool import ChunkPool, PreparedStore
 from reference.dialects.vllm.request import Request
-
-
-@dataclasses.dataclass
-class Job:
-    """A job that goes on.
-
-    Attributes:
-      owner: its request.
-      keys: its chunks.
-      writes: whether it stores.
-      left: reports that are still to come, one a worker.
-      within: whether it loads within a step.
-      read: blocks that it reads, fenced from the beginning: those of windows, which a request gives up while it runs.
-      read_late: those fenced once the request has finished.
-    """
-
-    owner: Offloaded
-    keys: list[Key]
-    writes: bool
-    left: int
-    within: bool = False
-    read: list[int] = dataclasses.field(default_factory=list)
-    read_late: list[int] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class Offloaded:
-    """A request as the tier knows it.
-
-    Attributes:
-      request: as the cache knows it.
-      load_limit: tokens that may be loaded for it; None for all.
-      store_limit: tokens of it that may be stored; None for all.
-      context: as the pool knows it.
-      keys: of each group, keys of its whole chunks so far.
-      blocks: of each group, its blocks as the steps told them; 0 for those it has given up.
-      cursors: of each group, the chunk from which on it offers.
-      local: tokens of its hit on the GPU at the last lookup.
-      tail: end of the tail inside a block that the last lookup found, until it is loaded.
-      loaded: whether a load of it was ever ordered.
-      jobs: numbers of those that go on.
-      finished: whether it has finished, aborted ones too.
-      aborted: whether it was aborted.
-      told: whether a step has told that it finished.
-    """
-
-    request: Request
-    load_limit: int | None = None
-    store_limit: int | None = None
-    context: Context = dataclasses.field(default_factory=Context)
-    keys: list[list[Key]] = dataclasses.field(default_factory=list)
-    blocks: list[list[int]] = dataclasses.field(default_factory=list)
-    cursors: list[int] = dataclasses.field(default_factory=list)
-    local: int = 0
-    tail: int | None = None
-    loaded: bool = False
-    jobs: set[int] = dataclasses.field(default_factory=set)
-    finished: bool = False
-    aborted: bool = False
-    told: bool = False
 
 
 class Connector:
@@ -118,10 +57,7 @@ class Connector:
 
     def arrive(self, request: Request, load_limit: int | None = None, store_limit: int | None = None) -> None:
         """A request comes."""
-        state = self.requests[request.id] = Offloaded(request, load_limit, store_limit)
-        groups = len(self.config.chunk_tokens)
-        state.keys, state.blocks = ([[] for _ in range(groups)] for _ in range(2))
-        state.cursors = [0] * groups
+        state = self.requests[request.id] = Offloaded(self.config, request, load_limit, store_limit)
         self.pool.begin(state.context)
 
     def match(self, id: str, local: int) -> tuple[int | None, bool]:
@@ -138,7 +74,7 @@ class Connector:
         state.cursors = [0] * len(state.cursors)
         if state.jobs:
             return None, False
-        self.name_chunks(state)
+        state.name_chunks()
         state.local = local
         found = external_hit(
             self.config, self.pool.lookup, state.keys, local, state.request.num_tokens, state.load_limit, self.loading
@@ -146,7 +82,7 @@ class Connector:
         state.tail = None
         if self.config.tails and found is not None:
             unit, request = self.config.cache.hash_block_size, state.request
-            prefixes = Prefixes(lambda *tail: self._prefix(state, *tail), request.num_prompt, len(request.keys) * unit)
+            prefixes = Prefixes(state.prefix, request.num_prompt, len(request.keys) * unit)
             look, limit = self.pool.lookup, state.load_limit
             found, state.tail = tail_hit(self.config, look, state.keys, prefixes, local, found, limit, self.loading)
         within = self._fits_the_step(state, found)
@@ -159,20 +95,6 @@ class Connector:
         self._budget -= found
         self._within.add(state.request.id)
         return True
-
-    def _prefix(self, state: Offloaded, group: int, tokens: int) -> Key:
-        """The key of a group's part of a prefix."""
-        key = (state.request.keys[tokens // self.config.cache.hash_block_size - 1], group)
-        state.context.positions[key] = tokens
-        return key
-
-    def name_chunks(self, state: Offloaded) -> None:
-        """Names the chunks that have become whole."""
-        for group, size in enumerate(self.config.chunk_tokens):
-            hashes, known = size // self.config.cache.hash_block_size, state.keys[group]
-            for last in range((len(known) + 1) * hashes - 1, len(state.request.keys), hashes):
-                known.append((state.request.keys[last], group))
-                state.context.positions[known[-1]] = len(known) * size
 
     def allocated(self, id: str, rows: Rows, external: int, is_hashed: Callable[[int], bool]) -> None:
         """A request was given blocks; if tokens are to be loaded into them, the job is made.
@@ -198,7 +120,7 @@ class Connector:
                 whole = -(-end // chunk) - (state.tail is not None)
                 keys += state.keys[group][first // self.config.blocks_per_chunk : whole]
                 if state.tail is not None:
-                    keys.append(self._prefix(state, group, state.tail + self.config.proof(group)))
+                    keys.append(state.prefix(group, state.tail + self.config.proof(group)))
             transfer.blocks += row[first:last]
             transfer.sizes.append(last - first)
             transfer.starts.append(first)
@@ -222,7 +144,7 @@ class Connector:
         """A request has finished, its blocks, `rows`, are about to be given back: jobs that read them are fenced."""
         state = self.requests[id]
         state.finished, state.aborted = True, aborted
-        self.name_chunks(state)
+        state.name_chunks()
         for number in state.jobs:
             self._fence(number, self.jobs[number].read_late)
 
@@ -240,8 +162,7 @@ class Connector:
                 self._flushed |= self.requests[id].jobs - {transfer.job for transfer in self._loads}
         for block in self._fresh & self.fences.keys():
             self._flushed |= self.fences[block]
-        stores = self._store_states(step.offers)
-        stores += self._store_tails(step) if self.config.tails else []
+        stores = self._store_handed(step)
         for id in (*step.tokens, *step.finished):
             if id in self.requests and (transfer := self._store(self.requests[id], step.tokens.get(id, 0))):
                 stores.append(transfer)
@@ -260,7 +181,7 @@ class Connector:
         before: dict[str, list[int]] = {}
         for id, rows, whole in step.tables:
             state = self.requests[id]
-            self.name_chunks(state)
+            state.name_chunks()
             if whole:
                 for blocks in state.blocks:
                     blocks.clear()
@@ -279,69 +200,33 @@ class Connector:
                     if blocks[at] in self._fresh:
                         blocks[at] = 0
 
-    def _store_states(self, offers: Mapping[str, Sequence[tuple[int, int, int]]]) -> list[TransferJob]:
-        """Stores of recurrent states that are handed over, a job each."""
+    def _store_handed(self, step: Step) -> list[TransferJob]:
+        """Stores of recurrent states that are handed over, and then of the ends of prompts inside blocks."""
         found = []
-        for id, entries in offers.items():
-            state = self.requests.get(id)
-            for group, block, length in entries if state is not None else ():
-                assert state is not None
-                size = self.config.chunk_tokens[group]
-                if not block or length % size or length > self._storable_tokens(state, state.request.num_tokens):
-                    continue
-                column = length // self.config.cache.block_size(group) - 1
-                found += self._store_blocks(state, [self._prefix(state, group, length)], column, {group: block})
+        offers = [
+            (self.requests[id], step.tokens.get(id, 0), entries)
+            for id, entries in step.offers.items()
+            if id in self.requests
+        ]
+        for state, _, entries in offers:
+            for handed in handed_states(state, entries):
+                found += self._store_blocks(state, handed)
+        for state, scheduled, entries in offers if self.config.tails else ():
+            if (tail := handed_tail(state, entries, scheduled)) is not None:
+                found += self._store_blocks(state, tail)
         return found
 
-    def _store_tails(self, step: Step) -> list[TransferJob]:
-        """Stores of the ends of prompts inside blocks, of all groups together, as recurrent states are handed over.
-
-        With a draft's layers, only of requests that were loaded for: others leave their tail to the GPU's cache.
-        """
-        size, groups, found = self.config.chunk_tokens[0], range(len(self.config.chunk_tokens)), list[TransferJob]()
-        proof = max(map(self.config.proof, groups))
-        for id, entries in step.offers.items():
-            handed = {group: block for group, block, length in entries if length % size}
-            state = self.requests.get(id)
-            if not handed or state is None or (proof and not state.loaded):
-                continue
-            (end,) = {length for _, _, length in entries if length % size}
-            if self._beyond_limit(state, end):
-                continue
-            computed = min(state.request.num_computed + step.tokens.get(id, 0), state.request.num_prompt)
-            rows = [row for group, row in enumerate(state.blocks) if group not in self.config.aligned]
-            if (proof and end + proof > computed) or any(end // size >= len(row) for row in rows):
-                continue
-            keys = [self._prefix(state, group, end + self.config.proof(group)) for group in groups]
-            blocks = {
-                group: handed[group] if group in self.config.aligned else state.blocks[group][end // size]
-                for group in groups
-            }
-            found += self._store_blocks(state, keys, end // size, blocks)
-        return found
-
-    def _beyond_limit(self, state: Offloaded, end: int) -> bool:
-        """True if a tail is more than may be stored of its request."""
-        beyond = state.store_limit is not None and end > state.store_limit
-        if beyond and TAIL_PAST_LIMIT in self.config.bugs:
-            if state.store_limit:
-                raise EngineFailure("store_limit", state.store_limit, f"at least the {end} tokens up to the tail")
-            return False
-        return beyond
-
-    def _store_blocks(
-        self, state: Offloaded, keys: list[Key], column: int, blocks: Mapping[int, int]
-    ) -> list[TransferJob]:
+    def _store_blocks(self, state: Offloaded, handed: Handed) -> list[TransferJob]:
         """The store of a block of each of some groups, fenced from the beginning; none if nothing is new or fits."""
-        stored = self._take(state, keys)
+        stored = self._take(state, handed.keys)
         self.refused += stored is None
         if stored is None or not stored.keys:
             return []
         sizes, starts = ([0] * len(state.keys) for _ in range(2))
         taken = [group for _, group in stored.keys]
         for group in taken:
-            sizes[group], starts[group] = 1, column
-        read = [blocks[group] for group in taken]
+            sizes[group], starts[group] = 1, handed.column
+        read = [handed.blocks[group] for group in taken]
         transfer = TransferJob(self._next(), state.request.id, stored.chunks, read, sizes, starts)
         self._begin_store(state, transfer.job, stored.keys, read, [])
         return [transfer]
@@ -353,21 +238,6 @@ class Connector:
         self._fence(number, read)
         self.jobs[number] = Job(state, keys, True, self.config.workers, read=read, read_late=read_late)
 
-    def _storable_tokens(self, state: Offloaded, computed: int) -> int:
-        limits = [computed, state.request.num_tokens]
-        if state.store_limit is not None:
-            limits.append(state.store_limit)
-        if self.config.prompt_only:
-            limits.append(state.request.num_prompt)
-        return min(limits)
-
-    def _storable_chunks(self, state: Offloaded, group: int, tokens: int) -> int:
-        """Chunks that may be stored: whole, allocated, named; not a draft's last one while it may be written again."""
-        count = tokens // self.config.chunk_tokens[group]
-        if group in self.config.eagle and tokens > state.request.num_prompt and not state.finished:
-            count = max(0, count - 1)
-        return min(count, len(state.blocks[group]) // self.config.blocks_per_chunk, len(state.keys[group]))
-
     def _store(self, state: Offloaded, scheduled: int) -> TransferJob | None:
         """The store of one request in one step, all groups together; None if there is nothing to store, or no room."""
         request = state.request
@@ -377,11 +247,11 @@ class Connector:
             tokens = max(request.num_prompt, request.num_tokens - 1)
         else:
             tokens = request.num_computed + scheduled
-        tokens = self._storable_tokens(state, tokens)
-        prompt = self._storable_tokens(state, request.num_prompt)
+        tokens = state.storable_tokens(tokens)
+        prompt = state.storable_tokens(request.num_prompt)
         ranges, offered = [], list[Key]()
         for group in range(len(state.keys)):
-            count = self._storable_chunks(state, group, tokens)
+            count = state.storable_chunks(group, tokens)
             progress = Progress(state.finished, count, prompt // self.config.chunk_tokens[group], state.cursors[group])
             start, wanted = offered_chunks(self.config, request, group, state.blocks[group], progress)
             ranges.append((start, count))
@@ -390,7 +260,7 @@ class Connector:
         if stored is None and offered:
             self.refused += 1
             return None
-        counts = [self._storable_chunks(state, group, tokens) for group in range(len(state.keys))]
+        counts = [state.storable_chunks(group, tokens) for group in range(len(state.keys))]
         state.cursors = [max(pair) for pair in zip(state.cursors, counts, strict=True)]
         if stored is None or not stored.keys:
             return None

@@ -1,16 +1,20 @@
-"""Chunks of a request that a step offers to the second tier.
+"""Chunks of a request that a step offers to the second tier, and blocks of it that are handed over to be stored.
 
 Full attention offers every chunk. A window needs few chunks before the lengths that loads can end at: the boundaries of
-full attention's chunks, or those that retention leaves, and the end of the prompt. vLLM 0.33
+full attention's chunks, or those that retention leaves, and the end of the prompt. Recurrent states are offered as the
+cache hands them over, and with them the end of a prompt inside a block. vLLM 0.33
 `OffloadingConnectorScheduler._build_store_jobs` and the managers' `reachable_block_mask`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hkv.dialects.vllm.offload.config import OffloadConfig
+from hkv.dialects.vllm.offload.config import TAIL_PAST_LIMIT, OffloadConfig
+from hkv.errors import EngineFailure
+from reference.dialects.vllm.offload.offloaded import Offloaded
+from reference.dialects.vllm.offload.policies import Key
 from reference.dialects.vllm.request import Request
 from reference.dialects.vllm.retention import tail_mask
 
@@ -111,3 +115,61 @@ def _mask(
         if column in columns:
             mask[column - columns.start] = True
     return mask
+
+
+# States, and ends of prompts inside blocks.
+
+
+class Handed(NamedTuple):
+    """Blocks to be stored, one of each of some groups: their keys, their column, and the block of each group."""
+
+    keys: list[Key]
+    column: int
+    blocks: Mapping[int, int]
+
+
+def handed_states(state: Offloaded, entries: Sequence[tuple[int, int, int]]) -> Iterator[Handed]:
+    """Of the states of a request that the cache hands over, (group, block, tokens), those at the ends of chunks."""
+    config = state.config
+    for group, block, length in entries:
+        whole = length % config.chunk_tokens[group] == 0
+        if block and whole and length <= state.storable_tokens(state.request.num_tokens):
+            column = length // config.cache.block_size(group) - 1
+            yield Handed([state.prefix(group, length)], column, {group: block})
+
+
+def handed_tail(state: Offloaded, entries: Sequence[tuple[int, int, int]], scheduled: int) -> Handed | None:
+    """The end of a prompt inside a block, of all groups together, as the states there are handed over.
+
+    With a draft's layers, only of requests that were loaded for: others leave their tail to the GPU's cache.
+
+    Args:
+      state: the request.
+      entries: what the cache hands over of it, (group, block, tokens).
+      scheduled: tokens of the step.
+    """
+    config, size = state.config, state.config.chunk_tokens[0]
+    groups = range(len(config.chunk_tokens))
+    proof, handed = max(map(config.proof, groups)), {group: block for group, block, length in entries if length % size}
+    if not handed or (proof and not state.loaded):
+        return None
+    (end,) = {length for _, _, length in entries if length % size}
+    if _beyond_limit(state, end):
+        return None
+    computed = min(state.request.num_computed + scheduled, state.request.num_prompt)
+    rows = [row for group, row in enumerate(state.blocks) if group not in config.aligned]
+    if (proof and end + proof > computed) or any(end // size >= len(row) for row in rows):
+        return None
+    keys = [state.prefix(group, end + config.proof(group)) for group in groups]
+    blocks = {group: handed[group] if group in config.aligned else state.blocks[group][end // size] for group in groups}
+    return Handed(keys, end // size, blocks)
+
+
+def _beyond_limit(state: Offloaded, end: int) -> bool:
+    """True if a tail is more than may be stored of its request."""
+    beyond = state.store_limit is not None and end > state.store_limit
+    if beyond and TAIL_PAST_LIMIT in state.config.bugs:
+        if state.store_limit:
+            raise EngineFailure("store_limit", state.store_limit, f"at least the {end} tokens up to the tail")
+        return False
+    return beyond
