@@ -26,6 +26,7 @@ native_loops.enable()  # before any test uses JAX: programs compile in half the 
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 with contextlib.suppress(ConfigError):  # a checkout where others may write: everything is compiled anew
     keep_programs(os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(ROOT / ".jax_cache"))
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # as `.ci/peers`: vLLM looks once for what it runs on, at any import
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 progress.SECONDS = 3600.0  # what a slow machine takes is no message
