@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import msgspec
@@ -13,8 +14,10 @@ from hkv.dialects.vllm.offload.config import BUGS
 from hkv.dialects.vllm.offload.numpy import engine
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.log_file import read_log
 
 DIALECT = registry.dialect_of(structs.OFFLOAD)
+DATA = pathlib.Path(__file__).parents[1] / "data" / "offload"
 
 
 def header(**options: Any) -> structs.Header:
@@ -125,6 +128,11 @@ def test_what_it_does_not_have_is_refused_by_name(changes: dict[str, Any], field
     with pytest.raises(ConfigError) as error:
         engine(msgspec.structs.replace(header(), **changes))
     assert error.value.argument == field
+
+
+def test_it_is_not_warned_of_what_the_native_one_does() -> None:
+    logs = [read_log(path) for path in sorted(DATA.glob("*.jsonl"))]
+    assert {log.header.connector for log in logs if DIALECT.warnings(log)} == {"native"}
 
 
 def test_it_explains_no_hits() -> None:

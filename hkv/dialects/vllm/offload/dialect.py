@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.contract.dialect import Dialect
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.config import BUGS
+from hkv.dialects.vllm.offload.config import BUGS, SIMPLE
 
 if TYPE_CHECKING:
     from hkv.contract.case import ShrinkRules
@@ -91,8 +91,8 @@ class OffloadDialect(Dialect):
         return structs.exercised(log)
 
     def warnings(self, log: Any) -> Sequence[str]:
-        if log.header.dialect != structs.OFFLOAD:
-            return ()
+        if log.header.dialect != structs.OFFLOAD or log.header.connector == SIMPLE:
+            return ()  # what is warned of are the native connector's ways
         from hkv.dialects.vllm.offload.capacity import warnings
 
         prompts = (len(each.tokens) for each in log.operations if isinstance(each, structs.RequestOp))
