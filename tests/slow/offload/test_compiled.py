@@ -36,9 +36,11 @@ GROUPS = (
     *("full:4", "full:4,swa:4:9", "full:4,swa:4:12,swa:4:32", "swa:4:12", "full:4,chunked:4:16"),
     *("swa:4:12,swa:4:30", "mla:4,swa:4:1"),
 )
+LARGER = ("full:4,mamba:8", "full:4,mamba:16", "full:8,mamba:16", "full:4,mamba:16,swa:4:9", "full:4,mamba:12,full:4")
+"""Recurrent blocks larger than others: hits on the GPU end inside them."""
 STATES = (
     *("full:4,mamba:4", "full:4,swa:4:9,mamba:4", "mamba:4,mamba:4,mamba:4,full:4", "full:8,mamba:4", "mamba:4"),
-    *("full:4,mamba:4,mamba:4", "swa:4:12,mamba:4", "chunked:4:16,full:4,mamba:4"),
+    *("full:4,mamba:4,mamba:4", "swa:4:12,mamba:4", "chunked:4:16,full:4,mamba:4", *LARGER),
 )
 
 
@@ -140,6 +142,11 @@ def test_a_block_that_two_jobs_read_is_fenced_by_the_later_one() -> None:
     assert checked(51, policy="arc").extra["tier_flushed"] == 47
 
 
+def test_a_block_that_two_jobs_of_one_step_read_is_fenced_by_the_one_that_goes_on() -> None:
+    """A state stands in a block that an ended request gave back and stores in the same step: that job is flushed."""
+    assert checked(135, policy="arc", groups=LARGER).extra["tier_flushed"] == 9
+
+
 def test_a_wrong_figure_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison fails where the compiled tier has another size."""
     right = tier_dispatches.parameters
@@ -225,11 +232,3 @@ def test_what_the_compiled_tier_has_not_is_refused_by_name(options: dict[str, An
     with pytest.raises(UnsupportedConfigError, match=named):
         cache.require_compiled()
     assert default_engine(cache)[0] == "numpy"
-
-
-def test_states_in_larger_blocks_are_refused_by_name() -> None:
-    schedule = Schedule(step_tokens=32, max_running=4, max_model_len=256)
-    config = cache_config([spec_from_text("full:4"), spec_from_text("mamba:8")], 60, schedule)
-    config = dataclasses.replace(config, offloads=True)
-    with pytest.raises(UnsupportedConfigError, match="hash_block_size"):
-        TieredCache(config, Tier(config=OffloadConfig(cache=config, num_chunks=20))).require_compiled()

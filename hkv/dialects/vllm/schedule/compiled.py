@@ -217,7 +217,7 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     w = w.replace(steps=w.steps + busy)
     w, m = schedule_loop.grow(w, trace, m, whole=False)
     w, m = schedule_loop.choose(w, trace, m, Mode.FIND)
-    w = _made_copies(w, view, m.at(Mode.RECORD))
+    w = made_copies(w, view, m.at(Mode.RECORD))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)
     w, current, op = _operation(w, view, trace, m)
@@ -226,7 +226,7 @@ def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -
     return note(w, view, trace, op.slot, given), m
 
 
-def _made_copies(w: Any, view: View, enabled: Scalar) -> Any:
+def made_copies(w: Any, view: View, enabled: Scalar) -> Any:
     """The step's copies are made, group by group: both blocks of each give back what they held for that.
 
     The twin of `Replay._planned`, and of the rules' `made_copies` without an operation.

@@ -37,7 +37,7 @@ from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace
 from hkv.replay import schedule_loop
 from hkv.replay.schedule_loop import Current
 from hkv.replay.schedule_state import Arriving, Ending, Machine, Mode, Number, Running
-from hkv.state.loops import Scalar, divide, guarded, loop, read
+from hkv.state.loops import Scalar, divide, guarded, loop, read, remainder
 from hkv.state.state import Request
 from hkv.state.status import Status
 
@@ -55,6 +55,9 @@ def trip(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     w, m = schedule_loop.grow(w, trace, m, whole=False)
     w, m = guarded(m.at(Mode.ADMIT), lambda v, n: _choose(v, trace, n), w, m)
     w, m = guarded(m.at(Mode.RECORD) & ((w.held > 0) | (w.aside > 0)), _recall, w, m)
+    if w.sizes.copies:
+        w = offers.tell_copies(w, m.step, m.at(Mode.RECORD))
+        w = compiled.made_copies(w, view, m.at(Mode.RECORD))
     w, m = guarded(m.at(Mode.RECORD) | m.at(Mode.REST), lambda v, n: _order(v, view, trace, n), w, m)
     m = m.when(m.at(Mode.REST), mode=int(Mode.BEGIN))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
@@ -346,6 +349,9 @@ def _operation(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> tuple[An
     tokens = jnp.where(m.at(Mode.SETTLE), current.computed, jnp.where(retires, current.computed + scheduled, tokens))
     admits = int(Flag.STATUS | Flag.WAITING | Flag.OTHERS)
     admits = jnp.where(m.active > 0, admits | int(Flag.SCHEDULED), admits)
+    if w.sizes.copies:
+        # A hit that ended inside a block was cut: its states are those of the row, not of its keys.
+        admits = jnp.where(loads, admits | int(Flag.ROWS), admits)
     asks: Any = taking | held
     arguments = {
         Argument.CODE: code,
@@ -489,7 +495,13 @@ def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Curren
     user = w.user(current.request)
     w, (jobs, waited) = w.peek(found, "nodes", w.node(user, User.JOBS), w.node(user, User.WAITED))
     asks = found & (jobs == 0)
-    w, external, later = lookup.external_hit(w, view, m.candidate, current.tokens, local, asks)
+    # The tier is asked for whole blocks; what the GPU has of the next one counts where that is more.
+    tail = remainder(local, view.whole(CacheField.SCHEDULER_BLOCK)) if w.sizes.copies else jnp.int32(0)
+    w, external, later = lookup.external_hit(w, view, m.candidate, current.tokens, local - tail, asks)
+    if w.sizes.copies:
+        cut = asks & (tail > 0) & (external > tail)
+        w = states.cut_hit(w, view, m.candidate, local - tail, cut)
+        local, external = jnp.where(cut, local - tail, local), jnp.where(external > tail, external, 0)
     aside = found & (later | (jobs > 0))
     w = w.write_if(aside, "nodes", 1, w.node(user, User.WAITED))
     w = w.replace(waits=w.waits + (aside & (waited == 0)), wait_steps=w.wait_steps + aside)

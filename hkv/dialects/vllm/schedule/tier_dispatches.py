@@ -66,9 +66,6 @@ def require(config: OffloadConfig) -> None:
     for group, spec in enumerate(specs):
         if spec.one_block or spec.sinks:
             raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, f"attention without sinks; {numpy}")
-    if config.cache.partial_hits:
-        expected = f"recurrent blocks no larger than others; {numpy}"
-        raise UnsupportedConfigError("hash_block_size", config.cache.hash_block_size, expected)
     most = arc.MOST_GROUPS if config.policy == "arc" else MOST_GROUPS
     if len(specs) > most:
         raise UnsupportedConfigError("groups", len(specs), f"{most} groups at most; {numpy}")

@@ -98,6 +98,19 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
     return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, SlotWord.STEP))
 
 
+def tell_copies(w: Any, step: Scalar, enabled: Scalar) -> Any:
+    """Tells of the blocks that a step copies others into; jobs that read any of them are flushed."""
+
+    def one(v: Any, at: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+        v, (block,) = v.peek(at[0] >= 0, "copies", v.output("copies", at[0]) + 2)
+        v = v.write("handed", step, v.handed_word(block, Handed.STEP))
+        v, (job,) = v.peek(at[0] >= 0, "handed", v.handed_word(block, Handed.FENCE))
+        return pool.flush(v, job - 1, step, job != 0), (at[0] + 1,)
+
+    count = jnp.where(enabled, w.num_copies, 0)
+    return loop(lambda c: c[0] < count, one, w, (0,), writes=("copies", "handed", *pool.FLUSH_WRITES))[0]
+
+
 def collect(
     w: Any, view: Any, slot: Scalar, prefix: Prefix, tokens: Scalar, named: Scalar, about: Any, enabled: Scalar
 ) -> tuple[Any, Scalar, Scalar, Scalar]:

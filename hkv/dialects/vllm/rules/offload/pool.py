@@ -174,7 +174,8 @@ def insert(
     spare = w.handed.shape[0] - 1
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-        at, unused, handed_out, chain, flushes = local
+        at, unused, handed_out, chain, flushes, fence = local
+        v = v.write("handed", job, fence)
         entry, block = v.read("offers", v.offer(at)), v.read("offers", v.offer(at) + 1)
         fresh = handed_out < capacity
         chunk = jnp.where(fresh, handed_out, v.read("frees", jnp.maximum(unused - 1, 0)))
@@ -189,21 +190,22 @@ def insert(
             words |= {ChunkNode.NUMBER: number, ChunkNode.OWNER: request + 1}
         for word, value in {**words, ChunkNode.LINK: chain, ChunkNode.BLOCK: jnp.where(fenced, block, -block)}.items():
             v = v.write("nodes", value, v.node(chunk, word))
-        v = v.write("handed", job, jnp.where(fenced, v.handed_word(block, Handed.FENCE), spare))
         asked = late & ~window
-        handed = v.read("handed", jnp.where(asked, v.handed_word(block, Handed.STEP), 0))
-        flushes = flushes | (asked & (handed == step))
-        return v, (at + 1, unused - ~fresh, handed_out + fresh, chunk + 1, flushes)
+        # One handed out in this step needs no fence, as the job is flushed; another job of the step may have its own.
+        taken = asked & (v.read("handed", jnp.where(asked, v.handed_word(block, Handed.STEP), 0)) == step)
+        fence = jnp.where(fenced & ~taken, v.handed_word(block, Handed.FENCE), spare)
+        return v, (at + 1, unused - ~fresh, handed_out + fresh, chunk + 1, flushes | taken, fence)
 
-    w, (_, unused, handed_out, chain, flushes) = loop(
+    w, (_, unused, handed_out, chain, flushes, fence) = loop(
         lambda c: c[0] < count,
         body,
         w,
-        (0, w.unused, w.handed_out, 0, False),
+        (0, w.unused, w.handed_out, 0, False, spare),
         reads=("offers", "frees"),
         writes=("where", "nodes", "handed", *(arc.INSERT_WRITES if w.room.arc else ())),
     )
     present = count > 0
+    w = w.write("handed", job, fence)
     w = w.replace(unused=unused, handed_out=handed_out, stored=w.stored + count)
     w = w.replace(peak=jnp.maximum(w.peak, w.handed_out - w.unused))
     w = w.write_if(present, "jobs", chain, w.job(w.next_job, Job.FIRST))

@@ -18,7 +18,7 @@ from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.state import key_table
 from hkv.state.loops import Scalar, divide, loop, remainder
-from hkv.state.state import Row
+from hkv.state.state import Request, Row
 
 WRITES = ("lists", "requests", "tables", "rows", "chains", "keys", "handing")
 """Arrays and scalars that `find` writes."""
@@ -69,6 +69,22 @@ def _last(w: Any, enabled: Scalar) -> tuple[Any, Scalar]:
     some = enabled & (w.handing > 0)
     w, (last,) = w.peek(some, "lists", w.handing_place(jnp.maximum(w.handing - 1, 0)))
     return w, jnp.where(some, last, -1)
+
+
+def cut_hit(w: Any, view: Any, slot: Scalar, tokens: Scalar, enabled: Scalar) -> Any:
+    """The hit of a request that was just looked up ends after so many tokens, whole blocks: no state stands there.
+
+    The twin of `reference.dialects.vllm.connector.truncate`.
+    """
+
+    def of_group(v: Any, carried: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+        group = carried[0]
+        last = divide(tokens, view.group(group, GroupField.BLOCK)) - 1
+        return v.write_if(is_state(view, group) & (last >= 0), "rows", 0, v.row(slot, group) + last), (group + 1,)
+
+    groups = jnp.where(enabled, view.num_groups, 0)
+    w, _ = loop(lambda c: c[0] < groups, of_group, w, (0,), writes=("rows",))
+    return w.set(jnp.where(enabled, slot, w.spare_slot), Request.HIT, tokens)
 
 
 class State(NamedTuple):
