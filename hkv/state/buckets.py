@@ -7,7 +7,7 @@ few additions to an index must not overflow: hence the limit of `MOST`, a half o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hkv.errors import ConfigError
@@ -16,11 +16,11 @@ MOST = 1 << 30
 """Elements that no array of a state reaches."""
 
 
-def require_positive(buckets: Any, zero: str = "") -> None:
-    """Raises ConfigError unless every field is a positive integer; that of the name `zero` may be 0."""
+def require_positive(buckets: Any, zero: Collection[str] = ()) -> None:
+    """Raises ConfigError unless every field is a positive integer; those named in `zero` may be 0."""
     for name, value in vars(buckets).items():
-        if type(value) is not int or value < (name != zero):
-            raise ConfigError(name, value, "a non-negative integer" if name == zero else "a positive integer")
+        if type(value) is not int or value < (name not in zero):
+            raise ConfigError(name, value, "a non-negative integer" if name in zero else "a positive integer")
 
 
 def require_addressable(buckets: Any, arrays: Mapping[str, int]) -> None:

@@ -144,7 +144,7 @@ class PooledBuckets:
     names: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(self, zero="names")
+        require_positive(self, zero=("names",))
         if self.pools > self.groups or self.groups > 32:
             raise ConfigError("groups", self.groups, "from the number of pools to 32")
         if self.row < self.sequences:

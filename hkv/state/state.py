@@ -142,6 +142,7 @@ class Buckets:
       chain: most prefix keys a request may have.
       keys: most distinct prefix keys.
       parts: most prefix keys that end inside one block: the largest ratio of block size to hash block size, less 1.
+      beside: words of a row of `State.keys`, the last ones, that a cache leaves to whoever replays it.
     """
 
     WRITTEN_WORDS = 2
@@ -154,9 +155,10 @@ class Buckets:
     chain: int
     keys: int
     parts: int = 0
+    beside: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(self, zero="parts")
+        require_positive(self, zero=("parts", "beside"))
         if self.groups & (self.groups - 1):
             raise ConfigError("groups", self.groups, "a power of two")
         if (self.keys + 1) * self.groups >= ENTRIES:
@@ -169,7 +171,7 @@ class Buckets:
     @property
     def key_words(self) -> int:
         """Words of a row of `State.keys`."""
-        return 1 + self.parts + (self.WRITTEN_WORDS if self.parts else 0)
+        return 1 + self.parts + (self.WRITTEN_WORDS if self.parts else 0) + self.beside
 
     @property
     def queue(self) -> int:
@@ -223,6 +225,7 @@ class State:
     def buckets(self) -> Buckets:
         """The sizes of an unbatched state, read off its shapes."""
         slots, groups, row = self.rows.shape
+        parts = self.links.shape[-1] // 2 - 1
         return Buckets(
             blocks=self.blocks.shape[0] - 1,
             requests=slots - 1,
@@ -230,7 +233,8 @@ class State:
             row=row,
             chain=self.chains.shape[1],
             keys=self.table.shape[0] - 1,
-            parts=max(0, self.keys.shape[1] - 1 - Buckets.WRITTEN_WORDS),
+            parts=parts,
+            beside=self.keys.shape[1] - 1 - parts - (Buckets.WRITTEN_WORDS if parts else 0),
         )
 
     def replace(self, **changes: jax.Array) -> Self:

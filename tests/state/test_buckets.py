@@ -21,7 +21,7 @@ RADIX = RadixBuckets(pages=8, keys=8, requests=2, row=4)
 def test_sizes_are_positive_integers_and_those_of_options_may_be_none(buckets):
     for name in vars(buckets):
         for value in (-1, 0, 1.0, True):
-            if value == 0 and name in ("parts", "names") and type(value) is int:
+            if value == 0 and name in ("parts", "beside", "names") and type(value) is int:
                 dataclasses.replace(buckets, **{name: value})
             else:
                 with pytest.raises(ConfigError, match=f"{name} = {value}: expected a (positive|non-negative) integer"):

@@ -21,6 +21,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     LOADED,
     LOADS,
     SETTLED,
+    WAITED,
     Job,
     SlotWord,
     TierNumber,
@@ -293,16 +294,18 @@ def _store(
     stored."""
     tier, finished = view.tier, about[2]
     enabled = enabled & ~state.there
-    w, count, idle, number = offers.collect(w, view, slot, of, tokens, named, about, enabled)
+    units = jnp.minimum(of.units, divide(tokens, view.whole(CacheField.HASH_BLOCK)))
+    of = of._replace(units=jnp.where(state.there, of.units, units))
+    w, count, idle = offers.collect(w, view, slot, of, tokens, named, about, enabled)
     if w.room.states:
-        w, one, its_number = states.offer(w, view, of, state, limit, state.there)
-        count, number = jnp.where(state.there, one, count), jnp.where(state.there, its_number, number)
+        w, one = states.offer(w, view, of, state, limit, state.there)
+        count = jnp.where(state.there, one, count)
     lacking, room = pool.has_room(w, tier, count, idle)
     refused = (count > 0) & ~room
-    w = pool.note_refused(w, jnp.where(refused, count, 0)).replace(refused=w.refused + refused)
+    w = pool.note_refused(w, of, jnp.where(refused, count, 0)).replace(refused=w.refused + refused)
     taken = jnp.where(room, count, 0)
     w = pool.evict(w, view, tier, view.prefix_of, jnp.where(taken > 0, lacking, 0))
-    w, flushes = pool.insert(w, tier, of.request, number, taken, finished, step)
+    w, flushes = pool.insert(w, tier, of, taken, finished, step)
     stores = taken > 0
     w, end = transferred(w, tier, "store", step + 1, taken, stores)
     flushes = stores & flushes
@@ -493,7 +496,7 @@ def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Curren
     found, local = m.at(Mode.FIND) & answer.ok, answer.value
     w = w.write_if(found, "running_words", answer.shared_prefix, w.running_word(m.candidate, Running.SHARED_BOUNDARY))
     user = w.user(current.request)
-    w, (jobs, waited) = w.peek(found, "nodes", w.node(user, User.JOBS), w.node(user, User.WAITED))
+    w, (jobs, flags) = w.peek(found, "nodes", w.node(user, User.JOBS), w.node(user, User.FLAGS))
     asks = found & (jobs == 0)
     # The tier is asked for whole blocks; what the GPU has of the next one counts where that is more.
     tail = remainder(local, view.whole(CacheField.SCHEDULER_BLOCK)) if w.sizes.copies else jnp.int32(0)
@@ -503,8 +506,8 @@ def _found(w: Any, view: Any, trace: DiagnosedTrace, m: Machine, current: Curren
         w = states.cut_hit(w, view, m.candidate, local - tail, cut)
         local, external = jnp.where(cut, local - tail, local), jnp.where(external > tail, external, 0)
     aside = found & (later | (jobs > 0))
-    w = w.write_if(aside, "nodes", 1, w.node(user, User.WAITED))
-    w = w.replace(waits=w.waits + (aside & (waited == 0)), wait_steps=w.wait_steps + aside)
+    w = w.write_if(aside, "nodes", flags | WAITED, w.node(user, User.FLAGS))
+    w = w.replace(waits=w.waits + (aside & (flags & WAITED == 0)), wait_steps=w.wait_steps + aside)
     place = jnp.where(aside, w.spare_request - 1 - w.aside, w.spare_request)
     w = w.write("stack", m.head, place).replace(aside=w.aside + aside)
     again = m.stacked > 0

@@ -16,10 +16,11 @@ from hkv.dialects.vllm.offload.config import HEAD_AGES, OffloadConfig
 from hkv.dialects.vllm.rules.offload import arc, arrays
 from hkv.dialects.vllm.rules.offload.arrays import (
     COUNTS,
-    NODE_WORDS,
+    ENDED,
     ROW_WORDS,
     SLOT_WORDS,
     TIER_WORDS,
+    USER_WORDS,
     ArcWord,
     ChunkNode,
     GhostWord,
@@ -161,7 +162,6 @@ class TierResident(ScheduleResident):
     frees: jax.Array
     where: jax.Array
     marks: jax.Array
-    handed: jax.Array
     told: jax.Array
     tables: jax.Array
     jobs: jax.Array
@@ -193,9 +193,10 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
     """A replay in which nothing happened, as NumPy arrays."""
     begun, buckets = compiled_reasons.begin(state, sizes.requests, steps), sizes.buckets
     slots, entries = buckets.requests + 1, buckets.groups * buckets.row
-    nodes = np.zeros((room.chunks + room.users + 3, NODE_WORDS), np.int32)
-    for ends in room.chunks + room.users + np.arange(2):
-        nodes[ends, [ChunkNode.NEXT, ChunkNode.PREVIOUS]] = ends
+    links: Any = ChunkNode if room.arc else User
+    nodes = np.zeros(room.user(room.users + 3) * room.node_words, np.int32)
+    for ends in map(room.user, (room.users, room.users + 1)):
+        nodes[ends * room.node_words + np.array([links.NEXT, links.PREVIOUS])] = ends
     ghosts = np.zeros((2 * room.chunks + 3 if room.arc else 0, len(GhostWord)), np.int32)
     for ends in range(2 * room.chunks, len(ghosts) - 1):
         ghosts[ends, [GhostWord.NEXT, GhostWord.PREVIOUS]] = ends
@@ -206,7 +207,6 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
         "frees": room.chunks + 1,
         "where": (buckets.keys + 1) * buckets.groups,
         "marks": sizes.keys + 1,
-        "handed": 2 * (buckets.blocks + 1),
         "told": slots * entries,
         "tables": slots * (SLOT_WORDS + ROW_WORDS * buckets.groups) + 1,
         "jobs": (room.jobs + 1) * arrays.JOB_WORDS,
@@ -218,7 +218,7 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
     }
     made: dict[str, Any] = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
     fields = {field.name: getattr(begun, field.name) for field in dataclasses.fields(begun)}
-    made |= {"nodes": nodes.reshape(-1), "ghosts": _filled(ghosts), "tracker": _filled(tracker)}
+    made |= {"nodes": nodes, "ghosts": _filled(ghosts), "tracker": _filled(tracker)}
     return TierResident(**fields, **made)  # type: ignore[arg-type]
 
 
@@ -348,19 +348,41 @@ class TierReplay(compiled.CompiledReplay):
         return dict(zip(COUNTS, np.asarray(self._resident.counts).tolist(), strict=True))
 
     def order(self) -> list[int]:
-        """Chunks that stand in a list by themselves, the next to leave first; of ARC, see `chunks.Chunks.settled`."""
-        nodes = np.asarray(self._resident.nodes).reshape(-1, NODE_WORDS)
-        found = []
-        for ends in self._chunks.chunks + self._chunks.users + np.arange(2):
-            at = int(nodes[ends, ChunkNode.NEXT])
+        """Chunks of requests that ended, the next to leave first; of ARC, see `chunks.Chunks.settled`."""
+        room, links, found = self._chunks, self._links, list[int]()
+        for ends in map(room.user, (room.users, room.users + 1)):
+            at = links[ends]
             while at != ends:
-                if at < self._chunks.chunks:
-                    found.append(at)
-                at = int(nodes[at, ChunkNode.NEXT])
-        if self._chunks.arc:
+                found += [at] if room.arc else self._chunks_of((at - room.chunks) // room.user_rows)
+                at = links[at]
+        if room.arc:
             words = np.asarray(self._resident.arc)
             found += words[[ArcWord.ONCE, ArcWord.GONE_ONCE, ArcWord.GONE_OFTEN, ArcWord.WHOLE]].tolist()
         return found
+
+    @property
+    def _links(self) -> list[int]:
+        """Of each node that stands in a list, the next one."""
+        nodes, word = np.asarray(self._resident.nodes), ChunkNode.NEXT if self._chunks.arc else User.NEXT
+        return nodes[word :: self._chunks.node_words].tolist()
+
+    @property
+    def _users(self) -> np.ndarray:
+        """`User` of each request, a row each."""
+        room = self._chunks
+        return np.asarray(self._resident.nodes)[room.chunks * room.node_words :].reshape(-1, USER_WORDS)
+
+    def _chunks_of(self, request: int) -> list[int]:
+        """Chunks that an ended request stands for under LRU, the next to leave first."""
+        words, width = self._users[request], self._chunks.node_words
+        if not words[User.FLAGS] & ENDED:
+            return []
+        start, trace = int(self._trace.ends[request]), self._trace
+        where = np.asarray(self._resident.where).reshape(-1, self._resident.cache.buckets.groups)
+        chunks = where[trace.keys[start : start + words[User.CURSOR]]].reshape(-1)[::-1] - 1
+        chunks = chunks[chunks >= 0]
+        owners = np.asarray(self._resident.nodes)[ChunkNode.OWNER :: width]
+        return chunks[owners[chunks] == request + 1].tolist()
 
     def left(self) -> dict[str, Any]:
         counts, tier = self.counts, self.tier
@@ -380,8 +402,7 @@ class TierReplay(compiled.CompiledReplay):
 
     def recorder(self) -> Recorder:
         recorder = super().recorder()
-        nodes = np.asarray(self._resident.nodes).reshape(-1, NODE_WORDS)
-        loaded = nodes[self._chunks.chunks :, User.LOADED].tolist()
+        loaded = self._users[:, User.LOADED].tolist()
         for index, record in recorder.requests.items():
             record.loaded = loaded[index]
         return recorder
@@ -393,7 +414,8 @@ def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming, factor: in
     How many wait for loads at a time is known once they do: where there are more, `factor` is doubled.
     """
     running = min(schedule.max_running, max(1, trace.count))
-    return compiled.sizes_of(config, schedule, trace, factor * max(running + running // 2, running + 16))
+    sizes = compiled.sizes_of(config, schedule, trace, factor * max(running + running // 2, running + 16))
+    return dataclasses.replace(sizes, buckets=dataclasses.replace(sizes.buckets, beside=len(arrays.Handed)))
 
 
 JOBS = 4096

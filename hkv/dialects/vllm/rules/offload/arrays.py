@@ -1,8 +1,8 @@
 """Arrays of a second tier in a workspace, and their words: chunks, users, jobs, and what requests were told.
 
-Chunks and the requests that use them are nodes of one list in the order in which they leave: a chunk that ended
-requests used stands in it by itself; a request that has not ended stands for all chunks that it used last. These are
-found by its prefix keys, the last position first, and by a bit for each key and group in `marks`.
+Under LRU the requests that used chunks are nodes of one list in the order in which chunks leave: a request stands for
+all chunks that it used last, ended or not. These are found by its prefix keys, the last position first, and by a bit
+for each key and group in `marks`. ARC has lists of the chunks themselves.
 """
 
 from __future__ import annotations
@@ -15,44 +15,55 @@ import jax
 import jax.numpy as jnp
 
 from hkv.state import loops
-from hkv.state.flat_arrays import FlatArrays
 from hkv.state.loops import Scalar
+from hkv.state.workspace import Workspace
 
 
 class ChunkNode(enum.IntEnum):
     """Words of a row of `nodes`, of a chunk; those of a request are `User`."""
 
-    ENTRY = 0
-    """Its place in `where`."""
-    READERS = 1
+    READERS = 0
     """Transfers that read it; -1 while one writes it."""
-    NUMBER = 2
-    """Number of its last use: numbers rise. Of a chunk that a request used which has not ended, the request's."""
-    NEXT = 3
-    PREVIOUS = 4
-    OWNER = 5
-    """1 plus that request; 0 where the chunk stands in the list by itself."""
-    LINK = 6
+    OWNER = 1
+    """1 plus the request that used it last; of ARC, 1 if several requests have used it."""
+    LINK = 2
     """While it is written, 1 plus the next chunk of its job, 0 for none; then the number of the last offer of it."""
-    BLOCK = 7
+    BLOCK = 3
     """While it is written, the block that it is written from, negative while that is not fenced; then `READ` and
     `LOADING`."""
+    ENTRY = 4
+    """Its place in `where`; this and the next are ARC's alone."""
+    NEXT = 5
+    PREVIOUS = 6
 
 
 class User(enum.IntEnum):
-    """Words of a row of `nodes`, of a request; NUMBER, NEXT and PREVIOUS are as of `ChunkNode`."""
+    """Words of some rows of `nodes`, of a request."""
 
     JOBS = 0
     """Its jobs that go on."""
     IDLE = 1
     """Idle chunks that it stands for."""
+    NUMBER = 2
+    """Number of its first use of a chunk, later of its end: numbers rise."""
+    NEXT = 3
+    PREVIOUS = 4
     LOADED = 5
     """Tokens that were loaded for it when it was first admitted."""
-    WAITED = 6
-    """1 once it was put aside because a chunk was on its way."""
+    FLAGS = 6
+    """`WAITED`, `ENDED`."""
+    OWNED = 7
+    """Chunks that it stands for."""
+    CURSOR = 8
+    """None of them is at this place among its keys, or behind it."""
+    PARTED = 9
+    """Nor, from here on, any chunk that it used and that others stand for by now."""
 
 
-NODE_WORDS = 8
+WAITED, ENDED = 1, 2
+"""Bits of `User.FLAGS`: it was put aside once, because a chunk was on its way; it has ended."""
+
+USER_WORDS = 16
 
 READ, LOADING = 1, 2
 """Bits of `ChunkNode.BLOCK` of a chunk that can be read: it was read once; it is being loaded while others run."""
@@ -104,7 +115,7 @@ class TrackerWord(enum.IntEnum):
 
 
 class Handed(enum.IntEnum):
-    """Words of a block in `handed`, side by side: blocks are told of in any order, and each costs one access."""
+    """Words of a block beside its keys, which whoever hands it out has at hand: blocks come in any order."""
 
     STEP = 0
     """The step in which it was handed out or adopted last."""
@@ -209,7 +220,7 @@ class TierNumber(enum.IntEnum):
 TIER_WORDS = 10
 
 ARRAYS = (
-    *("nodes", "frees", "where", "marks", "handed", "told", "tables", "jobs", "lists", "offers"),
+    *("nodes", "frees", "where", "marks", "told", "tables", "jobs", "lists", "offers"),
     *("arc", "ghosts", "tracker", "tracked"),
 )
 """Names of the arrays."""
@@ -226,15 +237,15 @@ COUNTS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class TierArrays(FlatArrays):
-    """Flat arrays of a second tier besides those of a cache, a lane only.
+class TierArrays(Workspace):
+    """A cache with the flat arrays of its second tier, a lane only.
 
     Attributes:
-      nodes: int32[(chunks + users + 3) * 8], `ChunkNode` of chunks, `User` of requests, ends of two lists, a spare.
+      nodes: int32[chunks * node_words + (users + 3) * 16], `ChunkNode` of chunks, `User` of requests, and as many words
+        each for the ends of two lists and a spare.
       frees: int32[chunks + 1], a stack of chunks that came back.
       where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or the reason why it has no chunk.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
-      handed: int32[2 * (blocks + 1)], `Handed` of each block.
       told: int32, shaped as `rows`: the step in which an entry was told.
       tables: int32[(slots + 1) * (8 + 8 * groups)], `SlotWord` and `ToldRow`.
       jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
@@ -269,7 +280,6 @@ class TierArrays(FlatArrays):
     frees: jax.Array
     where: jax.Array
     marks: jax.Array
-    handed: jax.Array
     told: jax.Array
     tables: jax.Array
     jobs: jax.Array
@@ -327,34 +337,38 @@ class TierArrays(FlatArrays):
     @property
     def room(self) -> TierRoom:
         """Static sizes."""
-        return self.sizes.tier
+        return self.sizes.tier  # type: ignore[attr-defined]
 
     def node(self, node: Any, field: enum.IntEnum) -> Scalar:
         """Index into `nodes` of a word of a chunk, of a request's node, or of the list's ends."""
-        return node * NODE_WORDS + int(field)
+        return node * self.room.node_words + int(field)
 
     def user(self, request: Any) -> Scalar:
         """The node of a request."""
-        return self.room.chunks + request
+        return self.room.user(request)
+
+    def request_of(self, user: Any) -> Scalar:
+        """The request of a node."""
+        return jnp.right_shift(user - self.room.chunks, self.room.user_rows.bit_length() - 1)
 
     def handed_word(self, block: Any, word: Handed) -> Scalar:
-        """Index into `handed` of a word of a block."""
-        return 2 * block + int(word)
+        """Index into `keys` of a word of a block."""
+        return self.key(block, self.sizes.buckets.key_words - len(Handed) + int(word))
 
     @property
     def ends(self) -> int:
         """The node before the first of the list, and after the last."""
-        return self.room.chunks + self.room.users
+        return self.room.user(self.room.users)
 
     @property
     def ends_often(self) -> int:
         """That of ARC's second list."""
-        return self.ends + 1
+        return self.room.user(self.room.users + 1)
 
     @property
     def spare_node(self) -> int:
         """A node that is nobody's."""
-        return self.ends + 2
+        return self.room.user(self.room.users + 2)
 
     def offer(self, place: Any) -> Scalar:
         """Index into `offers` of an entry; its block follows, and of ARC its place in `marks`."""
@@ -410,6 +424,20 @@ class TierRoom:
     tracked: int = 0
     arc: bool = False
     states: bool = False
+
+    @property
+    def node_words(self) -> int:
+        """Words of a row of `nodes`: as few as the policy takes, since chunks are come upon in any order."""
+        return 8 if self.arc else 4
+
+    @property
+    def user_rows(self) -> int:
+        """Rows of a request."""
+        return USER_WORDS // self.node_words
+
+    def user(self, request: Any) -> Any:
+        """The node of a request, from `users` on of the ends of lists and of the spare."""
+        return self.chunks + self.user_rows * request
 
 
 @dataclasses.dataclass(frozen=True)

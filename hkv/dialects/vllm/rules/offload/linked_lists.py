@@ -1,4 +1,5 @@
-"""Doubly linked lists through rows of an array: of chunks under ARC, of names that left, of chunks whose offers count.
+"""Doubly linked lists through rows of an array: of requests that used chunks, of chunks under ARC and names that left
+there, of chunks whose offers count.
 
 A list is a ring through a row of its own, its end: what follows the end is first, and what precedes it last. So a row
 is taken out and put last by the same writes whether the list is empty or not. A row stands in one list at a time.
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hkv.dialects.vllm.rules.offload.arrays import ChunkNode, GhostWord, TrackerWord
+from hkv.dialects.vllm.rules.offload.arrays import ChunkNode, GhostWord, TrackerWord, User
 from hkv.state.loops import Scalar
 
-Words = type[ChunkNode] | type[GhostWord] | type[TrackerWord]
+Words = type[ChunkNode] | type[GhostWord] | type[TrackerWord] | type[User]
 Place = Callable[[Scalar, Any], Scalar]
 
 

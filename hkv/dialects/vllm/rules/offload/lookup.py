@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import arc, pool
+from hkv.dialects.vllm.rules.offload import arc, lru, pool
 from hkv.dialects.vllm.rules.offload.arrays import (
     LOADED,
     LOADING,
@@ -277,6 +277,8 @@ def load(
     writes = ("rows", "keys", "requests", "tables", "chains", "where", *pool.USE_WRITES, "read_once")
     end_group = jnp.where(enabled, view.num_groups, 0)
     w, (_, count) = loop(lambda c: c[0] < end_group, of_group, w, (0, 0), writes=writes)
+    if not w.room.arc:
+        w = lru.enlist(w, enabled, prefix, jnp.bool_(False))
     return w.replace(loaded=w.loaded + count, loading=w.loading + enabled), count
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import arc, pool, states, tracker
+from hkv.dialects.vllm.rules.offload import arc, lru, pool, states, tracker
 from hkv.dialects.vllm.rules.offload.arrays import (
     NOT_OFFERED,
     TOO_SELDOM,
@@ -62,9 +62,9 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
         def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
             place, _ = at
             block = u.read("rows", row + place)
-            u = u.write("handed", step, u.handed_word(block, Handed.STEP))
+            u = u.write("keys", step, u.handed_word(block, Handed.STEP))
             u = u.write("told", step, jnp.where(window, row + place, u.told.shape[0] - 1))
-            return u, (place + 1, u.read("handed", u.handed_word(block, Handed.FENCE)) != 0)
+            return u, (place + 1, u.read("keys", u.handed_word(block, Handed.FENCE)) != 0)
 
         def stretch(u: Any, at: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
             u, (place, fenced) = loop(
@@ -73,14 +73,14 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
                 u,
                 (at[0], False),
                 reads=("rows",),
-                writes=("handed", "told"),
+                writes=("keys", "told"),
             )
             u, (block,) = u.peek(fenced, "rows", row + place - 1)
-            u, (job,) = u.peek(fenced, "handed", u.handed_word(block, Handed.FENCE))
+            u, (job,) = u.peek(fenced, "keys", u.handed_word(block, Handed.FENCE))
             return pool.flush(u, job - 1, step, fenced & (block != 0)), (place,)
 
         start = jnp.where(whole, jnp.minimum(first, length), told)
-        writes = ("rows", "handed", "told", *pool.FLUSH_WRITES)
+        writes = ("rows", "keys", "told", *pool.FLUSH_WRITES)
         v, _ = loop(lambda c: c[0] < length, stretch, v, (start,), writes=writes)
         spare = v.tables.shape[0] - 1
         v = v.write("tables", jnp.where(listed, length, 0), v.told_word(slot, group, ToldRow.LENGTH))
@@ -93,7 +93,7 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
         return v, (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    writes = ("rows", "requests", "tables", "handed", "told", *pool.FLUSH_WRITES)
+    writes = ("rows", "requests", "tables", "keys", "told", *pool.FLUSH_WRITES)
     w, _ = loop(lambda c: c[0] < groups, of_group, w, (0,), writes=writes)
     return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, SlotWord.STEP))
 
@@ -103,21 +103,21 @@ def tell_copies(w: Any, step: Scalar, enabled: Scalar) -> Any:
 
     def one(v: Any, at: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
         v, (block,) = v.peek(at[0] >= 0, "copies", v.output("copies", at[0]) + 2)
-        v = v.write("handed", step, v.handed_word(block, Handed.STEP))
-        v, (job,) = v.peek(at[0] >= 0, "handed", v.handed_word(block, Handed.FENCE))
+        v = v.write("keys", step, v.handed_word(block, Handed.STEP))
+        v, (job,) = v.peek(at[0] >= 0, "keys", v.handed_word(block, Handed.FENCE))
         return pool.flush(v, job - 1, step, job != 0), (at[0] + 1,)
 
     count = jnp.where(enabled, w.num_copies, 0)
-    return loop(lambda c: c[0] < count, one, w, (0,), writes=("copies", "handed", *pool.FLUSH_WRITES))[0]
+    return loop(lambda c: c[0] < count, one, w, (0,), writes=("copies", "keys", *pool.FLUSH_WRITES))[0]
 
 
 def collect(
     w: Any, view: Any, slot: Scalar, prefix: Prefix, tokens: Scalar, named: Scalar, about: Any, enabled: Scalar
-) -> tuple[Any, Scalar, Scalar, Scalar]:
+) -> tuple[Any, Scalar, Scalar]:
     """Collects what a request offers of its first `tokens` tokens and the tier lacks; what it has counts as used.
 
     `named`: tokens whose prefixes have names. `about`: its prompt, its shared prefix, and whether it finished. Returns
-    how many chunks are lacked, how many of the others are idle, and the request's number.
+    how many chunks are lacked, and how many of the others are idle.
     """
     width = w.sizes.buckets.groups
     prompt, shared_boundary, finished = about
@@ -143,7 +143,7 @@ def collect(
         def look(u: Any, place: Scalar) -> tuple[Scalar, Scalar, Scalar]:
             block = jnp.where(place >= null, u.read("rows", row + place), 0)
             since = jnp.where(place < all_told, told_step, u.read("told", row + place))
-            gone = window & (u.read("handed", jnp.where(window, u.handed_word(block, Handed.STEP), 0)) > since)
+            gone = window & (u.read("keys", jnp.where(window, u.handed_word(block, Handed.STEP), 0)) > since)
             key = u.read("chains", chain + place * scale)
             entry = key * width + group
             return jnp.where(gone, 0, block), entry, u.read("where", entry)
@@ -173,7 +173,7 @@ def collect(
             place, count, idle = at
             inside, until = kept.stretch(place, stop)
             place = kept.skip(place, inside, until)
-            looked = ("rows", "told", "handed", "chains")
+            looked = ("rows", "told", "keys", "chains")
             unseldom = (u.where.shape[0] - 1,) if tracks else ()
             u, (place, _, _, count, mark, marked, *seldom, known) = loop(
                 lambda c: (c[0] < until) & ~c[-1],
@@ -192,13 +192,13 @@ def collect(
             u, was, _ = pool.use(u, known, value - 1, prefix, unit, group, jnp.int32(0))
             return u, (place, count, idle + was)
 
-        writes = ("rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES, *more)
+        writes = ("rows", "told", "keys", "chains", "where", "offers", *pool.USE_WRITES, *more)
         v, (_, count, idle) = loop(lambda c: c[0] < stop, stretch, v, (cursor, count, idle), writes=writes)
         return v, (group + 1, count, idle)
 
     groups = jnp.where(enabled, view.num_groups, 0)
     more = tracker.WRITES if tracks else ()
-    writes = ("tables", "rows", "told", "handed", "chains", "where", "offers", *pool.USE_WRITES, *more)
+    writes = ("tables", "rows", "told", "keys", "chains", "where", "offers", *pool.USE_WRITES, *more)
     if tracks:
         of_all = functools.partial(of_group, lists=True)
         w, (_, offered, _) = loop(lambda c: c[0] < groups, of_all, w, (0, 0, 0), writes=writes)
@@ -206,8 +206,9 @@ def collect(
     w, (_, count, idle) = loop(lambda c: c[0] < groups, of_group, w, (0, 0, 0), writes=writes)
     if w.room.arc:
         w = arc.miss(w, view.tier, count)
-    w, number = pool.number_of(w, count > 0, prefix.request)
-    return w, count, idle, number
+    else:
+        w = lru.enlist(w, enabled, prefix, count > 0)
+    return w, count, idle
 
 
 def _kept(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Scalar, stop: Scalar, finished: Scalar) -> Kept:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import arc, pool, tracker
+from hkv.dialects.vllm.rules.offload import arc, lru, pool, tracker
 from hkv.dialects.vllm.rules.offload.arrays import NOT_OFFERED, TOO_SELDOM, TierField, TierNumber, ToldRow, TrackerWord
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
@@ -143,10 +143,10 @@ def find(w: Any, view: Any, turn: Scalar, enabled: Scalar) -> tuple[Any, State]:
     )
 
 
-def offer(w: Any, view: Any, of: Prefix, state: State, limit: Scalar, enabled: Scalar) -> tuple[Any, Scalar, Scalar]:
+def offer(w: Any, view: Any, of: Prefix, state: State, limit: Scalar, enabled: Scalar) -> tuple[Any, Scalar]:
     """A request offers a state, up to `limit` tokens, and counts it as used if the tier has it.
 
-    Returns how many chunks are lacked, none or one, and the request's number, as `offers.collect` does.
+    Returns how many chunks are lacked, none or one.
     """
     width, group = w.sizes.buckets.groups, remainder(state.turn, view.num_groups)
     size, scale = view.group(group, GroupField.BLOCK), view.group(group, GroupField.SCALE)
@@ -171,5 +171,5 @@ def offer(w: Any, view: Any, of: Prefix, state: State, limit: Scalar, enabled: S
         w = arc.miss(w, view.tier, count)
     else:
         w = w.write_if(lacked, "marks", marked | jnp.left_shift(jnp.int32(1), group), of.start + unit)
-    w, number = pool.number_of(w, lacked, of.request)
-    return w, count, number
+        w = lru.enlist(w, enabled, of, lacked)
+    return w, count
