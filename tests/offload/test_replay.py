@@ -51,9 +51,13 @@ def config(
     return OffloadConfig(cache=cache, num_chunks=chunks, **more)  # type: ignore[arg-type]
 
 
-def requests(seed: int, count: int = 60) -> list[TraceRequest]:
-    """Prompts that are one of few beginnings and go on as they like; two come at a time."""
-    draw = random.Random(seed)
+def requests(seed: int, count: int = 60, *, apart: bool = False) -> list[TraceRequest]:
+    """Prompts that are one of few beginnings and go on as they like.
+
+    Two come at a time; `apart`: one each some steps, so that some come just as nothing runs any more.
+    """
+    draw, times = random.Random(seed), random.Random(seed)
+    arrives = 0
     beginnings = [[draw.randrange(5) for _ in range(draw.randrange(20, 90))] for _ in range(5)]
     found = []
     for index in range(count):
@@ -62,7 +66,8 @@ def requests(seed: int, count: int = 60) -> list[TraceRequest]:
         ]
         output = draw.randrange(1, 9)
         told = [at % VOCABULARY for at in range(len(tokens), len(tokens) + output)]
-        arrival = {"line": index + 1, "timestamp": 100 * (index // 2)}
+        arrives += 50 * times.choice((0, 1, 2, 3, 4, 5, 6, 8)) if apart else 100 * (index % 2 == 0 and index > 0)
+        arrival = {"line": index + 1, "timestamp": arrives}
         lengths = {"input_length": len(tokens), "output_length": output, "tokens_per_id": 1}
         found.append(TraceRequest(**arrival, **lengths, tokens=tokens, output_tokens=told))  # type: ignore[arg-type]
     return found
@@ -172,6 +177,22 @@ def test_a_replay_decides_as_the_scheduler(name: str, monkeypatch: pytest.Monkey
         assert {index: (record.hit, record.loaded) for index, record in records.items()} == wanted
         loaded += sum(record.loaded for record in records.values())
     assert loaded > 100
+
+
+@pytest.mark.parametrize("name", ["full", "three groups", "arc"])
+def test_those_that_ended_are_told_of_in_the_step_for_which_a_request_has_come(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, blocks, chunks, options = CASES[name]
+    steps = noted_steps(monkeypatch)
+    for seed in range(3):
+        tier, trace = config(list(specs), blocks, chunks, **options), requests(seed, 30, apart=True)
+        replayed(trace, tier)
+        mine = list(steps)
+        steps.clear()
+        by_the_scheduler(trace, tier)
+        assert mine == steps
+        steps.clear()
 
 
 def test_a_slow_link_delays_loads_and_changes_no_rule() -> None:

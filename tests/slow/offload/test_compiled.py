@@ -99,7 +99,8 @@ def checked(
 ) -> Outcome:
     cache, schedule = example(seed, policy, counts, groups)
     checks, causes = engine == "jax", seed % 6 == 0  # which take another replay each
-    return replay(requests(seed), cache, schedule, Timing(step_ms=50), engine=engine, check=checks, causes=causes)
+    trace = requests(seed, apart=seed % 4 == 1)
+    return replay(trace, cache, schedule, Timing(step_ms=50), engine=engine, check=checks, causes=causes)
 
 
 @pytest.mark.parametrize(

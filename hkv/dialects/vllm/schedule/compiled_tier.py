@@ -47,7 +47,10 @@ Pair = tuple[Any, Machine]
 
 def trip(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     """The next operation of the cache, and what follows from its answer, in both tiers."""
-    resting = m.at(Mode.BEGIN) & (m.active == 0) & (m.waiting == 0) & (w.ended > 0)
+    # Requests that ended are told of with the next step: one of its own, unless a request has come for it.
+    comes = (trace.number(Number.CLOSED_LOOP) > 0) | (trace.request(m.arrived, Arriving.STEP) <= m.step)
+    comes = comes & (m.arrived < trace.number(Number.REQUESTS))
+    resting = m.at(Mode.BEGIN) & (m.active == 0) & (m.waiting == 0) & (w.ended > 0) & ~comes
     reports = m.at(Mode.BEGIN) & ((w.first_job < w.next_job) | (w.loading > 0))
     w, _ = guarded(reports, lambda v, _: (_deliver(v, view, trace, m, resting), ()), w, ())
     m = m.when(resting, mode=int(Mode.REST))

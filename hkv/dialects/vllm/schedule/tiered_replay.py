@@ -147,7 +147,8 @@ class TieredReplay(Replay):
 
     def _rest(self, step: int) -> None:
         self._now = step
-        if self._ended_ids:
+        # Those that ended are told of with the next step: a step of its own, unless a request has come for it.
+        if self._ended_ids and not (self._next is not None and self._is_due(self._next, step)):
             self._order()
 
     def _planned(self) -> None:
