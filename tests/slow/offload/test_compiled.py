@@ -1,7 +1,7 @@
 """The compiled schedule with a second tier against the plain one: every record, figure, free block, order of eviction.
 
 All examples of a policy share an executable, which takes long to compile; so do those with a store threshold, and
-those with recurrent states.
+those with recurrent states, and those that offer a window's end again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ GROUPS = (
 )
 LARGER = ("full:4,mamba:8", "full:4,mamba:16", "full:8,mamba:16", "full:4,mamba:16,swa:4:9", "full:4,mamba:12,full:4")
 """Recurrent blocks larger than others: hits on the GPU end inside them."""
+WINDOWS = (
+    *(
+        "full:16,swa:4:9",
+        "full:8,swa:4:1",
+        "full:16,swa:8:9,swa:4:12",
+        "full:16,swa:4:5,mamba:16",
+        "full:8,mamba:4,swa:4:3",
+    ),
+)
+"""Windows in blocks smaller than others: under dense retention a request that ends offers their last segment again."""
 STATES = (
     *("full:4,mamba:4", "full:4,swa:4:9,mamba:4", "mamba:4,mamba:4,mamba:4,full:4", "full:8,mamba:4", "mamba:4"),
     *("full:4,mamba:4,mamba:4", "swa:4:12,mamba:4", "chunked:4:16,full:4,mamba:4", *LARGER),
@@ -66,7 +76,9 @@ def example(
     blocks = draw.choice((34, 40, 60, 130)) if schedule.max_running > 2 else draw.choice((34, 40, 60))
     config = cache_config(specs, blocks, schedule, retention_interval=retention)
     config = dataclasses.replace(config, offloads="mamba" in text)
-    decode = draw.choice((False, False, True)) and not (retention is None and "swa" in text)
+    decode = draw.choice((False, False, True))
+    if groups is WINDOWS:
+        config, decode = dataclasses.replace(config, retention_interval=None), True
     tier = OffloadConfig(
         cache=config,
         num_chunks=draw.choice((2, 7, 20, 40, 100)),
@@ -112,8 +124,9 @@ def checked(
         ("arc", True, GROUPS, 30),
         ("lru", False, STATES, 60),
         ("arc", True, STATES, 40),
+        ("lru", False, WINDOWS, 60),
     ],
-    ids=["lru", "arc", "lru-counted", "arc-counted", "states-lru", "states-arc-counted"],
+    ids=["lru", "arc", "lru-counted", "arc-counted", "states-lru", "states-arc-counted", "windows-lru"],
 )
 def test_decides_as_the_plain_schedule_does(policy: str, counts: bool, groups: Sequence[str], seeds: int) -> None:
     totals: collections.Counter[str] = collections.Counter()
@@ -198,8 +211,8 @@ def test_the_chat_trace_is_replayed_alike() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "counts", "groups"),
-    [("lru", False, GROUPS), ("arc", True, GROUPS), ("lru", True, STATES)],
-    ids=["lru", "arc-counted", "states-lru-counted"],
+    [("lru", False, GROUPS), ("arc", True, GROUPS), ("lru", True, STATES), ("lru", False, WINDOWS)],
+    ids=["lru", "arc-counted", "states-lru-counted", "windows-lru"],
 )
 def test_nothing_of_a_tiers_size_is_copied_in_a_step(policy: str, counts: bool, groups: Sequence[str]) -> None:
     cache, schedule = example(0, policy, counts, groups)
@@ -219,17 +232,10 @@ def _large_copies(text: str, size: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"prompt_only": False}, "offload_decode"),
-        ({"blocks_per_chunk": 2}, "offload"),
-    ],
-)
-def test_what_the_compiled_tier_has_not_is_refused_by_name(options: dict[str, Any], named: str) -> None:
+def test_what_the_compiled_tier_has_not_is_refused_by_name() -> None:
     schedule = Schedule(step_tokens=32, max_running=4, max_model_len=256)
     config = cache_config([spec_from_text("full:4"), spec_from_text("swa:4:12")], 60, schedule)
-    cache = TieredCache(config, Tier(config=OffloadConfig(cache=config, num_chunks=20, **options)))
-    with pytest.raises(UnsupportedConfigError, match=named):
+    cache = TieredCache(config, Tier(config=OffloadConfig(cache=config, num_chunks=20, blocks_per_chunk=2)))
+    with pytest.raises(UnsupportedConfigError, match="offload"):
         cache.require_compiled()
     assert default_engine(cache)[0] == "numpy"

@@ -12,7 +12,7 @@ import numpy as np
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.offload.chunks import Absence
-from hkv.dialects.vllm.offload.config import HEAD_AGES, OffloadConfig
+from hkv.dialects.vllm.offload.config import HEAD_AGES, RESET_REVIVES, OffloadConfig
 from hkv.dialects.vllm.rules.offload import arc, arrays
 from hkv.dialects.vllm.rules.offload.arrays import (
     COUNTS,
@@ -70,9 +70,6 @@ def require(config: OffloadConfig) -> None:
     most = arc.MOST_GROUPS if config.policy == "arc" else MOST_GROUPS
     if len(specs) > most:
         raise UnsupportedConfigError("groups", len(specs), f"{most} groups at most; {numpy}")
-    sparse = any(config.span(group) is not None for group in range(len(specs))) and config.alignment is not None
-    if not config.prompt_only and sparse and config.cache.retention_interval is None:
-        raise UnsupportedConfigError("offload_decode", True, f"none beside windows under dense retention; {numpy}")
     if config.blocks_per_chunk > 1 or config.drafts or config.eagle or config.sync_tokens or config.tails:
         raise UnsupportedConfigError("offload", "chunks of blocks, drafts, tails or loads within a step", numpy)
 
@@ -109,6 +106,7 @@ def parameters(config: OffloadConfig, groups: int) -> tuple[np.ndarray, np.ndarr
         TierNumber.WHOLE_HEADS: HEAD_AGES not in config.bugs,
         TierNumber.THRESHOLD: config.threshold,
         TierNumber.TRACKED: config.tracked,
+        TierNumber.REVIVES: RESET_REVIVES in config.bugs,
         TierNumber.GRID: config.chunk_tokens[config.aligned[0]] if config.aligned else 1,
     }.items():
         numbers[number] = value
@@ -155,6 +153,7 @@ class TierResident(ScheduleResident):
     Attributes:
       cache: the cache.
       counts: int32[62], the scalars of `TierArrays`, by `COUNTS`.
+      tier: static sizes.
     """
 
     cache: State
@@ -172,6 +171,7 @@ class TierResident(ScheduleResident):
     tracker: jax.Array
     tracked: jax.Array
     counts: jax.Array
+    tier: TierRoom = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
     made: dict[str, Any] = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
     fields = {field.name: getattr(begun, field.name) for field in dataclasses.fields(begun)}
     made |= {"nodes": nodes, "ghosts": _filled(ghosts), "tracker": _filled(tracker)}
-    return TierResident(**fields, **made)  # type: ignore[arg-type]
+    return TierResident(**fields, **made, tier=room)  # type: ignore[arg-type]
 
 
 def _filled(rows: np.ndarray) -> np.ndarray:
@@ -231,17 +231,8 @@ def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room
     native_loops.warn_if_interpreted()
     state, buckets = resident.cache, resident.cache.buckets
     pending = (buckets.requests + 1) * buckets.groups if buckets.parts else 0
-    users = resident.stack.shape[0]
-    tier = TierRoom(
-        resident.frees.shape[0] - 1,
-        users,
-        resident.jobs.shape[0] // arrays.JOB_WORDS - 1,
-        max(resident.tracker.shape[0] // len(TrackerWord) - 2, 0),
-        resident.arc.shape[0] > 1,
-        resident.lists.shape[0] > buckets.requests + 1 + 2 * (users + 1),
-    )
     width = RESULT_FRONT + 2 * buckets.groups
-    sizes = TierSizes(buckets, 1, 1, width, room, 0, pending, tier=tier)
+    sizes = TierSizes(buckets, 1, 1, width, room, 0, pending, tier=resident.tier)
     zero = jnp.int32(0)
     outputs = {
         "ids": jnp.zeros(room + 1, jnp.int32),
@@ -272,6 +263,7 @@ def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room
         counts=jnp.stack([getattr(work, name).astype(jnp.int32) for name in COUNTS]),
         **shaped(work, resident, SCHEDULE_ARRAYS),
         **shaped(work, resident, arrays.ARRAYS),
+        tier=resident.tier,
     )
     return left, work.ids[:-1], work.num_ids
 
@@ -325,7 +317,13 @@ class TierReplay(compiled.CompiledReplay):
         counted = bucket(min(tier.config.tracked, sizes.keys * sizes.buckets.groups), 64)
         tracked = counted if tier.config.threshold >= 2 else 0
         self._chunks = TierRoom(
-            chunks, sizes.requests + 1, jobs, tracked, tier.config.policy == "arc", bool(tier.config.aligned)
+            chunks,
+            sizes.requests + 1,
+            jobs,
+            tracked,
+            arc=tier.config.policy == "arc",
+            states=bool(tier.config.aligned),
+            again=not tier.config.prompt_only and bool(groups[:, TierField.HORIZON].any()),
         )
         resident = begin(state, sizes, self._chunks, steps)
         Dispatches.__init__(self, program(0), trace, len(self.config.topology.groups), 0, values, inputs, resident)

@@ -120,7 +120,10 @@ class Handed(enum.IntEnum):
     STEP = 0
     """The step in which it was handed out or adopted last."""
     FENCE = 1
-    """1 plus the row of the job that reads it, where it may be handed out."""
+    """1 plus the row of the job that reads it, where it may be handed out; `SEVERAL` for more than one."""
+
+
+SEVERAL = -1
 
 
 class SlotWord(enum.IntEnum):
@@ -136,6 +139,9 @@ class SlotWord(enum.IntEnum):
     STEP = 4
     """The step in which all its blocks were told."""
 
+
+FOREVER = 2**31 - 1
+"""Value of `told` of an entry that counts as its request's, whatever becomes of its block."""
 
 LOADS, LOADED, SETTLED = 1, 2, 3
 """Values of `SlotWord.STATE`."""
@@ -215,9 +221,11 @@ class TierNumber(enum.IntEnum):
     """Chunks whose offers are counted at most."""
     GRID = 9
     """Tokens that a lookup's length is rounded down to beside states, before any group is asked; else 1."""
+    REVIVES = 10
+    """1 if blocks of chunks that were offered once count as the request's, though they were handed out since."""
 
 
-TIER_WORDS = 10
+TIER_WORDS = 11
 
 ARRAYS = (
     *("nodes", "frees", "where", "marks", "told", "tables", "jobs", "lists", "offers"),
@@ -246,7 +254,8 @@ class TierArrays(Workspace):
       frees: int32[chunks + 1], a stack of chunks that came back.
       where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or the reason why it has no chunk.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
-      told: int32, shaped as `rows`: the step in which an entry was told.
+      told: int32, shaped as `rows`: the step in which an entry was told; -1 where it was gone when a cursor passed it,
+        `FOREVER` where it was not, and nobody looks any more.
       tables: int32[(slots + 1) * (8 + 8 * groups)], `SlotWord` and `ToldRow`.
       jobs: int32[(jobs + 1) * 4], a ring of stores that go on, `Job`.
       lists: int32[slots + 1 + 2 * (users + 1)], slots whose loads go on, then requests that ended, with their slots;
@@ -416,7 +425,8 @@ class TierArrays(Workspace):
 @dataclasses.dataclass(frozen=True)
 class TierRoom:
     """Static sizes of a tier: chunks; users, one more than requests of the trace; jobs, a power of two; chunks whose
-    offers are counted; whether its policy is ARC; and whether the cache hands states over."""
+    offers are counted; whether its policy is ARC; whether the cache hands states over; and whether requests that finish
+    offer the end of a window again."""
 
     chunks: int
     users: int
@@ -424,6 +434,7 @@ class TierRoom:
     tracked: int = 0
     arc: bool = False
     states: bool = False
+    again: bool = False
 
     @property
     def node_words(self) -> int:
@@ -445,8 +456,8 @@ class TierView:
     """A tier's parameters.
 
     Attributes:
-      groups: int32[groups * 10], `TierField`.
-      numbers: int32[10], `TierNumber`.
+      groups: int32[groups * 11], `TierField`.
+      numbers: int32[11], `TierNumber`.
       moved: int32[3 * entries], of so many chunks: steps that moving them takes, and bytes more, in two words.
       rate: int32[2], bytes of a step, in two words.
       beaten: int32[entries], of so many chunks, most tokens that would be computed again sooner.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru, pool, states, tracker
 from hkv.dialects.vllm.rules.offload.arrays import (
+    FOREVER,
     NOT_OFFERED,
     TOO_SELDOM,
     Handed,
@@ -24,7 +25,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
-from hkv.state.loops import Scalar, divide, loop
+from hkv.state.loops import Scalar, divide, loop, remainder
 from hkv.state.state import Row
 
 ENDLESS = 1 << 30
@@ -51,19 +52,27 @@ class Telling(NamedTuple):
 def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
     """Tells of a request's blocks; jobs that read any of them are flushed."""
     slot, step, whole, begins, listed = telling
+    hands = pool.HAND_WRITES if w.room.again else ("keys", *pool.FLUSH_WRITES)
 
     def of_group(v: Any, carried: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
         group = carried[0]
         v, (length, first) = v.peek_row(group >= 0, slot, group, Row.LENGTH, Row.FIRST)
         v, (told,) = v.peek(group >= 0, "tables", v.told_word(slot, group, ToldRow.LENGTH))
         row = v.row(slot, group)
-        window = (view.tier.group(group, TierField.WINDOW) > 0) & ~whole
+        window = view.tier.group(group, TierField.WINDOW) > 0
+        passed_by = jnp.int32(0)
+        if v.room.again:
+            v, (cursor,) = v.peek(whole & ~begins, "tables", v.told_word(slot, group, ToldRow.CURSOR))
+            passed_by = jnp.where(view.tier.number(TierNumber.REVIVES) != 0, cursor, 0)
+        else:
+            window = window & ~whole
 
         def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
             place, _ = at
             block = u.read("rows", row + place)
             u = u.write("keys", step, u.handed_word(block, Handed.STEP))
-            u = u.write("told", step, jnp.where(window, row + place, u.told.shape[0] - 1))
+            since = jnp.where(place < passed_by, FOREVER, step) if u.room.again else step
+            u = u.write("told", since, jnp.where(window, row + place, u.told.shape[0] - 1))
             return u, (place + 1, u.read("keys", u.handed_word(block, Handed.FENCE)) != 0)
 
         def stretch(u: Any, at: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
@@ -77,10 +86,10 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
             )
             u, (block,) = u.peek(fenced, "rows", row + place - 1)
             u, (job,) = u.peek(fenced, "keys", u.handed_word(block, Handed.FENCE))
-            return pool.flush(u, job - 1, step, fenced & (block != 0)), (place,)
+            return pool.flush_readers(u, block, job, step, fenced & (block != 0)), (place,)
 
         start = jnp.where(whole, jnp.minimum(first, length), told)
-        writes = ("rows", "keys", "told", *pool.FLUSH_WRITES)
+        writes = ("rows", "told", *hands)
         v, _ = loop(lambda c: c[0] < length, stretch, v, (start,), writes=writes)
         spare = v.tables.shape[0] - 1
         v = v.write("tables", jnp.where(listed, length, 0), v.told_word(slot, group, ToldRow.LENGTH))
@@ -93,7 +102,7 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
         return v, (group + 1,)
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    writes = ("rows", "requests", "tables", "keys", "told", *pool.FLUSH_WRITES)
+    writes = ("rows", "requests", "tables", "told", *hands)
     w, _ = loop(lambda c: c[0] < groups, of_group, w, (0,), writes=writes)
     return w.write_if(enabled & whole, "tables", step, w.slot_word(slot, SlotWord.STEP))
 
@@ -105,10 +114,10 @@ def tell_copies(w: Any, step: Scalar, enabled: Scalar) -> Any:
         v, (block,) = v.peek(at[0] >= 0, "copies", v.output("copies", at[0]) + 2)
         v = v.write("keys", step, v.handed_word(block, Handed.STEP))
         v, (job,) = v.peek(at[0] >= 0, "keys", v.handed_word(block, Handed.FENCE))
-        return pool.flush(v, job - 1, step, job != 0), (at[0] + 1,)
+        return pool.flush_readers(v, block, job, step, job != 0), (at[0] + 1,)
 
     count = jnp.where(enabled, w.num_copies, 0)
-    return loop(lambda c: c[0] < count, one, w, (0,), writes=("copies", "keys", *pool.FLUSH_WRITES))[0]
+    return loop(lambda c: c[0] < count, one, w, (0,), writes=("copies", *pool.HAND_WRITES))[0]
 
 
 def collect(
@@ -136,13 +145,19 @@ def collect(
         if v.room.states:
             stop = jnp.where(states.is_state(view, group), 0, stop)
         kept = _kept(view, group, prompt, shared_boundary, stop, finished)
+        begin, last = cursor, divide(prompt, size)
+        if v.room.again:
+            again = finished & (stop != last) & _offers_again(view, group)
+            begin = jnp.where(again, jnp.minimum(cursor, stop - remainder(stop, kept.period)), cursor)
         row, chain, bit = v.row(slot, group), v.chain(slot) + (scale - 1), jnp.left_shift(jnp.int32(1), group)
         marks, window = prefix.start + (scale - 1), view.tier.group(group, TierField.WINDOW) > 0
         spare = v.marks.shape[0] - 1
 
         def look(u: Any, place: Scalar) -> tuple[Scalar, Scalar, Scalar]:
             block = jnp.where(place >= null, u.read("rows", row + place), 0)
-            since = jnp.where(place < all_told, told_step, u.read("told", row + place))
+            since = u.read("told", row + place)
+            if not u.room.again:
+                since = jnp.where(place < all_told, told_step, since)
             gone = window & (u.read("keys", jnp.where(window, u.handed_word(block, Handed.STEP), 0)) > since)
             key = u.read("chains", chain + place * scale)
             entry = key * width + group
@@ -155,6 +170,10 @@ def collect(
                 u = u.write("where", TOO_SELDOM, seldom[0])
             block, entry, value = look(u, place)
             offered = (block != 0) & (inside | (phase >= kept.least))
+            if u.room.again:
+                # Before the cursor only what the prompt's end did not ask for.
+                known = (phase >= kept.least) | ((place >= last - kept.keep) & (place < last))
+                offered = offered & ((place >= cursor) | ~known)
             lacked = offered if lists else offered & (value <= 0)
             known = offered & ~lacked
             if tracks and not lists:
@@ -193,7 +212,7 @@ def collect(
             return u, (place, count, idle + was)
 
         writes = ("rows", "told", "keys", "chains", "where", "offers", *pool.USE_WRITES, *more)
-        v, (_, count, idle) = loop(lambda c: c[0] < stop, stretch, v, (cursor, count, idle), writes=writes)
+        v, (_, count, idle) = loop(lambda c: c[0] < stop, stretch, v, (begin, count, idle), writes=writes)
         return v, (group + 1, count, idle)
 
     groups = jnp.where(enabled, view.num_groups, 0)
@@ -237,6 +256,12 @@ def _kept(view: Any, group: Scalar, prompt: Scalar, shared_boundary: Scalar, sto
     )
 
 
+def _offers_again(view: Any, group: Scalar) -> Scalar:
+    """True if requests that finish offer the last segment's end of a group again, of what they generated, too."""
+    dense = view.tier.group(group, TierField.HORIZON) != 0
+    return dense & (view.tier.number(TierNumber.PROMPT_ONLY) == 0)
+
+
 def passed(w: Any, view: Any, slot: Scalar, tokens: Scalar, limit: Scalar, stored: Scalar, enabled: Scalar) -> Any:
     """Moves a request's cursors past what it offered, where there was room; from which length on it has more.
 
@@ -249,6 +274,8 @@ def passed(w: Any, view: Any, slot: Scalar, tokens: Scalar, limit: Scalar, store
         words = (ToldRow.LENGTH, ToldRow.CURSOR)
         v, (told, cursor) = v.peek(group >= 0, "tables", *(v.told_word(slot, group, word) for word in words))
         stop = jnp.minimum(divide(tokens, size), told)
+        if v.room.again:
+            v = _pass_by(v, view, slot, group, cursor, jnp.where(stored, stop, 0))
         cursor = jnp.where(stored, jnp.maximum(cursor, stop), cursor)
         v = v.write("tables", cursor, v.told_word(slot, group, ToldRow.CURSOR))
         more = (cursor + 1) * size
@@ -258,5 +285,26 @@ def passed(w: Any, view: Any, slot: Scalar, tokens: Scalar, limit: Scalar, store
         return v, (group + 1, jnp.minimum(nearest, jnp.where(never, ENDLESS, more)))
 
     groups = jnp.where(enabled, view.num_groups, 0)
-    w, (_, nearest) = loop(lambda c: c[0] < groups, of_group, w, (0, ENDLESS), writes=("tables",))
+    more = ("rows", "keys", "told") if w.room.again else ()
+    w, (_, nearest) = loop(lambda c: c[0] < groups, of_group, w, (0, ENDLESS), writes=("tables", *more))
     return w.write_if(enabled, "tables", jnp.where(stored, nearest, 0), w.slot_word(slot, SlotWord.OFFERS))
+
+
+def _pass_by(w: Any, view: Any, slot: Scalar, group: Scalar, begin: Scalar, end: Scalar) -> Any:
+    """Takes note of which blocks of entries that a cursor passes are gone: later on vLLM 0.33 does not look (defect
+    `RESET_REVIVES`)."""
+    row, spare = w.row(slot, group), w.told.shape[0] - 1
+    v, (null,) = w.peek(group >= 0, "tables", w.told_word(slot, group, ToldRow.FIRST))
+
+    def one(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
+        place, value, before = at
+        u = u.write("told", value, before)
+        block, since = u.read("rows", row + place), u.read("told", row + place)
+        gone = u.read("keys", u.handed_word(block, Handed.STEP)) > since
+        return u, (place + 1, jnp.where(gone, -1, FOREVER), row + place)
+
+    revives = _offers_again(view, group) & (view.tier.number(TierNumber.REVIVES) != 0)
+    stop = jnp.where(revives, end, begin)
+    start = (jnp.maximum(begin, null), 0, spare)
+    v, (_, value, before) = loop(lambda c: c[0] < stop, one, v, start, reads=("rows", "keys"), writes=("told",))
+    return v.write("told", value, before)

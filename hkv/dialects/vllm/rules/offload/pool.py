@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules.offload import arc, lru
 from hkv.dialects.vllm.rules.offload.arrays import (
     NO_ROOM,
+    SEVERAL,
     ChunkNode,
     Handed,
     Job,
@@ -101,8 +102,8 @@ def insert(w: Any, tier: TierView, of: Prefix, count: Scalar, late: Scalar, step
     spare, request = w.keys.shape[0] - 1, of.request
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-        at, unused, handed_out, chain, flushes, fence = local
-        v = v.write("keys", job, fence)
+        at, unused, handed_out, chain, flushes, fence, reader = local
+        v = v.write("keys", reader, fence)
         entry, block = v.read("offers", v.offer(at)), v.read("offers", v.offer(at) + 1)
         fresh = handed_out < capacity
         chunk = jnp.where(fresh, handed_out, v.read("frees", jnp.maximum(unused - 1, 0)))
@@ -119,18 +120,19 @@ def insert(w: Any, tier: TierView, of: Prefix, count: Scalar, late: Scalar, step
         # One handed out in this step needs no fence, as the job is flushed; another job of the step may have its own.
         taken = asked & (v.read("keys", jnp.where(asked, v.handed_word(block, Handed.STEP), 0)) == step)
         fence = jnp.where(fenced & ~taken, v.handed_word(block, Handed.FENCE), spare)
-        return v, (at + 1, unused - ~fresh, handed_out + fresh, chunk + 1, flushes | taken, fence)
+        reader = _reader(v, job, fence)
+        return v, (at + 1, unused - ~fresh, handed_out + fresh, chunk + 1, flushes | taken, fence, reader)
 
-    w, (_, unused, handed_out, chain, flushes, fence) = loop(
+    w, (_, unused, handed_out, chain, flushes, fence, reader) = loop(
         lambda c: c[0] < count,
         body,
         w,
-        (0, w.unused, w.handed_out, 0, False, spare),
+        (0, w.unused, w.handed_out, 0, False, spare, 0),
         reads=("offers", "frees"),
         writes=("where", "nodes", "keys", *(arc.INSERT_WRITES if w.room.arc else ())),
     )
     present = count > 0
-    w = w.write("keys", job, fence)
+    w = w.write("keys", reader, fence)
     w = w.replace(unused=unused, handed_out=handed_out, stored=w.stored + count)
     w = w.replace(peak=jnp.maximum(w.peak, w.handed_out - w.unused))
     w = w.write_if(present, "jobs", chain, w.job(w.next_job, Job.FIRST))
@@ -142,6 +144,13 @@ def insert(w: Any, tier: TierView, of: Prefix, count: Scalar, late: Scalar, step
     w = w.write_if(present, "nodes", owned + count, places[1])
     # Behind what left before, some of which may have been its own.
     return w if w.room.arc else lru.reaches(w, present, of), flushes
+
+
+def _reader(w: Any, job: Scalar, fence: Scalar) -> Scalar:
+    """The fence of a block: its job's row, or `SEVERAL` where another job reads it as well."""
+    # A block that one job reads is handed out, and the job flushed, before another does; but where requests offer
+    # blocks that are others' by now.
+    return jnp.where(w.read("keys", fence) != 0, SEVERAL, job) if w.room.again else job
 
 
 def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> Any:
@@ -233,6 +242,34 @@ def flush(w: Any, row: Scalar, step: Scalar, enabled: Scalar) -> Any:
 FLUSH_WRITES = ("jobs", "flushed", "urgent")
 
 
+def flush_readers(w: Any, block: Scalar, fence: Scalar, step: Scalar, enabled: Scalar) -> Any:
+    """All jobs that read a block are to be done by the end of this step; `fence` says which one does, or `SEVERAL`."""
+    w = flush(w, fence - 1, step, enabled & (fence > 0))
+    if not w.room.again:
+        return w
+    several = enabled & (fence < 0)
+    w = w.write_if(several, "keys", 0, w.handed_word(block, Handed.FENCE))
+
+    def one(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
+        at = local[0]
+        v, (first,) = v.peek(at >= 0, "jobs", v.job(at, Job.FIRST))
+
+        def look(u: Any, chain: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
+            chunk = chain[0] - 1
+            found = u.read("nodes", u.node(chunk, ChunkNode.BLOCK)) == block
+            return u, (u.read("nodes", u.node(chunk, ChunkNode.LINK)), found)
+
+        v, (_, found) = loop(lambda c: (c[0] > 0) & ~c[1], look, v, (first, False), reads=("nodes",))
+        return flush(v, at & (v.room.jobs - 1), step, found), (at + 1,)
+
+    start, end = jnp.where(several, w.first_job, w.next_job), w.next_job
+    return loop(lambda c: c[0] < end, one, w, (start,), writes=("nodes", *FLUSH_WRITES))[0]
+
+
+HAND_WRITES = ("keys", "nodes", *FLUSH_WRITES)
+"""Arrays and scalars that `flush_readers` writes."""
+
+
 def each_job(w: Any, request: Scalar, enabled: Scalar, body: Any, writes: tuple[str, ...]) -> Any:
     """`body(workspace, job, enabled)` for each of a request's stores that go on."""
     w, (count,) = w.peek(enabled, "nodes", w.node(w.user(request), User.JOBS))
@@ -256,17 +293,17 @@ def fence(w: Any, request: Scalar, enabled: Scalar) -> Any:
         row = (job & (v.room.jobs - 1)) + 1
 
         def body(u: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-            link, chunk, block = local
-            u = u.write("nodes", block, u.node(chunk, ChunkNode.BLOCK))
+            link, chunk, block, place, reader = local
+            u = u.write("nodes", block, u.node(chunk, ChunkNode.BLOCK)).write("keys", reader, place)
             chunk = link - 1
             # A window's blocks are fenced since they were offered, and may be another job's by now.
             block = u.read("nodes", u.node(chunk, ChunkNode.BLOCK))
             place = jnp.where(block < 0, u.handed_word(-block, Handed.FENCE), u.keys.shape[0] - 1)
-            u = u.write("keys", row, place)
-            return u, (u.read("nodes", u.node(chunk, ChunkNode.LINK)), chunk, jnp.abs(block))
+            link = u.read("nodes", u.node(chunk, ChunkNode.LINK))
+            return u, (link, chunk, jnp.abs(block), place, _reader(u, row, place))
 
-        start = (first, v.spare_node, 0)
-        v, (_, chunk, block) = loop(lambda c: c[0] > 0, body, v, start, writes=("nodes", "keys"))
-        return v.write("nodes", block, v.node(chunk, ChunkNode.BLOCK))
+        start = (first, v.spare_node, 0, v.keys.shape[0] - 1, 0)
+        v, (_, chunk, block, place, reader) = loop(lambda c: c[0] > 0, body, v, start, writes=("nodes", "keys"))
+        return v.write("nodes", block, v.node(chunk, ChunkNode.BLOCK)).write("keys", reader, place)
 
     return each_job(w, request, enabled, one, ("nodes", "keys"))
