@@ -62,14 +62,10 @@ def require(config: OffloadConfig) -> None:
     Raises:
       UnsupportedConfigError: naming what, and that the NumPy engine has it.
     """
-    specs = config.cache.topology.specs
-    numpy = "the NumPy engine for anything else"
-    for group, spec in enumerate(specs):
-        if spec.one_block or spec.sinks:
-            raise UnsupportedConfigError(f"groups[{group}].kind", spec.kind, f"attention without sinks; {numpy}")
+    numpy, groups = "the NumPy engine for anything else", len(config.chunk_tokens)
     most = arc.MOST_GROUPS if config.policy == "arc" else MOST_GROUPS
-    if len(specs) > most:
-        raise UnsupportedConfigError("groups", len(specs), f"{most} groups at most; {numpy}")
+    if groups > most:
+        raise UnsupportedConfigError("groups", groups, f"{most} groups at most; {numpy}")
     if config.blocks_per_chunk > 1 or config.drafts or config.eagle or config.sync_tokens or config.tails:
         raise UnsupportedConfigError("offload", "chunks of blocks, drafts, tails or loads within a step", numpy)
 

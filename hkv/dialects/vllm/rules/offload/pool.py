@@ -120,14 +120,14 @@ def insert(w: Any, tier: TierView, of: Prefix, count: Scalar, late: Scalar, step
         # One handed out in this step needs no fence, as the job is flushed; another job of the step may have its own.
         taken = asked & (v.read("keys", jnp.where(asked, v.handed_word(block, Handed.STEP), 0)) == step)
         fence = jnp.where(fenced & ~taken, v.handed_word(block, Handed.FENCE), spare)
-        reader = _reader(v, job, fence)
+        reader = _reader(v, reader, job, fence)
         return v, (at + 1, unused - ~fresh, handed_out + fresh, chunk + 1, flushes | taken, fence, reader)
 
     w, (_, unused, handed_out, chain, flushes, fence, reader) = loop(
         lambda c: c[0] < count,
         body,
         w,
-        (0, w.unused, w.handed_out, 0, False, spare, 0),
+        (0, w.unused, w.handed_out, 0, False, spare, job),
         reads=("offers", "frees"),
         writes=("where", "nodes", "keys", *(arc.INSERT_WRITES if w.room.arc else ())),
     )
@@ -146,11 +146,11 @@ def insert(w: Any, tier: TierView, of: Prefix, count: Scalar, late: Scalar, step
     return w if w.room.arc else lru.reaches(w, present, of), flushes
 
 
-def _reader(w: Any, job: Scalar, fence: Scalar) -> Scalar:
-    """The fence of a block: its job's row, or `SEVERAL` where another job reads it as well."""
+def _reader(w: Any, before: Scalar, job: Scalar, fence: Scalar) -> Scalar:
+    """The fence of a block: its job's row, as of the one `before`, or `SEVERAL` where another job reads it as well."""
     # A block that one job reads is handed out, and the job flushed, before another does; but where requests offer
     # blocks that are others' by now.
-    return jnp.where(w.read("keys", fence) != 0, SEVERAL, job) if w.room.again else job
+    return jnp.where(w.read("keys", fence) != 0, SEVERAL, job) if w.room.again else before
 
 
 def evict(w: Any, view: Any, tier: TierView, prefix_of: Any, count: Scalar) -> Any:
@@ -300,9 +300,9 @@ def fence(w: Any, request: Scalar, enabled: Scalar) -> Any:
             block = u.read("nodes", u.node(chunk, ChunkNode.BLOCK))
             place = jnp.where(block < 0, u.handed_word(-block, Handed.FENCE), u.keys.shape[0] - 1)
             link = u.read("nodes", u.node(chunk, ChunkNode.LINK))
-            return u, (link, chunk, jnp.abs(block), place, _reader(u, row, place))
+            return u, (link, chunk, jnp.abs(block), place, _reader(u, reader, row, place))
 
-        start = (first, v.spare_node, 0, v.keys.shape[0] - 1, 0)
+        start = (first, v.spare_node, 0, v.keys.shape[0] - 1, row)
         v, (_, chunk, block, place, reader) = loop(lambda c: c[0] > 0, body, v, start, writes=("nodes", "keys"))
         return v.write("nodes", block, v.node(chunk, ChunkNode.BLOCK)).write("keys", reader, place)
 
