@@ -32,6 +32,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     TrackerWord,
     User,
 )
+from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT
 from hkv.dialects.vllm.rules.parameters import CacheField, View
 from hkv.dialects.vllm.schedule import compiled, compiled_links, compiled_reasons, compiled_tier
@@ -43,8 +44,8 @@ from hkv.replay import schedule_loop
 from hkv.replay.dispatches import STEPS, Dispatches, Incoming, Sizes, programs
 from hkv.replay.observed import Sampling
 from hkv.replay.schedule import Recorder, Schedule
-from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Machine, Mode, ScheduleResident, flat, shaped
-from hkv.state.loops import Scalar, read
+from hkv.replay.schedule_state import SCHEDULE_ARRAYS, Arriving, Machine, Mode, ScheduleResident, flat, shaped
+from hkv.state.loops import Scalar, divide, read
 from hkv.state.state import State
 from hkv.state.workspace import ARRAYS, COPY_WORDS, COUNTERS, EVENT_WORDS
 from hkv.state.workspace import Sizes as CacheSizes
@@ -133,9 +134,11 @@ class TierRules(View):
         """A prefix key of the trace."""
         return read(self.trace.keys, place)
 
-    def prefix_of(self, request: Scalar) -> Any:
+    def prefix_of(self, request: Scalar) -> Prefix:
         """A request's prefix keys among the trace's."""
-        return compiled_tier.prefix(self, self.trace, request)
+        tokens = self.trace.request(request, Arriving.PROMPT) + self.trace.request(request, Arriving.OUTPUT)
+        units = divide(tokens, self.whole(CacheField.HASH_BLOCK))
+        return Prefix(request, self.trace.request(request, Arriving.KEY_START), units)
 
 
 # Arrays.
