@@ -25,7 +25,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
-from hkv.state.loops import Scalar, divide, loop, remainder
+from hkv.state.loops import Scalar, divide, guarded, loop, remainder
 from hkv.state.state import Row
 
 ENDLESS = 1 << 30
@@ -84,9 +84,13 @@ def tell(w: Any, view: Any, telling: Telling, enabled: Scalar) -> Any:
                 reads=("rows",),
                 writes=("keys", "told"),
             )
-            u, (block,) = u.peek(fenced, "rows", row + place - 1)
-            u, (job,) = u.peek(fenced, "keys", u.handed_word(block, Handed.FENCE))
-            return pool.flush_readers(u, block, job, step, fenced & (block != 0)), (place,)
+
+            def flush(x: Any, _: tuple[()]) -> tuple[Any, tuple[()]]:
+                x, (block,) = x.peek(fenced, "rows", row + place - 1)
+                x, (job,) = x.peek(fenced, "keys", x.handed_word(block, Handed.FENCE))
+                return pool.flush_readers(x, block, job, step, fenced & (block != 0)), ()
+
+            return guarded(fenced, flush, u, (), ("rows", "keys"))[0], (place,)
 
         start = jnp.where(whole, jnp.minimum(first, length), told)
         writes = ("rows", "told", *hands)
