@@ -16,23 +16,29 @@ from hkv.dialects.vllm.offload.config import HEAD_AGES, RESET_REVIVES, OffloadCo
 from hkv.dialects.vllm.rules.offload import arc, arrays
 from hkv.dialects.vllm.rules.offload.arrays import (
     COUNTS,
+    TierArrays,
+    TierRoom,
+)
+from hkv.dialects.vllm.rules.offload.parameters import (
+    TIER_WORDS,
+    TierField,
+    TierNumber,
+    TierView,
+)
+from hkv.dialects.vllm.rules.offload.pool import Prefix
+from hkv.dialects.vllm.rules.offload.words import (
     ENDED,
+    JOB_WORDS,
     ROW_WORDS,
     SLOT_WORDS,
-    TIER_WORDS,
     USER_WORDS,
     ArcWord,
     ChunkNode,
     GhostWord,
-    TierArrays,
-    TierField,
-    TierNumber,
-    TierRoom,
-    TierView,
+    Handed,
     TrackerWord,
     User,
 )
-from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.operations import RESULT_FRONT
 from hkv.dialects.vllm.rules.parameters import CacheField, View
 from hkv.dialects.vllm.schedule import compiled, compiled_links, compiled_reasons, compiled_tier
@@ -208,7 +214,7 @@ def begin(state: State, sizes: Sizes, room: TierRoom, steps: int) -> TierResiden
         "marks": sizes.keys + 1,
         "told": slots * entries,
         "tables": slots * (SLOT_WORDS + ROW_WORDS * buckets.groups) + 1,
-        "jobs": (room.jobs + 1) * arrays.JOB_WORDS,
+        "jobs": (room.jobs + 1) * JOB_WORDS,
         "lists": slots * (2 if room.states else 1) + 2 * (room.users + 1),
         "offers": (4 if room.arc else 2) * (entries + 1),
         "arc": len(ArcWord) + 1 if room.arc else 1,
@@ -412,7 +418,7 @@ def sizes_of(config: VllmConfig, schedule: Schedule, trace: Incoming, factor: in
     """
     running = min(schedule.max_running, max(1, trace.count))
     sizes = compiled.sizes_of(config, schedule, trace, factor * max(running + running // 2, running + 16))
-    return dataclasses.replace(sizes, buckets=dataclasses.replace(sizes.buckets, beside=len(arrays.Handed)))
+    return dataclasses.replace(sizes, buckets=dataclasses.replace(sizes.buckets, beside=len(Handed)))
 
 
 JOBS = 4096

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.dialects.vllm.rules.offload.arrays import (
+from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
+from hkv.dialects.vllm.rules.offload.parameters import (
+    TierNumber,
+    TierView,
+)
+from hkv.dialects.vllm.rules.offload.words import (
     EVICTED,
     GHOST,
     LOADING,
@@ -21,10 +26,7 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     ArcWord,
     ChunkNode,
     GhostWord,
-    TierNumber,
-    TierView,
 )
-from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
 from hkv.state.loops import Scalar, divide, loop, remainder
 
 MOST_GROUPS = 10

@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru, pool
-from hkv.dialects.vllm.rules.offload.arrays import (
+from hkv.dialects.vllm.rules.offload.parameters import (
+    TierField,
+    TierNumber,
+)
+from hkv.dialects.vllm.rules.offload.pool import Prefix
+from hkv.dialects.vllm.rules.offload.words import (
     LOADED,
     LOADING,
     LOADS,
     ChunkNode,
     SlotWord,
-    TierField,
-    TierNumber,
     ToldRow,
 )
-from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, remainder
 from hkv.state.state import Row

@@ -16,7 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.dialects.vllm.rules.offload.arrays import (
+from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
+from hkv.dialects.vllm.rules.offload.words import (
     ENDED,
     EVICTED,
     LOADING,
@@ -24,7 +25,6 @@ from hkv.dialects.vllm.rules.offload.arrays import (
     ChunkNode,
     User,
 )
-from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
 from hkv.state.loops import Scalar, loop
 
 

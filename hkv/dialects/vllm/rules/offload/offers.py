@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru, pool, states, tracker
-from hkv.dialects.vllm.rules.offload.arrays import (
+from hkv.dialects.vllm.rules.offload.parameters import (
+    TierField,
+    TierNumber,
+)
+from hkv.dialects.vllm.rules.offload.pool import Prefix
+from hkv.dialects.vllm.rules.offload.words import (
     FOREVER,
     NOT_OFFERED,
     TOO_SELDOM,
     Handed,
     SlotWord,
-    TierField,
-    TierNumber,
     ToldRow,
 )
-from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
 from hkv.state.loops import Scalar, divide, guarded, loop, remainder

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru
-from hkv.dialects.vllm.rules.offload.arrays import (
+from hkv.dialects.vllm.rules.offload.parameters import (
+    TierField,
+    TierNumber,
+    TierView,
+)
+from hkv.dialects.vllm.rules.offload.words import (
     NO_ROOM,
     SEVERAL,
     ChunkNode,
     Handed,
     Job,
-    TierField,
-    TierNumber,
-    TierView,
     User,
 )
 from hkv.state.loops import Scalar, loop, remainder
