@@ -122,9 +122,9 @@ def checked(
         ("arc", False, GROUPS, 60),
         ("lru", True, GROUPS, 30),
         ("arc", True, GROUPS, 30),
-        ("lru", False, STATES, 60),
+        ("lru", False, STATES, 40),
         ("arc", True, STATES, 40),
-        ("lru", False, WINDOWS, 60),
+        ("lru", False, WINDOWS, 30),
     ],
     ids=["lru", "arc", "lru-counted", "arc-counted", "states-lru", "states-arc-counted", "windows-lru"],
 )
