@@ -59,7 +59,8 @@ def attach_all(settings: AttachSettings | str) -> Session:
     observed += [judge.package for judge in judge_stores(session)]
     if not observed:
         packages = [dialect.attached_package for dialect in registry.dialects() if dialect.attached_package] + [*STORES]
-        raise ConfigError("attach", None, f"an engine to observe: none of {', '.join(packages)} is installed")
+        told = ", ".join(dict.fromkeys(packages))
+        raise ConfigError("attach", None, f"an engine to observe: none of {told} is installed")
     return session
 
 

@@ -265,7 +265,7 @@ class Hooks:
     def _take_events(self) -> Any:
         if not self._manager.block_pool.enable_kv_cache_events:
             return None
-        return lambda events: (self._observer.drained, (events,))
+        return lambda events: (self._observer.drained, (list(events),))  # the scheduler adds a connector's to them
 
     def _take_kv_cache_block_copies(self) -> Any:
         def look(answer: Any) -> Facts:

@@ -11,6 +11,7 @@ import re
 from hkv.contract import registry
 from hkv.dialects.vllm.attach.attach import attach_all, is_attached
 from hkv.dialects.vllm.config import NAME
+from hkv.dialects.vllm.offload.log import CHUNKS
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.attach.attach import Session, judge_stores, say, settings_from
 
@@ -27,6 +28,7 @@ def register() -> None:
         say(f"this process is not observed: {' '.join(str(error).split())}")
         return
     attach_all(session)
+    registry.dialect_of(CHUNKS).attach_all(session)
     judge_stores(session)
     session.say("vLLM's cache managers")
 

@@ -11,6 +11,7 @@ from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.config import BUGS, SIMPLE
 
 if TYPE_CHECKING:
+    from hkv.contract.attach import Observed, Session
     from hkv.contract.case import ShrinkRules
     from hkv.contract.explanation import Resumption
     from hkv.contract.invariant import Invariant, PlainWatch
@@ -33,11 +34,22 @@ class OffloadDialect(Dialect):
     engine_versions = MappingProxyType({"vllm-offload": "0.33.0"})
     default_pair = ("vllm-offload", "numpy")
     bugs = BUGS
+    attached_package = "vllm"
     move_names = ("store", "begin", "load", "done", "end", "clear", "events", "state")
 
     @property
     def log(self) -> LogFormat:
         return structs.FORMAT
+
+    def attach(self, target: Any, session: Session) -> Observed:
+        from hkv.dialects.vllm.offload.attach import attach
+
+        return attach(target, session)
+
+    def attach_all(self, session: Session) -> Callable[[], None]:
+        from hkv.dialects.vllm.offload.attach import attach_all
+
+        return attach_all(session)
 
     def lifecycle(self, header: structs.Header) -> Lifecycle:
         from hkv.dialects.vllm.offload.lifecycle import lifecycle
