@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import pathlib
 import random
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from hkv.dialects.vllm.schedule import tier_dispatches
 from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.dialects.vllm.schedule.tiered import Tier, TieredCache
 from hkv.errors import ConfigError, UnsupportedConfigError
+from hkv.machine import native_loops
 from hkv.replay import dispatches
 from hkv.replay.agreement import Difference
 from hkv.replay.run import Outcome, Timing, default_engine, interned_arrivals, replay
@@ -115,22 +118,11 @@ def checked(
     return replay(trace, cache, schedule, Timing(step_ms=50), engine=engine, check=checks, causes=causes)
 
 
-@pytest.mark.parametrize(
-    ("policy", "counts", "groups", "seeds"),
-    [
-        ("lru", False, GROUPS, 60),
-        ("arc", False, GROUPS, 60),
-        ("lru", True, GROUPS, 30),
-        ("arc", True, GROUPS, 30),
-        ("lru", False, STATES, 40),
-        ("arc", True, STATES, 40),
-        ("lru", False, WINDOWS, 30),
-    ],
-    ids=["lru", "arc", "lru-counted", "arc-counted", "states-lru", "states-arc-counted", "windows-lru"],
-)
-def test_decides_as_the_plain_schedule_does(policy: str, counts: bool, groups: Sequence[str], seeds: int) -> None:
+def decided(seeds: Iterable[int], policy: str, counts: bool, groups: Sequence[str]) -> collections.Counter[str]:
+    """Figures of replays that both schedules decide alike, or that both end for good with the same words."""
     totals: collections.Counter[str] = collections.Counter()
-    for seed in range(seeds):
+    for seed in seeds:
+        totals["cases"] += 1
         try:
             outcome = checked(seed, policy=policy, counts=counts, groups=groups)
         except Difference as difference:
@@ -145,6 +137,24 @@ def test_decides_as_the_plain_schedule_does(policy: str, counts: bool, groups: S
         totals["preempted"] += sum(record.preemptions for record in records)
         totals["refused for good"] += sum(record.outcome == "never fits" for record in records)
         totals["offered too seldom"] += outcome.extra["tier_lacked"]["offered too seldom"]
+    return totals
+
+
+@pytest.mark.parametrize(
+    ("policy", "counts", "groups", "seeds"),
+    [
+        ("lru", False, GROUPS, 60),
+        ("arc", False, GROUPS, 60),
+        ("lru", True, GROUPS, 30),
+        ("arc", True, GROUPS, 30),
+        ("lru", False, STATES, 40),
+        ("arc", True, STATES, 40),
+        ("lru", False, WINDOWS, 30),
+    ],
+    ids=["lru", "arc", "lru-counted", "arc-counted", "states-lru", "states-arc-counted", "windows-lru"],
+)
+def test_decides_as_the_plain_schedule_does(policy: str, counts: bool, groups: Sequence[str], seeds: int) -> None:
+    totals = decided(range(seeds), policy, counts, groups)
     wanted = ("tier_loads", "tier_waits", "tier_evicted", "tier_refused", "tier_flushed", "preempted")
     more = ("offered too seldom",) if counts else ("tier_slower_loads",)
     more += ("blocked for good",) if policy == "lru" and groups is GROUPS and not counts else ()
@@ -239,3 +249,11 @@ def test_what_the_compiled_tier_has_not_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedConfigError, match="offload"):
         cache.require_compiled()
     assert default_engine(cache)[0] == "numpy"
+
+
+if __name__ == "__main__":
+    native_loops.enable()
+    for groups, policy, counts in itertools.product((GROUPS, STATES, WINDOWS), ("lru", "arc"), (False, True)):
+        found = decided(range(*map(int, sys.argv[1:])), policy, counts, groups)
+        told = ("cases", "blocked for good", "tier_stored", "tier_loads", "tier_flushed", "preempted")
+        print(groups[0], policy, "counted" if counts else "", *(f"{found[name]:,} {name}" for name in told), flush=True)
