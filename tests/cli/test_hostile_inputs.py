@@ -81,7 +81,7 @@ ENGINES = {
 CHATTER = {
     "zeros": "cmd:cat /dev/zero",
     "lines": "cmd:yes",
-    "nesting": 'cmd:python -c "print(chr(91) * 200000, flush=True); input()"',
+    "nesting": f'cmd:{sys.executable} -c "print(chr(91) * 200000, flush=True); input()"',
 }
 """Engines that write without end, or what nobody can read."""
 
