@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hkv.contract.log import LARGEST
+from hkv.errors import HKVError
 
 
 class Observed(Protocol):
@@ -80,6 +81,24 @@ class Session(Protocol):
 
     def refuse(self, what: str, reason: str) -> None:
         """Notes a cache that cannot be observed, and why."""
+
+
+def observe_share(session: Session, name: str, attach: Callable[[], Any], made_of: str = "") -> None:
+    """Has a cache observed that is being made, if it is one of the share; else the session notes why it is not.
+
+    Args:
+      session: the session.
+      name: name of the cache.
+      attach: begins to observe it.
+      made_of: what it is noted as where it cannot be observed; its name for "".
+    """
+    if not session.draws():
+        session.refuse(name, f"not drawn: share is {session.share:g}")
+        return
+    try:
+        attach()
+    except HKVError as error:
+        session.refuse(made_of or name, str(error))
 
 
 def fits_a_log(tokens: list[int]) -> bool:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hkv.contract import registry
-from hkv.contract.attach import Session, Sink, fits_a_log
+from hkv.contract.attach import Session, Sink, fits_a_log, observe_share
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS, COMPONENTS, FULL, MAMBA, SWA
 from hkv.dialects.sglang.engines import require_sglang
-from hkv.errors import ConfigError, HKVError
+from hkv.errors import ConfigError
 
 BACKEND = "hkv"
 """Beginning of the names under which observed cores are registered."""
@@ -70,13 +70,7 @@ def attach_all(session: Session) -> Callable[[], None]:
 
     @functools.wraps(made)
     def observed(cache: Any, params: Any) -> None:
-        if not session.draws():
-            session.refuse(type(cache).__name__, f"not drawn: share is {session.share:g}")
-        else:
-            try:
-                attach(params, session)
-            except HKVError as error:
-                session.refuse(type(cache).__name__, str(error))
+        observe_share(session, type(cache).__name__, lambda: attach(params, session))
         made(cache, params)
 
     UnifiedRadixCache.__init__ = observed  # type: ignore[method-assign]

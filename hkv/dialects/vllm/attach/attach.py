@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from hkv.contract import registry
-from hkv.contract.attach import Session
+from hkv.contract.attach import Session, observe_share
 from hkv.dialects.vllm.attach.header import header_from
 from hkv.dialects.vllm.attach.hooks import Hooks
 from hkv.dialects.vllm.attach.observer import Observer
 from hkv.dialects.vllm.attach.requests import UntellableError
 from hkv.dialects.vllm.attach.tensors import attach_tensors
 from hkv.dialects.vllm.config import NAME
-from hkv.errors import ConfigError, HKVError
+from hkv.errors import ConfigError
 
 
 def attach(manager: Any, session: Session, max_in_flight_tokens: int | None = None) -> Observer:
@@ -60,14 +60,11 @@ def attach_all(session: Session) -> Callable[[], None]:
         made(manager, *arguments, **named)
         if type(manager) is not KVCacheManager:
             session.refuse(type(manager).__name__, "a subclass of KVCacheManager")
-        elif not session.draws():
-            session.refuse(type(manager).__name__, f"not drawn: share is {session.share:g}")
         else:
-            try:
-                attach(manager, session, named.get("max_in_flight_tokens"))
-            except HKVError as error:
-                groups = manager.kv_cache_config.kv_cache_groups
-                session.refuse(",".join(type(group.kv_cache_spec).__name__ for group in groups), str(error))
+            groups = manager.kv_cache_config.kv_cache_groups
+            specs = ",".join(type(group.kv_cache_spec).__name__ for group in groups)
+            limit = named.get("max_in_flight_tokens")
+            observe_share(session, type(manager).__name__, lambda: attach(manager, session, limit), specs)
 
     KVCacheManager.__init__ = observed  # type: ignore[method-assign]
     undo: list[Callable[[], None]] = [functools.partial(setattr, KVCacheManager, "__init__", made)]

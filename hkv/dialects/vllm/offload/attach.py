@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from hkv.contract import registry
-from hkv.contract.attach import Session, Sink
+from hkv.contract.attach import Session, Sink, observe_share
 from hkv.dialects.vllm.offload import log as structs
-from hkv.dialects.vllm.offload.installed import pool_event, pool_state
-from hkv.errors import ConfigError, HKVError
+from hkv.dialects.vllm.offload.installed import hash_name_of, pool_event, pool_state
+from hkv.errors import ConfigError
 
 POLICIES = {"LRUCachePolicy": "lru", "ARCCachePolicy": "arc"}
 """Names of policies by vLLM's classes."""
@@ -34,13 +34,8 @@ def attach_all(session: Session) -> Callable[[], None]:
         made(manager, *arguments, **named)
         if type(manager) is not CPUOffloadingManager:
             session.refuse(type(manager).__name__, "a subclass of CPUOffloadingManager")
-        elif not session.draws():
-            session.refuse(type(manager).__name__, f"not drawn: share is {session.share:g}")
         else:
-            try:
-                attach(manager, session)
-            except HKVError as error:
-                session.refuse(type(manager).__name__, str(error))
+            observe_share(session, type(manager).__name__, lambda: attach(manager, session))
 
     CPUOffloadingManager.__init__ = observed  # type: ignore[method-assign]
     return functools.partial(setattr, CPUOffloadingManager, "__init__", made)
@@ -158,8 +153,8 @@ class ObservedPool:
             written = tuple(answer.keys_to_store)
             if written:
                 self._open.setdefault((True, frozenset(written)), []).append(job)
-            gone = [name_of(key) for key in answer.evicted_keys]
-            stored = structs.Stored([name_of(key) for key in written], answer.store_spec.chunk_ids.tolist(), gone)
+            gone = [hash_name_of(key) for key in answer.evicted_keys]
+            stored = structs.Stored([hash_name_of(key) for key in written], answer.store_spec.chunk_ids.tolist(), gone)
         self._tell(operation, stored)
 
     def _loads(self, answer: Any, keys: list[bytes], req_context: Any) -> None:
@@ -189,7 +184,7 @@ class ObservedPool:
 
     def _drains(self, answer: list[Any]) -> None:
         if self._manager.events is not None:
-            self._tell(structs.EventsOp(), [pool_event(event, name_of) for event in answer])
+            self._tell(structs.EventsOp(), [pool_event(event, hash_name_of) for event in answer])
 
     def _touches(self, _: Any, keys: list[bytes], req_context: Any) -> None:
         self._stop("touch, which vLLM's connector does not call")
@@ -204,7 +199,7 @@ class ObservedPool:
         return self._names[context.req_id]
 
     def _named(self, keys: list[bytes], context: Any) -> list[structs.Named]:
-        return [(*name_of(key), context.get_offload_key_position(key)) for key in keys]
+        return [(*hash_name_of(key), context.get_offload_key_position(key)) for key in keys]
 
     def _without_ends(self, keys: list[bytes], context: Any) -> bool:
         """True if the log ends here: it tells of each key at which token it ends, and vLLM has not said so of all."""
@@ -214,7 +209,7 @@ class ObservedPool:
         return not told
 
     def _state(self) -> structs.State:
-        return structs.State(pool_state(self._manager, name_of))
+        return structs.State(pool_state(self._manager, hash_name_of))
 
     def _tell(self, operation: structs.Operation, answer: Any = None) -> None:
         self._capture((operation, answer))
@@ -228,8 +223,3 @@ class ObservedPool:
             self._begun = True
             self._sink.begin(self._header)
         self._sink.operation(*call)
-
-
-def name_of(key: bytes) -> structs.Key:
-    """Name of a key, and its group."""
-    return key[:-4][:8].hex(), int.from_bytes(key[-4:], "big")

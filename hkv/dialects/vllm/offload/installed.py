@@ -12,6 +12,7 @@ import abc
 import traceback
 from typing import Any
 
+from hkv.dialects.vllm.engines import vllm_objects
 from hkv.dialects.vllm.engines.installed import require_vllm
 from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.config import BUGS, SIMPLE
@@ -192,7 +193,7 @@ class InstalledScheduler(_Installed):
             operation.at_once,
         )
         finished = self._objects.output(scheduler, output, reported.received, self._completed(reported.jobs))
-        events = [pool_event(event, self._objects.name_of) for event in self._events]
+        events = [pool_event(event, hash_name_of) for event in self._events]
         self._events = []
         return structs.Stepped(
             self._matches,
@@ -280,7 +281,7 @@ class InstalledScheduler(_Installed):
             for id, state in tier._req_status.items()
         }
         fences = {str(block): sorted(jobs) for block, jobs in sorted(tier._block_id_to_pending_jobs.items())}
-        return pool_state(tier.manager, self._objects.name_of), requests, fences
+        return pool_state(tier.manager, hash_name_of), requests, fences
 
     def _state(self) -> structs.State:
         scheduler = self._scheduler
@@ -337,7 +338,7 @@ class InstalledSimple(InstalledScheduler):
         tier = self._tier
         pool = tier.cpu_block_pool
         chunks = [
-            structs.ChunkState(self._objects.name_of(key), block.block_id, block.ref_cnt, None)
+            structs.ChunkState(hash_name_of(key), block.block_id, block.ref_cnt, None)
             for block in pool.blocks
             if block.block_hash is not None
             for key in (block.block_hash, *pool.cached_block_hashes_by_block.get(block.block_id, ()))
@@ -362,6 +363,11 @@ class InstalledSimple(InstalledScheduler):
 def name_of(key: bytes) -> structs.Key:
     """A key of vLLM's as logs of a pool name it."""
     return key[:-4].decode(), int.from_bytes(key[-4:], "big")
+
+
+def hash_name_of(key: bytes) -> structs.Key:
+    """A key of vLLM's as logs of a scheduler name it, by its prefix's hash."""
+    return key[: vllm_objects.KEY_BYTES].hex(), int.from_bytes(key[-4:], "big")
 
 
 def pool_event(event: Any, named: Any) -> structs.PoolEvent:

@@ -248,8 +248,3 @@ def _sampled(request: Any, drafts: list[int]) -> list[int]:
         return []
     right = 0 if -1 in drafts else request.num_tokens // 2 % (len(drafts) + 1)
     return [(request.num_tokens + more) % VOCABULARY for more in range(1 + right)]
-
-
-def name_of(key: bytes) -> structs.Key:
-    """A key of vLLM's as logs of a scheduler name it."""
-    return key[: vllm_objects.KEY_BYTES].hex(), int.from_bytes(key[-4:], "big")
