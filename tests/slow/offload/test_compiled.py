@@ -42,13 +42,8 @@ GROUPS = (
 LARGER = ("full:4,mamba:8", "full:4,mamba:16", "full:8,mamba:16", "full:4,mamba:16,swa:4:9", "full:4,mamba:12,full:4")
 """Recurrent blocks larger than others: hits on the GPU end inside them."""
 WINDOWS = (
-    *(
-        "full:16,swa:4:9",
-        "full:8,swa:4:1",
-        "full:16,swa:8:9,swa:4:12",
-        "full:16,swa:4:5,mamba:16",
-        "full:8,mamba:4,swa:4:3",
-    ),
+    *("full:16,swa:4:9", "full:8,swa:4:1", "full:16,swa:8:9,swa:4:12", "full:16,swa:4:5,mamba:16"),
+    "full:8,mamba:4,swa:4:3",
 )
 """Windows in blocks smaller than others: under dense retention a request that ends offers their last segment again."""
 STATES = (

@@ -10,10 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierNumber,
-    TierView,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierNumber, TierView
 from hkv.state.loops import Scalar, read
 
 WORD = 1 << 20

@@ -13,16 +13,8 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import admit
 from hkv.dialects.vllm.rules.offload import lookup
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierNumber,
-)
-from hkv.dialects.vllm.rules.offload.words import (
-    LOADED,
-    LOADS,
-    SETTLED,
-    SlotWord,
-    User,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierNumber
+from hkv.dialects.vllm.rules.offload.words import LOADED, LOADS, SETTLED, SlotWord, User
 from hkv.dialects.vllm.rules.parameters import CacheField
 from hkv.dialects.vllm.rules.rows import Demand
 from hkv.dialects.vllm.schedule.compiled_links import transferred

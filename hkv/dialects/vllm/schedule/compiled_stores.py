@@ -12,14 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import offers, pool, states
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierNumber,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
-from hkv.dialects.vllm.rules.offload.words import (
-    Job,
-    SlotWord,
-)
+from hkv.dialects.vllm.rules.offload.words import Job, SlotWord
 from hkv.dialects.vllm.rules.parameters import CacheField
 from hkv.dialects.vllm.schedule.compiled_links import transferred
 from hkv.dialects.vllm.schedule.compiled_reasons import DiagnosedTrace

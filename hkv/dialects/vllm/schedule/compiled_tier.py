@@ -17,11 +17,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules import transitions
 from hkv.dialects.vllm.rules.offload import lookup, offers, pool, states
-from hkv.dialects.vllm.rules.offload.words import (
-    WAITED,
-    SlotWord,
-    User,
-)
+from hkv.dialects.vllm.rules.offload.words import WAITED, SlotWord, User
 from hkv.dialects.vllm.rules.operations import Argument, Code, Flag
 from hkv.dialects.vllm.rules.parameters import CacheField
 from hkv.dialects.vllm.rules.transitions import EMPTY, Answer, Op

@@ -14,17 +14,8 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.offload.chunks import Absence
 from hkv.dialects.vllm.offload.config import HEAD_AGES, RESET_REVIVES, OffloadConfig
 from hkv.dialects.vllm.rules.offload import arc, arrays
-from hkv.dialects.vllm.rules.offload.arrays import (
-    COUNTS,
-    TierArrays,
-    TierRoom,
-)
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TIER_WORDS,
-    TierField,
-    TierNumber,
-    TierView,
-)
+from hkv.dialects.vllm.rules.offload.arrays import COUNTS, TierArrays, TierRoom
+from hkv.dialects.vllm.rules.offload.parameters import TIER_WORDS, TierField, TierNumber, TierView
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.offload.words import (
     ENDED,

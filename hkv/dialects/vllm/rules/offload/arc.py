@@ -13,20 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierNumber,
-    TierView,
-)
-from hkv.dialects.vllm.rules.offload.words import (
-    EVICTED,
-    GHOST,
-    LOADING,
-    NO_ROOM,
-    READ,
-    ArcWord,
-    ChunkNode,
-    GhostWord,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierNumber, TierView
+from hkv.dialects.vllm.rules.offload.words import EVICTED, GHOST, NO_ROOM, ArcWord, ChunkNode, GhostWord
 from hkv.state.loops import Scalar, divide, loop, remainder
 
 MOST_GROUPS = 10
@@ -222,24 +210,9 @@ def reason(w: Any, value: Scalar) -> tuple[Any, Scalar]:
     return w, jnp.where(gone, jnp.where(state & 2 != 0, NO_ROOM, EVICTED), value)
 
 
-def use(
-    w: Any, enabled: Scalar, chunk: Scalar, place: Scalar, group: Scalar, readers: Scalar, notes: bool
-) -> tuple[Any, Scalar, Scalar]:
-    """`pool.use`: nothing moves before the request ends."""
-    node = jnp.where(enabled, chunk, w.spare_node)
-    words = (ChunkNode.READERS, ChunkNode.LINK, ChunkNode.BLOCK)
-    w, (state, link, flags, bits) = w.peek_each(
-        enabled, *(("nodes", w.node(node, word)) for word in words), ("marks", place)
-    )
-    ready = enabled & (state >= 0)
-    was, now = ready & (state == 0), ready & (state + readers == 0)
-    if notes:
-        w = w.write_if(ready & (bits & stored(group) == 0), "marks", bits | reused(group), place)
-    w = w.write_if(ready, "nodes", state + readers, w.node(node, ChunkNode.READERS))
-    w = w.write_if(ready, "nodes", jnp.where(readers == 0, w.stamp, link), w.node(node, ChunkNode.LINK))
-    turned = jnp.where(readers > 0, flags | (READ | LOADING), jnp.where(readers < 0, flags & ~LOADING, flags))
-    w = w.write_if(ready, "nodes", turned, w.node(node, ChunkNode.BLOCK))
-    return w.replace(idle=w.idle + now - was), was, flags & READ != 0
+def use(w: Any, ready: Scalar, place: Scalar, group: Scalar, marked: Scalar) -> Any:
+    """The request has used a chunk: nothing moves before it ends. `marked`: its marks of that key, at `place`."""
+    return w.write_if(ready & (marked & stored(group) == 0), "marks", marked | reused(group), place)
 
 
 INSERT_WRITES = ("ghosts", "arc", "marks")

@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hkv.dialects.vllm.rules.offload.words import (
-    ChunkNode,
-    GhostWord,
-    TrackerWord,
-    User,
-)
+from hkv.dialects.vllm.rules.offload.words import ChunkNode, GhostWord, TrackerWord, User
 from hkv.state.loops import Scalar
 
 Words = type[ChunkNode] | type[GhostWord] | type[TrackerWord] | type[User]

@@ -10,19 +10,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru, pool
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierField,
-    TierNumber,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
-from hkv.dialects.vllm.rules.offload.words import (
-    LOADED,
-    LOADING,
-    LOADS,
-    ChunkNode,
-    SlotWord,
-    ToldRow,
-)
+from hkv.dialects.vllm.rules.offload.words import LOADED, LOADING, LOADS, ChunkNode, SlotWord, ToldRow
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.state.loops import Scalar, ceil_divide, divide, loop, remainder
 from hkv.state.state import Row

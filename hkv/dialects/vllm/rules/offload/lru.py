@@ -11,62 +11,63 @@ vLLM compares keys, which end in the group. At its end it numbers them from the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
-from hkv.dialects.vllm.rules.offload.words import (
-    ENDED,
-    EVICTED,
-    LOADING,
-    READ,
-    ChunkNode,
-    User,
-)
+from hkv.dialects.vllm.rules.offload.words import ENDED, EVICTED, ChunkNode, User
 from hkv.state.loops import Scalar, loop
 
 
-def use(
-    w: Any, enabled: Scalar, chunk: Scalar, of: Any, unit: Scalar, group: Scalar, readers: Scalar, notes: bool
-) -> tuple[Any, Scalar, Scalar]:
-    """`pool.use`: the request stands for the chunk from now on, unless a later one used it; `enlist` has to follow."""
-    user, bit, place = w.user(of.request), jnp.left_shift(jnp.int32(1), group), of.start + unit
-    node = jnp.where(enabled, chunk, w.spare_node)
-    words = (ChunkNode.READERS, ChunkNode.OWNER, ChunkNode.LINK, ChunkNode.BLOCK)
-    places = [w.node(node, word) for word in words] + [w.node(user, User.NUMBER)]
-    w, (state, owner, link, flags, number, seen) = w.peek_each(
-        enabled, *(("nodes", each) for each in places), ("marks", place)
-    )
-    ready = enabled & (state >= 0)
-    other = jnp.where(ready, w.user(owner - 1), w.spare_node)
+class Use(NamedTuple):
+    """A use of a chunk that can be read.
+
+    Attributes:
+      node: the chunk.
+      owner: 1 plus the request that stands for it.
+      of: the request that uses it.
+      unit: place of the chunk's key among the request's.
+      group: its group.
+      marked: the request's marks of that key.
+      was, now: whether it is idle before, and after.
+    """
+
+    node: Scalar
+    owner: Scalar
+    of: Any
+    unit: Scalar
+    group: Scalar
+    marked: Scalar
+    was: Scalar
+    now: Scalar
+
+
+def use(w: Any, ready: Scalar, of: Use, notes: bool) -> Any:
+    """The request stands for a chunk from now on, unless a later one used it; `enlist` has to follow.
+
+    `notes`: whether it counts as a use; else the chunk is more or less idle, and stays whose it is.
+    """
+    mine, bit = of.of.request + 1, jnp.left_shift(jnp.int32(1), of.group)
+    user, other = w.user(of.of.request), jnp.where(ready, w.user(of.owner - 1), w.spare_node)
     words = (User.IDLE, User.OWNED, User.NUMBER)
-    w, (theirs, their_owned, before, own, owned) = w.peek(
-        ready,
-        "nodes",
-        *(w.node(other, word) for word in words),
-        *(w.node(user, word) for word in words[:2]),
-    )
-    was, now = ready & (state == 0), ready & (state + readers == 0)
+    places = [w.node(each, word) for each in (other, user) for word in words]
+    w, (theirs, their_owned, before, own, owned, number) = w.peek(ready, "nodes", *places)
     moved = jnp.bool_(False)
     if notes:
-        first = ready & ((seen & bit) == 0)
-        foreign = first & (owner != of.request + 1)
+        first = ready & ((of.marked & bit) == 0)
+        foreign = first & (of.owner != mine)
         # A request without a number takes the next one, after all others.
         moved = foreign & ((number == 0) | (number > before))
-        w = part(w, foreign, jnp.where(moved, other, user), unit + 1)
+        w = part(w, foreign, jnp.where(moved, other, user), of.unit + 1)
         w = w.write_if(moved, "nodes", their_owned - 1, w.node(other, User.OWNED))
         w = w.write_if(moved, "nodes", owned + 1, w.node(user, User.OWNED))
-        w = w.write_if(moved, "nodes", own + now, w.node(user, User.IDLE))
-        w = w.write_if(moved, "nodes", of.request + 1, w.node(node, ChunkNode.OWNER))
-        w = w.write_if(first, "marks", seen | bit, place)
-    w = w.write_if(ready, "nodes", theirs + jnp.where(moved, 0, now.astype(jnp.int32)) - was, w.node(other, User.IDLE))
-    w = w.write_if(ready, "nodes", state + readers, w.node(node, ChunkNode.READERS))
-    w = w.write_if(ready, "nodes", jnp.where(readers == 0, w.stamp, link), w.node(node, ChunkNode.LINK))
-    turned = jnp.where(readers > 0, flags | (READ | LOADING), jnp.where(readers < 0, flags & ~LOADING, flags))
-    w = w.write_if(ready, "nodes", turned, w.node(node, ChunkNode.BLOCK))
-    return w.replace(idle=w.idle + now - was), was, flags & READ != 0
+        w = w.write_if(moved, "nodes", own + of.now, w.node(user, User.IDLE))
+        w = w.write_if(moved, "nodes", mine, w.node(of.node, ChunkNode.OWNER))
+        w = w.write_if(first, "marks", of.marked | bit, of.of.start + of.unit)
+    left = theirs + jnp.where(moved, 0, of.now.astype(jnp.int32)) - of.was
+    return w.write_if(ready, "nodes", left, w.node(other, User.IDLE))
 
 
 def part(w: Any, enabled: Scalar, user: Scalar, units: Scalar) -> Any:

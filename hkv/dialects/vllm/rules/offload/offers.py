@@ -12,19 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru, pool, states, tracker
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierField,
-    TierNumber,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
-from hkv.dialects.vllm.rules.offload.words import (
-    FOREVER,
-    NOT_OFFERED,
-    TOO_SELDOM,
-    Handed,
-    SlotWord,
-    ToldRow,
-)
+from hkv.dialects.vllm.rules.offload.words import FOREVER, NOT_OFFERED, TOO_SELDOM, Handed, SlotWord, ToldRow
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
 from hkv.state.loops import Scalar, divide, guarded, loop, remainder
@@ -178,8 +168,8 @@ def collect(
             offered = (block != 0) & (inside | (phase >= kept.least))
             if u.room.again:
                 # Before the cursor only what the prompt's end did not ask for.
-                known = (phase >= kept.least) | ((place >= last - kept.keep) & (place < last))
-                offered = offered & ((place >= cursor) | ~known)
+                asked = (phase >= kept.least) | ((place >= last - kept.keep) & (place < last))
+                offered = offered & ((place >= cursor) | ~asked)
             lacked = offered if lists else offered & (value <= 0)
             known = offered & ~lacked
             if tracks and not lists:

@@ -14,19 +14,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierField,
-    TierNumber,
-    TierView,
-)
-from hkv.dialects.vllm.rules.offload.words import (
-    NO_ROOM,
-    SEVERAL,
-    ChunkNode,
-    Handed,
-    Job,
-    User,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber, TierView
+from hkv.dialects.vllm.rules.offload.words import LOADING, NO_ROOM, READ, SEVERAL, ChunkNode, Handed, Job, User
 from hkv.state.loops import Scalar, loop, remainder
 
 USE_WRITES = ("nodes", "marks", "idle")
@@ -56,9 +45,22 @@ def use(
       readers: 1 for a transfer that begins to read it, -1 for one that ends, 0 for an offer.
       notes: whether it counts as a use; else the transfer alone is noted.
     """
-    if w.room.arc:
-        return arc.use(w, enabled, chunk, of.start + unit, group, readers, notes)
-    return lru.use(w, enabled, chunk, of, unit, group, readers, notes)
+    node, place = jnp.where(enabled, chunk, w.spare_node), of.start + unit
+    words = (ChunkNode.READERS, ChunkNode.OWNER, ChunkNode.LINK, ChunkNode.BLOCK)
+    w, (state, owner, link, flags, marked) = w.peek_each(
+        enabled, *(("nodes", w.node(node, word)) for word in words), ("marks", place)
+    )
+    ready = enabled & (state >= 0)
+    was, now = ready & (state == 0), ready & (state + readers == 0)
+    if not w.room.arc:
+        w = lru.use(w, ready, lru.Use(node, owner, of, unit, group, marked, was, now), notes)
+    elif notes:
+        w = arc.use(w, ready, place, group, marked)
+    w = w.write_if(ready, "nodes", state + readers, w.node(node, ChunkNode.READERS))
+    w = w.write_if(ready, "nodes", jnp.where(readers == 0, w.stamp, link), w.node(node, ChunkNode.LINK))
+    turned = jnp.where(readers > 0, flags | (READ | LOADING), jnp.where(readers < 0, flags & ~LOADING, flags))
+    w = w.write_if(ready, "nodes", turned, w.node(node, ChunkNode.BLOCK))
+    return w.replace(idle=w.idle + now - was), was, flags & READ != 0
 
 
 # Stores: chunks for what was collected in `offers`.

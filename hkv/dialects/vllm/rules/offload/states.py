@@ -13,17 +13,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru, pool, tracker
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierField,
-    TierNumber,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
-from hkv.dialects.vllm.rules.offload.words import (
-    NOT_OFFERED,
-    TOO_SELDOM,
-    ToldRow,
-    TrackerWord,
-)
+from hkv.dialects.vllm.rules.offload.words import NOT_OFFERED, TOO_SELDOM, ToldRow, TrackerWord
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.state import key_table
 from hkv.state.loops import Scalar, divide, loop, remainder

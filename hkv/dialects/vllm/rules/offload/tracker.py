@@ -11,13 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
-from hkv.dialects.vllm.rules.offload.parameters import (
-    TierNumber,
-)
-from hkv.dialects.vllm.rules.offload.words import (
-    TOO_SELDOM,
-    TrackerWord,
-)
+from hkv.dialects.vllm.rules.offload.parameters import TierNumber
+from hkv.dialects.vllm.rules.offload.words import TOO_SELDOM, TrackerWord
 from hkv.state.loops import Scalar, loop
 
 WRITES = ("tracker", "tracked")
