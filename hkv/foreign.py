@@ -7,13 +7,18 @@ caller knows. An error names the argument in which the name came.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
+import multiprocessing
+import os
 import pathlib
 import re
+import signal
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -78,11 +83,44 @@ def library_function(argument: str, name: str) -> Any:
         raise ConfigError(argument, name, f"a symbol {symbol} in {place}, not static") from None
 
 
+@contextlib.contextmanager
+def own_warnings() -> Iterator[None]:
+    """Lets code of others warn: filters that make errors of warnings, as tests have, are for HKV's own modules."""
+    if not any(action == "error" for action, *_ in warnings.filters):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", module=r"(?!(hkv|reference|pallas_kernels)\b)")
+        yield
+
+
+def end_with_parent() -> None:
+    """Has Linux end this process when the one that started it ends, however: nobody else would end a loop in it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
+
+
+PARENT_DEATH = 1
+"""Linux's `PR_SET_PDEATHSIG`."""
+
+
+def child_context() -> Any:
+    """Way to start a process: a fork costs nothing, but lacks the threads of libraries that have some."""
+    forks = hasattr(os, "fork") and not {"jax", "torch"} & sys.modules.keys()
+    return multiprocessing.get_context("fork" if forks else "spawn")
+
+
+def ended(status: int) -> str:
+    """The end of a process in words, by its status as `subprocess` has it."""
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
 def _module(argument: str, name: str, place: str) -> ModuleType:
     if "" not in sys.path:  # a program that is installed does not look where it is run
         sys.path.append("")
     try:
-        return _load(pathlib.Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        with own_warnings():
+            return _load(pathlib.Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except HKVError:
         raise
     except Exception as error:

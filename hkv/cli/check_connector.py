@@ -10,7 +10,8 @@ from hkv.cli.options import command_of
 from hkv.cli.output_option import Reported, talks, write_json
 from hkv.connectors.cases import ENGINES
 from hkv.connectors.check import check_connector
-from hkv.contract.options import argument, option
+from hkv.connectors.processes import PATIENCE
+from hkv.contract.options import SECONDS, argument, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class _CheckConnectorOptions(Reported):
     engines: tuple[str, ...] = option(
         (), "engines", "--engine", type=ENGINES, help="Memory of this engine alone; repeatable."
     )
+    timeout: float = option(PATIENCE, type=SECONDS, metavar="SECONDS", help="Time that a block may take.")
 
 
 @command_of("check-connector", _CheckConnectorOptions)
@@ -33,7 +35,7 @@ def command(given: _CheckConnectorOptions) -> int:
 
     Example: hkv check-connector examples/connector.py:block_ranges
     """
-    report = check_connector(given.connector, given.engines)
+    report = check_connector(given.connector, given.engines, given.timeout)
     if talks(given.json_path):
         click.echo(report.describe())
     write_json(given.json_path, report.record())

@@ -8,6 +8,7 @@ gets wrong is a small one; sizes differ from each other in some and coincide in 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,12 +45,14 @@ class MemoryCase:
       memory: as a connector gets it.
       data: bytes of a block of a layer that carry data, both by index: all of them have to be moved.
       page: the same with padding: nothing else may be moved.
+      parts: keys and values, or states, where a block has several, by name and in their order.
     """
 
     name: str
     memory: Memory
     data: Callable[[int, int], Ranges]
     page: Callable[[int, int], Ranges]
+    parts: Callable[[int, int], tuple[tuple[str, Ranges], ...]]
 
     def asks(self) -> Iterator[tuple[int, int]]:
         """Layers and blocks to ask for: of each group the first, second and last layer; the first and last blocks."""
@@ -144,8 +147,41 @@ def _of_layouts(name: str, groups: Sequence[Group], places: Sequence[tuple[str, 
             return runs
         return (Range(0, layout.address(index, block, 0, 0), layout.page_size),)
 
+    def parts(layer: int, block: int) -> tuple[tuple[str, Ranges], ...]:
+        _, _, layout, index = places[layer]
+        names = [each.name for each in layout.content if each.name in ("key", "value") or each.name.startswith("state")]
+        return tuple((name, _part(layout, name, index, block)) for name in names)
+
     ends = [each.first + each.size for at, place in enumerate(places) for each in page(at, place[2].num_blocks - 1)]
-    return MemoryCase(name, Memory("vllm", (max(ends),), tuple(groups), tuple(layers)), data, page)
+    return MemoryCase(name, Memory("vllm", (max(ends),), tuple(groups), tuple(layers)), data, page, parts)
+
+
+def _part(layout: Layout, name: str, layer: int, block: int) -> Ranges:
+    """Bytes of a part of a block; none where the order cannot express it."""
+    try:
+        cells = layout.part_cells(name)
+    except LayoutError:
+        return ()
+    return tuple(Range(0, first, size) for first, size in cells.select(0, layer).select(0, block).runs())
+
+
+def _planes(memory: Memory) -> Callable[[int, int], tuple[tuple[str, Ranges], ...]]:
+    """Keys and values of a block by the axis K of the layer's first tensor."""
+
+    def parts(layer: int, block: int) -> tuple[tuple[str, Ranges], ...]:
+        tensor = memory.layers[layer].tensors[0]
+        axis = tensor.axes.find("K")
+        if axis < 0 or tensor.shape[axis] != 2:
+            return ()
+        strides = (*tensor.strides[:axis], *tensor.strides[axis + 1 :])
+        shape = (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
+        plane = dataclasses.replace(tensor, axes=tensor.axes.replace("K", ""), shape=shape, strides=strides)
+        starts = (("key", 0), ("value", tensor.strides[axis]))
+        return tuple(
+            (name, dataclasses.replace(plane, offset=tensor.offset + start).block(block)) for name, start in starts
+        )
+
+    return parts
 
 
 def _engine_view(layout: Layout, index: int) -> StridedView:
@@ -257,7 +293,8 @@ def _of_pools(name: str, model: DescribedModel, draft: DescribedModel | None = N
         return merged([Range(own[0].pool, own[0].offset, size), *(Range(*span) for span in own[1:])])
 
     groups = tuple(Group(group.block.seq_size, group.num_blocks or plan.num_blocks) for group in plan.groups)
-    return MemoryCase(f"RTP-LLM, {name}", Memory("rtp-llm", cache.pool_sizes, groups, tuple(layers)), data, page)
+    memory = Memory("rtp-llm", cache.pool_sizes, groups, tuple(layers))
+    return MemoryCase(f"RTP-LLM, {name}", memory, data, page, _planes(memory))
 
 
 def _pool_tensors(cache: LayerCache) -> tuple[Tensor, ...]:
@@ -281,8 +318,8 @@ def _lmcache() -> Iterator[MemoryCase]:
         for blocks in (2, 5):
             yield _of_format(EngineKVFormat(number), axes, blocks)
     for chunk in (32, 64):
-        for separate in (False, True):
-            yield _of_objects(chunk, separate)
+        for separate, first_window in itertools.product((False, True), repeat=2):
+            yield _of_objects(chunk, separate, first_window)
 
 
 def _of_format(kind: EngineKVFormat, axes: str, blocks: int) -> MemoryCase:
@@ -306,12 +343,16 @@ def _of_format(kind: EngineKVFormat, axes: str, blocks: int) -> MemoryCase:
 
     told = tuple(Layer(f"layers.{layer}", 0, pages * page_bytes, (tensor(layer),)) for layer in range(layers))
     memory = Memory("lmcache", (tensor_bytes,) * (layers if apart else 1), (Group(slots, blocks),), told)
-    return MemoryCase(f"LMCache's format {kind.name}, {blocks} blocks", memory, data, data)
+    return MemoryCase(f"LMCache's format {kind.name}, {blocks} blocks", memory, data, data, _planes(memory))
 
 
-def _of_objects(chunk: int, separate: bool) -> MemoryCase:
-    """Chunk objects, a buffer each; a block is one of those that its group keeps of a chunk."""
+def _of_objects(chunk: int, separate: bool, first_window: bool) -> MemoryCase:
+    """Chunk objects, a buffer each; a block is one of those that its group keeps of a chunk.
+
+    A window's group keeps fewer blocks: where it is the first, later ones have blocks that it lacks.
+    """
     kinds = [("bfloat16", 2, -1, 16, 3), ("bfloat16", 3, 16, 8, 4), ("float16", 1, -1, 16, 5)]
+    kinds = [kinds[1], kinds[0], kinds[2]] if first_window else kinds
     groups, first = [], 0
     for number, (dtype, layers, window, slots, size) in enumerate(kinds):
         indices = tuple(range(first, first + layers))
@@ -351,7 +392,8 @@ def _of_objects(chunk: int, separate: bool) -> MemoryCase:
     kept = tuple(Group(each.geometry.slots, each.num_blocks(each.kept_tokens(chunk))) for each in groups)
     memory = Memory("lmcache", tuple(layout.nbytes for layout in layouts), kept, layers)
     form = "an object a window" if separate else "one object"
-    return MemoryCase(f"LMCache's chunks of {chunk} tokens, {form}", memory, data, data)
+    window = "a window's group first" if first_window else "a window's group second"
+    return MemoryCase(f"LMCache's chunks of {chunk} tokens, {form}, {window}", memory, data, data, _planes(memory))
 
 
 # The same as plain values.

@@ -7,46 +7,50 @@ form of memory says so, with NotImplementedError or a negative number, and is no
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hkv.connectors.cases import MemoryCase, all_cases
-from hkv.connectors.memory import Memory, Range, merged, without
+from hkv.connectors.memory import Range, merged, without
 from hkv.connectors.mistakes import named, told
+from hkv.connectors.payload import disorder
+from hkv.connectors.processes import PATIENCE, Function, FunctionFailed, FunctionProcess
 from hkv.errors import ConfigError
-from hkv.foreign import is_library, library_function, python_function, split_name
-
-Function = Callable[[Memory, int, int], Iterable[tuple[int, int, int]]]
-"""Takes the memory and a layer and a block by index; returns buffer, first byte and number of bytes of each range."""
-
-PURPOSE = "taking a memory, a layer and a block, and returning ranges of bytes"
+from hkv.foreign import own_warnings
 
 
-def check_connector(function: Function | str, engines: Sequence[str] = ()) -> CheckReport:
+def check_connector(function: Function | str, engines: Sequence[str] = (), seconds: float = PATIENCE) -> CheckReport:
     """Holds a connector's function to the plan.
 
     Args:
-      function: the function, or its name: `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `LIBRARY.so:FUNCTION`.
+      function: the function, or its name: `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `LIBRARY.so:FUNCTION`, which is
+        called in a process of its own; where that dies or hangs, nothing more is asked.
       engines: those whose memory is asked for, of `vllm`, `rtp-llm` and `lmcache`; all where none is named.
+      seconds: time that a function which is named may take for a block.
 
     Raises:
       HKVError: there is no such function or engine, or an answer is no ranges.
     """
-    asked = function_of(function) if isinstance(function, str) else function
+    cases = all_cases(engines)
     blocks, supported, unsupported, wrong = 0, 0, [], []
-    for case in all_cases(engines):
-        try:
-            answers = [(layer, block, _answer(asked, case.memory, layer, block)) for layer, block in case.asks()]
-        except NotImplementedError:
-            unsupported.append(case.name)
-            continue
-        supported, blocks = supported + 1, blocks + len(answers)
-        if finding := _finding(case, answers):
-            wrong.append(finding)
-    return CheckReport(supported, blocks, tuple(unsupported), tuple(_likeliest(finding, wrong) for finding in wrong))
+    with contextlib.ExitStack() as stack:
+        asked = stack.enter_context(FunctionProcess(function, seconds)) if isinstance(function, str) else function
+        for case in cases:
+            try:
+                answers = list(_answers(asked, case))
+            except NotImplementedError:
+                unsupported.append(case.name)
+                continue
+            supported, blocks = supported + 1, blocks + len(answers)
+            if finding := _finding(case, answers):
+                wrong.append(finding)
+            if isinstance(asked, FunctionProcess) and asked.died:
+                break
+    found = tuple(_likeliest(finding, wrong) for finding in wrong)
+    return CheckReport(supported, blocks, tuple(unsupported), found, len(cases) - supported - len(unsupported))
 
 
 def _likeliest(finding: Finding, wrong: Sequence[Finding]) -> Finding:
@@ -55,17 +59,6 @@ def _likeliest(finding: Finding, wrong: Sequence[Finding]) -> Finding:
         return finding
     best = max(finding.mistakes, key=lambda mistake: sum(mistake in each.mistakes for each in wrong))
     return dataclasses.replace(finding, mistake=best)
-
-
-def function_of(name: str) -> Function:
-    """The function of a name.
-
-    Raises:
-      ConfigError: no such function.
-    """
-    if is_library(split_name("connector", name)[0]):
-        return _of_library(name)
-    return python_function("connector", name, PURPOSE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +93,24 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """Result of a check: cases and blocks that were asked for, names of those not supported, wrong ones."""
+    """Result of a check: cases and blocks that were asked for, names of those not supported, wrong ones.
+
+    `left` counts the cases that were not asked, since the function's process had ended.
+    """
 
     cases: int
     blocks: int
     unsupported: tuple[str, ...]
     wrong: tuple[Finding, ...]
+    left: int = 0
 
     def describe(self) -> str:
         """The report in words, the mistake of the smallest wrong case in the first line."""
         head = f"{self.blocks} blocks of {self.cases} forms of memory asked for"
         if self.unsupported:
             head += f", {len(self.unsupported)} forms not supported"
+        if self.left:
+            head += f", {self.left} not asked any more"
         if not self.wrong:
             return f"right: {head}" if self.blocks else f"nothing asked: {head}"
         others = [finding.mistake for finding in self.wrong[1:]]
@@ -135,7 +134,7 @@ class CheckReport:
             }
             for each in self.wrong
         ]
-        counts = {"cases": self.cases, "blocks": self.blocks}
+        counts = {"cases": self.cases, "blocks": self.blocks, "left": self.left}
         return {**counts, "unsupported": list(self.unsupported), "wrong": wrong}
 
 
@@ -143,31 +142,43 @@ Answer = tuple[int, int, "tuple[Range, ...] | str"]
 """A layer, a block, and the ranges for it, or what was raised in their place."""
 
 
-def _answer(function: Function, memory: Memory, layer: int, block: int) -> tuple[Range, ...] | str:
-    try:
-        found = list(function(memory, layer, block))
-    except (NotImplementedError, ConfigError):
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    ranges = []
+def _answers(function: Function, case: MemoryCase) -> Iterator[Answer]:
+    """Answers to all that is asked of a case, up to the one at which the function's process ended."""
+    for layer, block in case.asks():
+        try:
+            with own_warnings():
+                found = list(function(case.memory, layer, block))
+        except (NotImplementedError, ConfigError):
+            raise
+        except FunctionFailed as error:
+            yield layer, block, str(error)
+            if isinstance(function, FunctionProcess) and function.died:
+                return
+        except Exception as error:
+            yield layer, block, f"raised {type(error).__name__}: {error}"
+        else:
+            yield layer, block, tuple(_ranges(found))
+
+
+def _ranges(found: Sequence[object]) -> Iterator[Range]:
     for each in found:
         try:
-            buffer, first, size = (int(value) for value in each)
+            buffer, first, size = (int(value) for value in each)  # type: ignore[attr-defined]
         except (TypeError, ValueError):
             raise ConfigError("connector", each, "ranges, each a buffer, its first byte and its bytes") from None
         if size:
-            ranges.append(Range(buffer, first, size))
-    return tuple(ranges)
+            yield Range(buffer, first, size)
 
 
 def _finding(case: MemoryCase, answers: Sequence[Answer]) -> Finding | None:
     wrong = [answer for answer in answers if not _right(case, *answer)]
-    if not wrong:
-        return None
     ranges = [(layer, block, given) for layer, block, given in wrong if not isinstance(given, str)]
-    mistakes = named(case.memory, ranges) if len(ranges) == len(wrong) else ()
-    return Finding(case, *wrong[0], _told(case, *wrong[0]), mistakes)
+    if wrong:
+        mistakes = named(case.memory, ranges) if len(ranges) == len(wrong) else ()
+        return Finding(case, *wrong[0], _told(case, *wrong[0]), mistakes)
+    right = ((layer, block, given) for layer, block, given in answers if not isinstance(given, str))
+    found = disorder(case, right)
+    return Finding(case, *found) if found else None
 
 
 def _right(case: MemoryCase, layer: int, block: int, given: tuple[Range, ...] | str) -> bool:
@@ -177,7 +188,7 @@ def _right(case: MemoryCase, layer: int, block: int, given: tuple[Range, ...] | 
 def _told(case: MemoryCase, layer: int, block: int, given: tuple[Range, ...] | str) -> str:
     """A wrong answer in words."""
     if isinstance(given, str):
-        return f"the connector raised {given}"
+        return f"the connector {given}"
     missing, extra = _off(case, layer, block, given)
     if not missing and not extra:
         first = _twice(given)[0]
@@ -209,103 +220,3 @@ def _shown(ranges: Sequence[Range], most: int = 4) -> str:
         for each in ranges[:most]
     ]
     return ", ".join(text) + (f" and {len(ranges) - most} more" if len(ranges) > most else "") or "nothing"
-
-
-# Functions in a shared library, by the structures of `connector.h`.
-
-
-class _CTensor(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_char_p),
-        ("axes", ctypes.c_char_p),
-        ("buffer", ctypes.c_int32),
-        ("item_bytes", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("offset", ctypes.c_uint64),
-        ("shape", ctypes.POINTER(ctypes.c_uint64)),
-        ("strides", ctypes.POINTER(ctypes.c_uint64)),
-        ("rows_per_block", ctypes.c_uint64),
-        ("row_step", ctypes.c_uint64),
-    )
-
-
-class _CLayer(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("group", ctypes.c_int32),
-        ("num_tensors", ctypes.c_int32),
-        ("page_bytes", ctypes.c_uint64),
-        ("tensors", ctypes.POINTER(_CTensor)),
-    )
-
-
-class _CGroup(ctypes.Structure):
-    _fields_ = (("block_tokens", ctypes.c_uint64), ("num_blocks", ctypes.c_uint64))
-
-
-class _CMemory(ctypes.Structure):
-    _fields_ = (
-        ("engine", ctypes.c_char_p),
-        ("num_buffers", ctypes.c_int32),
-        ("num_groups", ctypes.c_int32),
-        ("num_layers", ctypes.c_int32),
-        ("buffer_bytes", ctypes.POINTER(ctypes.c_uint64)),
-        ("groups", ctypes.POINTER(_CGroup)),
-        ("layers", ctypes.POINTER(_CLayer)),
-    )
-
-
-class _CRange(ctypes.Structure):
-    _fields_ = (("buffer", ctypes.c_int32), ("first", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
-
-
-MOST_RANGES = 1 << 16
-"""Ranges of one block that a C function has room for."""
-
-
-def _of_library(name: str) -> Function:
-    function = library_function("connector", name)
-    function.restype = ctypes.c_int64
-    function.argtypes = (
-        *(ctypes.POINTER(_CMemory), ctypes.c_int32, ctypes.c_uint64),
-        *(ctypes.POINTER(_CRange), ctypes.c_int64),
-    )
-    room = (_CRange * MOST_RANGES)()
-    made: dict[int, _CMemory] = {}
-
-    def connector(memory: Memory, layer: int, block: int) -> list[tuple[int, int, int]]:
-        if id(memory) not in made:
-            made.clear()
-            made[id(memory)] = _c_memory(memory)
-        count = function(ctypes.byref(made[id(memory)]), layer, block, room, MOST_RANGES)
-        if count < 0:
-            raise NotImplementedError
-        if count > MOST_RANGES:
-            raise ConfigError("connector", count, f"at most {MOST_RANGES} ranges of a block")
-        return [(each.buffer, each.first, each.bytes) for each in room[:count]]
-
-    return connector
-
-
-def _c_memory(memory: Memory) -> _CMemory:
-    """The memory in C; ctypes keeps alive what its pointers lead to."""
-    layers = []
-    for layer in memory.layers:
-        tensors = [
-            _CTensor(
-                *(tensor.name.encode(), tensor.dtype.encode(), tensor.axes.encode()),
-                *(tensor.buffer, tensor.view.itemsize, len(tensor.shape), tensor.offset),
-                *((ctypes.c_uint64 * len(values))(*values) for values in (tensor.shape, tensor.strides)),
-                *(tensor.rows_per_block, tensor.row_step),
-            )
-            for tensor in layer.tensors
-        ]
-        array = (_CTensor * len(tensors))(*tensors)
-        layers.append(_CLayer(layer.name.encode(), layer.group, len(tensors), layer.page_bytes, array))
-    groups = [_CGroup(group.block_tokens, group.num_blocks) for group in memory.groups]
-    return _CMemory(
-        *(memory.engine.encode(), len(memory.buffers), len(groups), len(layers)),
-        *((ctypes.c_uint64 * len(memory.buffers))(*memory.buffers), (_CGroup * len(groups))(*groups)),
-        (_CLayer * len(layers))(*layers),
-    )

@@ -13,6 +13,7 @@ import msgspec
 
 from hkv.contract.log import answer_type
 from hkv.errors import EngineFailure, EngineTimeoutError, HKVError
+from hkv.foreign import own_warnings
 
 EngineFactory = Callable[[Any], Any]
 """Makes an engine, empty, of a header's configuration; see `Dialect.perform` for what an engine offers. It raises
@@ -66,7 +67,8 @@ _PLAIN = (int, bool, str, bytes, float, type(None))
 def attempt_with(perform: Callable[[Any, Any], Any], engine: Any, operation: Any) -> Any:
     """`perform`'s answer; an error, or an answer of another type than the operation declares, becomes a Failure."""
     try:
-        answer = perform(engine, operation)
+        with own_warnings():
+            answer = perform(engine, operation)
     except Exception as error:
         return failure_of(error)
     declared = answer_type(type(operation))

@@ -27,7 +27,7 @@ from hkv.errors import (
     UnsupportedConfigError,
 )
 from hkv.files import LINES_IN_LIMIT, input_limit
-from hkv.foreign import python_function, split_name
+from hkv.foreign import own_warnings, python_function, split_name
 
 REFERENCE = "numpy"
 """Name that a dialect gives to its reference."""
@@ -96,10 +96,13 @@ def _built_in(name: str, release: str | None) -> EngineFactory:
         if factory is None:
             raise ConfigError("engine", name, f"one of {header.dialect}'s: {', '.join(dialect.engines)}")
         if release is None:
-            return factory(header)
-        if "release" not in inspect.signature(factory).parameters:
+            given = {}
+        elif "release" not in inspect.signature(factory).parameters:
             raise ConfigError("engine", f"{name}@{release}", f"{name}: only an installed engine has versions")
-        return factory(header, release=release)
+        else:
+            given = {"release": release}
+        with own_warnings():
+            return factory(header, **given)
 
     return make
 

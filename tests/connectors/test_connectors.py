@@ -7,13 +7,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 
 import pytest
 
 from hkv.connectors.__main__ import HEADER, main
 from hkv.connectors.cases import ENGINES, PACKED, SMALL, all_cases
-from hkv.connectors.check import CheckReport, check_connector
+from hkv.connectors.check import CheckReport, _finding, check_connector
 from hkv.connectors.memory import Memory, Range, merged, without
 from hkv.connectors.mistakes import MISTAKES, Connector
 from hkv.errors import ConfigError, HKVError, LayoutError
@@ -114,6 +115,84 @@ def test_what_is_no_known_mistake_is_told_by_whose_the_bytes_are() -> None:
     assert lines[3] == "wrong: the connector raised KeyError: 'layers.0'"
 
 
+def last_part_first(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+    return memory.block(layer, block)[::-1]
+
+
+def test_keys_and_values_or_states_that_are_exchanged_are_told() -> None:
+    """As a set the bytes are right: their order is what tells."""
+    report = check_connector(last_part_first, ["lmcache"])
+    assert first_line(report) == (
+        "wrong: value bytes come before key bytes: whoever loads them by another layout has them exchanged"
+    )
+    assert len(report.wrong) == sum(len(case.memory.block(0, 0)) > 1 for case in all_cases(["lmcache"])) == 12
+
+    def states(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+        (one,) = memory.block(layer, block)
+        return [Range(one.buffer, one.first + 12, one.size - 12), Range(one.buffer, one.first, 12)]  # conv: 2 x 3 x 2
+
+    case = next(case for case in all_cases(["vllm"]) if case.name == f"states, {next(iter(Order)).value}")
+    found = _finding(case, [(*ask, tuple(states(case.memory, *ask))) for ask in case.asks()])
+    assert found is not None
+    assert found.mistake.startswith("state1 bytes come before state0 bytes")
+
+
+def test_blocks_of_which_one_comes_in_another_order_are_told() -> None:
+    """Stored of the one and loaded into the other, keys become values, or one head another."""
+
+    def heads(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+        found = memory.block(layer, block)
+        return found[::-1] if block == 2 and len(memory.layers[layer].tensors) == 1 else found
+
+    report = check_connector(heads, ["vllm"])
+    assert first_line(report).startswith("wrong: bytes of block 2 come in another order than those of block 0")
+    assert all("LHBNC" in each.case.name or "BHLNC" in each.case.name for each in report.wrong)
+
+    def finely(memory: Memory, layer: int, block: int) -> Iterable[Range]:  # cut anywhere, in the same order
+        return [Range(at, first + cut, 1) for at, first, size in memory.block(layer, block) for cut in range(size)]
+
+    small = [case for case in all_cases() if max(case.memory.buffers) < 1 << 14]
+    assert len(small) > 100
+    assert all(not _finding(case, [(*ask, tuple(finely(case.memory, *ask))) for ask in case.asks()]) for case in small)
+
+
+def test_a_connector_that_knows_the_blocks_of_group_0_alone_is_found() -> None:
+    def clamped(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+        return memory.block(layer, min(block, memory.groups[0].num_blocks - 1))
+
+    report = check_connector(clamped)
+    assert {each.case.name.partition(",")[0] for each in report.wrong} == {"LMCache's chunks of 64 tokens"}
+
+
+def test_a_connector_may_warn(recwarn: pytest.WarningsRecorder) -> None:
+    """Under filters that make errors of warnings, as this suite has, those of others stay warnings."""
+
+    def warning(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+        warnings.warn_explicit("old", DeprecationWarning, "torch/__init__.py", 1, module="torch")
+        return memory.block(layer, block)
+
+    assert not check_connector(warning, ["lmcache"]).wrong
+    assert recwarn
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+        ("time.sleep(600)", "did not return within 0.5 s"),
+        ("raise Own('no', 1)", "raised Own: ('no', 1)"),
+    ],
+)
+def test_a_named_function_cannot_take_the_command_with_it(tmp_path: pathlib.Path, body: str, told: str) -> None:
+    target = tmp_path / "bad.py"
+    lines = ("import os, signal, time", "class Own(Exception): pass", "def ranges(memory, layer, block):")
+    target.write_text("\n".join((*lines, f"    if block == 2: {body}", "    return memory.block(layer, block)")))
+    report = check_connector(f"{target}:ranges", ["lmcache"], seconds=0.5)
+    assert first_line(report) == f"wrong: the connector {told}"
+    assert bool(report.left) == ("Own" not in body)
+    assert report.left == 0 or f"{report.left} not asked any more" in report.describe()
+
+
 def test_what_a_connector_does_not_have_is_counted_and_not_asked_for() -> None:
     def only_latents(memory: Memory, layer: int, block: int) -> Iterable[Range]:
         if any("K" in tensor.axes or "H" in tensor.axes for tensor in memory.layers[layer].tensors):
@@ -144,6 +223,29 @@ def test_functions_that_are_not_there_are_refused(name: str, message: str) -> No
 def test_answers_that_are_no_ranges_are_refused() -> None:
     with pytest.raises(ConfigError, match="connector = 5: expected ranges, each a buffer"):
         check_connector(lambda memory, layer, block: [5])  # type: ignore[list-item,return-value]
+
+
+def test_ranges_of_nothing_are_left_out() -> None:
+    """A range without bytes inside another one is no byte given twice."""
+
+    def with_nothing(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+        found = memory.block(layer, block)
+        return [Range(found[0].buffer, found[0].first + 1, 0), *found]
+
+    assert not check_connector(with_nothing).wrong
+
+
+def test_a_mistake_is_named_only_where_every_wrong_answer_is_explained() -> None:
+    """One answer was raised: what the others look like is not all that is wrong."""
+
+    def function(memory: Memory, layer: int, block: int) -> Iterable[Range]:
+        if block == 0:
+            raise KeyError(block)
+        return memory.block(layer, block - 1)
+
+    report = check_connector(function, ["lmcache"])
+    assert first_line(report) == "wrong: the connector raised KeyError: 0"
+    assert not any(each.mistakes for each in report.wrong)
 
 
 def test_a_connector_in_c(tmp_path: pathlib.Path) -> None:

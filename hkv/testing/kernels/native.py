@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from multiprocessing import connection
 from typing import Any
 
 from hkv.errors import ConfigError
-from hkv.foreign import library_function
+from hkv.foreign import end_with_parent, ended, library_function
 
 PATIENCE = 60.0
 """Seconds that a call may take, unless a command says otherwise."""
@@ -30,9 +29,6 @@ MEMORY = 4 << 30
 
 GLANCE = 0.1
 """Seconds between two looks at what a process has."""
-
-PARENT_DEATH = 1
-"""Linux's `PR_SET_PDEATHSIG`."""
 
 CODES = {
     "int8": 0, "int16": 0, "int32": 0, "int64": 0, "uint8": 1, "uint16": 1, "uint32": 1, "uint64": 1, "float16": 2,
@@ -52,22 +48,11 @@ class KernelHung(KernelDied):
         super().__init__(f"did not return within {seconds:g} s")
 
 
-def ended(status: int) -> str:
-    """The end of a process in words, by its status as `subprocess` has it."""
-    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-
-
 class KernelGrew(KernelDied):
     """The function took more than `MEMORY`."""
 
     def __init__(self) -> None:
         super().__init__(f"took more than {MEMORY >> 20} MiB of memory")
-
-
-def end_with_parent() -> None:
-    """Has Linux end this process when the one that started it ends, however: nobody else would end a loop in it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
 
 
 def ready_of(waited: list[Any], process: int, seconds: float) -> list[Any]:

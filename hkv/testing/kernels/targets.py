@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hkv.errors import ConfigError, MissingExtraError
-from hkv.foreign import is_library, python_function, split_name
+from hkv.foreign import is_library, own_warnings, python_function, split_name
 from hkv.layout.strided import StridedView
 from hkv.layout.views import torch as torch_views
 from hkv.layout.views.numpy import view
@@ -103,7 +103,9 @@ class Target:
         try:
             arrays = _ARRAYS[self.supports.arrays](call.memory.array, self.device)
             given = {name: _converted(value, arrays.array) for name, value in arguments.items()}
-            self._keep(call, arguments, self.function(**given))
+            with own_warnings():
+                result = self.function(**given)
+            self._keep(call, arguments, result)
             arrays.finish()  # waits for a device, on which a kernel may still be at work
         except NotImplementedError as refusal:
             raise Unavailable(str(refusal).split("\n")[0] or "not implemented") from None

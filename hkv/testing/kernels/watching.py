@@ -8,10 +8,7 @@ where a case takes too long. One process for a run, not for a case.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing import connection
@@ -20,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from hkv.errors import ConfigError, HKVError
+from hkv.foreign import child_context, end_with_parent, ended
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import Case, Supports
 from hkv.testing.kernels.judge import Failure, Finding, Verdict, case_bytes, read_case, telling_of
-from hkv.testing.kernels.native import KernelDied, end_with_parent, ended, ready_of
+from hkv.testing.kernels.native import KernelDied, ready_of
 from hkv.testing.kernels.targets import Target
 
 Outcome = tuple[Target, Verdict]
@@ -39,8 +37,6 @@ def watched(
 ) -> Outcome:
     """Outcome or error of `run` in a process of its own, or the failure that it cannot tell itself.
 
-    The process is a fork, which costs nothing, only where no library with threads is loaded, which a fork would lack.
-
     Args:
       name: of the kernel.
       seconds: time that one case may take.
@@ -52,8 +48,7 @@ def watched(
       ConfigError: the process ended where no case was performed.
       Exception: whatever `run` raised.
     """
-    forks = hasattr(os, "fork") and not {"jax", "torch"} & sys.modules.keys()
-    context = multiprocessing.get_context("fork" if forks else "spawn")
+    context = child_context()
     reader, writer = context.Pipe(duplex=False)
     process: Any = context.Process(target=_child, args=(writer, run, arguments))  # type: ignore[attr-defined]
     process.start()
