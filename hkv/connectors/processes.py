@@ -25,7 +25,7 @@ PATIENCE = 60.0
 
 
 class FunctionFailed(Exception):  # noqa: N818
-    """What became of a call, in words: the function raised something, ended its process, or did not return."""
+    """Failure of a call in words: the function raised something, ended its process, or did not return."""
 
 
 class FunctionProcess:
