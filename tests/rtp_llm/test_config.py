@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -23,6 +25,7 @@ from hkv.model.group_policy import CpMapping, EvictPolicy
 from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.allocator import KINDS
 from reference.dialects.rtp_llm.manager import ALLOCATORS
+from reference.dialects.rtp_llm.pool import BlockPool
 from reference.dialects.rtp_llm.single import SingleAllocator
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi
 from tests.rtp_llm.traffic import draw_config
@@ -112,7 +115,9 @@ def test_capacities_are_the_references(rng: random.Random) -> None:
     free = [pool.free for pool in allocator.pools]
     assert tokens_of(config, free) == allocator.tokens_of("free_blocks")
     assert tokens_of(config, [pool.total for pool in allocator.pools]) == allocator.tokens_of("total")
-    assert token_capacity(config) == allocator.token_capacity
+    for count in ("total", "available"):
+        blocks = [getattr(pool, count) for pool in allocator.pools]
+        assert token_capacity(config, blocks) == allocator.token_capacity(count)
 
 
 MAPPED = jax.jit(
@@ -166,14 +171,58 @@ def test_snapshots_are_the_pools_own_counters(dialect: str, seed: int) -> None:
                 )
                 assert 0 <= snapshot.used_percent <= 100
                 seen += snapshot.request
+            assert [snapshot.reserved for snapshot in pool_snapshots(config, answer)] == reserves(config, pools)
             info = cache_info(config, answer, [1, 2, 1])
             assert set(info.cached_keys) == {key for key, _ in answer.cached} | {1, 2}
-            assert 0 <= info.available_tokens <= info.total_tokens
+            assert info.block_size == config.block_size * config.cp_size
+            sizes = [group.spec.block_size if len(pools) > 1 else info.block_size for group in config.topology.groups]
+            for told, count in ((info.total_tokens, "total"), (info.available_tokens, "available")):
+                assert told == min(getattr(pool, count) * size for pool, size in zip(pools, sizes, strict=False))
             assert info.version == answer.version
         return answer
 
     drive_rtp(header, choices, perform, 25)
     assert seen
+
+
+def reserves(config: RtpConfig, pools: Sequence[BlockPool]) -> list[int]:
+    """Each pool's part of the reserve now (RTP-LLM `reserveBlocksForPool`)."""
+    if config.name != HYBRID_POOL:
+        return [config.reserve_blocks]
+    fixed = [policy.explicit_block_num > 0 for policy in config.policies]
+    whole = sum(pool.available for pool, sized in zip(pools, fixed, strict=True) if not sized)
+    return [
+        0 if sized or not whole else config.reserve_blocks * pool.available // whole
+        for pool, sized in zip(pools, fixed, strict=True)
+    ]
+
+
+def idle(config: RtpConfig) -> structs.RtpState:
+    """The state of a cache before its first request."""
+    pools = [structs.PoolState(list(range(1, count)), {}, {}, {}) for count in config.num_blocks]
+    return structs.RtpState(pools=pools, lists={}, cached=[], version=-1)
+
+
+def test_routers_are_told_the_tokens_of_all_ranks() -> None:
+    ranks = single(8, 1, cp_size=4).config
+    info = cache_info(ranks, idle(ranks))
+    assert (info.block_size, info.total_tokens, info.available_tokens) == (4, 28, 28)
+
+
+def test_routers_are_told_blocks_of_keys_behind_a_sharded_prefill() -> None:
+    """One pool's blocks count as keys do, though its first group's are those of all of the prefill's ranks."""
+    groups = (group("swa", SWA, 8), group("full", FULL, 4))
+    decode = RtpConfig(topology=Topology(groups), num_blocks=(9,), prefill_cp_size=2)
+    info = cache_info(decode, idle(decode))
+    assert (info.block_size, info.total_tokens, info.available_tokens) == (4, 32, 32)
+
+
+def test_the_reserve_is_shared_by_blocks_available_now() -> None:
+    config = dataclasses.replace(tiny_multi(9, 9).config, reserve_blocks=4)
+    state = idle(config)
+    assert [pool.reserved for pool in pool_snapshots(config, state)] == [2, 2]
+    state.pools[0].request.update({str(block): 1 for block in range(1, 8)})
+    assert [(pool.available, pool.reserved) for pool in pool_snapshots(config, state)] == [(1, 0), (8, 3)]
 
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 6), max_size=5)), max_size=20)

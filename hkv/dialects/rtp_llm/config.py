@@ -164,6 +164,11 @@ class CpSlotMapper:
         """True if there is more than one rank."""
         return self.size > 1
 
+    @property
+    def virtual_block_size(self) -> int:
+        """Tokens of one virtual block: as many logical blocks as there are ranks."""
+        return self.block_size * self.size
+
     def local_blocks(self, tokens: int) -> int:
         """Slots each rank needs for `tokens` tokens: the same on all, so that the last may stay unused on some."""
         blocks = -(-max(tokens, 0) // self.block_size)
@@ -178,7 +183,7 @@ class CpSlotMapper:
     def logical_block_size(self, mapping: CpMapping, group_block_size: int) -> int:
         """Tokens of the sequence that one slot of a group stands for."""
         dealt = self.sharded and mapping is CpMapping.BLOCK_ROUND_ROBIN
-        return self.block_size * self.size if dealt else group_block_size
+        return self.virtual_block_size if dealt else group_block_size
 
     def owner(self, block: int) -> tuple[int, int]:
         """`(rank, slot)` of a logical block."""

@@ -27,7 +27,8 @@ class PoolSnapshot:
       available: blocks that no request and no connector holds: the free ones, and those that the cache would give up.
       not_in_use: blocks that neither a request nor the cache holds.
       request, connector, cached: blocks that such a role holds.
-      reserved: blocks that a first allocation leaves available.
+      reserved: blocks that a first allocation leaves available: of several pools, each one's part of the reserve by the
+        blocks available now, rounded down; those of a fixed size have none.
     """
 
     tags: tuple[str, ...]
@@ -53,7 +54,14 @@ def pool_snapshots(config: RtpConfig, state: RtpState) -> tuple[PoolSnapshot, ..
       config: the cache.
       state: its whole state, as the operation `state` answers.
     """
-    return tuple(_snapshot(config, state, index) for index in range(len(config.num_blocks)))
+    pools = [_snapshot(config, state, index) for index in range(len(config.num_blocks))]
+    if config.name != HYBRID_POOL:
+        return tuple(pools)
+    sizes = [
+        0 if policy.explicit_block_num else pool.available for policy, pool in zip(config.policies, pools, strict=True)
+    ]
+    shares = (config.reserve_blocks * size // max(1, sum(sizes)) for size in sizes)
+    return tuple(dataclasses.replace(pool, reserved=share) for pool, share in zip(pools, shares, strict=True))
 
 
 def _snapshot(config: RtpConfig, state: RtpState, index: int) -> PoolSnapshot:
@@ -69,23 +77,12 @@ def _snapshot(config: RtpConfig, state: RtpState, index: int) -> PoolSnapshot:
         request=len(request),
         connector=len(connector),
         cached=len(cached),
-        reserved=_reserved(config, index),
+        reserved=config.reserve_blocks,
     )
 
 
 def _roles(pool: object) -> Iterable[dict[str, int]]:
     return (getattr(pool, role) for role in ("request", "connector", "cache"))
-
-
-def _reserved(config: RtpConfig, index: int) -> int:
-    """A pool's share of the reserve, by its blocks among those of pools without a fixed size (rounded down)."""
-    if config.name != HYBRID_POOL:
-        return config.reserve_blocks
-    sized = [policy.explicit_block_num > 0 for policy in config.policies]
-    if sized[index]:
-        return 0
-    total = sum(count - 1 for count, fixed in zip(config.num_blocks, sized, strict=True) if not fixed)
-    return config.reserve_blocks * (config.num_blocks[index] - 1) // total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +92,7 @@ class CacheInfo:
     Attributes:
       cached_keys: keys that are cached on the device or in host memory, in rising order.
       version: changes to the device's cache, less one.
-      block_size: tokens of a key.
+      block_size: tokens of a key, of all ranks together.
       total_tokens: tokens that all blocks hold.
       available_tokens: tokens that the available ones hold.
     """
@@ -110,8 +107,8 @@ class CacheInfo:
 def cache_info(config: RtpConfig, state: RtpState, memory_keys: Iterable[int] = ()) -> CacheInfo:
     """A server's cached keys, of all tiers together, and its capacity in tokens.
 
-    With a pool a group, tokens are those of the scarcest pool, rings and windows too, and a rank's own: context
-    parallelism is not counted (RTP-LLM `getKVCacheInfo`).
+    Over one pool, a block counts as many tokens as a key, those of all ranks. With a pool a group, tokens are those of
+    the scarcest pool, rings and windows too, and a rank's own (RTP-LLM `buildKVCacheInfo`).
 
     Args:
       config: the cache.
@@ -120,9 +117,8 @@ def cache_info(config: RtpConfig, state: RtpState, memory_keys: Iterable[int] = 
     """
     keys = {key for key, _ in state.cached} | set(memory_keys)
     pools = pool_snapshots(config, state)
-    total, available = ([getattr(pool, name) for pool in pools] for name in ("total", "available"))
-    tokens = [_tokens(config, blocks) for blocks in (total, available)]
-    return CacheInfo(tuple(sorted(keys)), state.version, config.block_size, *tokens)
+    tokens = [token_capacity(config, [getattr(pool, name) for pool in pools]) for name in ("total", "available")]
+    return CacheInfo(tuple(sorted(keys)), state.version, config.mapper.virtual_block_size, *tokens)
 
 
 def monitored(config: RtpConfig, state: RtpState, requests: Iterable[tuple[float, Sequence[int]]]) -> dict[str, Any]:
@@ -141,13 +137,6 @@ def monitored(config: RtpConfig, state: RtpState, requests: Iterable[tuple[float
         "cache": dataclasses.asdict(info) | {"cached_keys": len(info.cached_keys)},
         "recent_keys": dataclasses.asdict(recent) | {"hit_ratio": recent.hit_ratio},
     }
-
-
-def _tokens(config: RtpConfig, blocks: Sequence[int]) -> int:
-    if config.name != HYBRID_POOL:
-        return tokens_of(dataclasses.replace(config, cp_size=1, cp_rank=0), blocks)
-    sizes = (group.spec.block_size for group in config.topology.groups)
-    return min(count * size for count, size in zip(blocks, sizes, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,13 +216,12 @@ def tokens_of(config: RtpConfig, blocks: Sequence[int]) -> int:
     return min(blocks[group] * _logical(config, group) for group in full or groups)
 
 
-def token_capacity(config: RtpConfig) -> int:
-    """Tokens that the pools hold at most, context parallelism not counted (RTP-LLM `tokenCapacity`)."""
-    usable = [count - 1 for count in config.num_blocks]
+def token_capacity(config: RtpConfig, blocks: Sequence[int]) -> int:
+    """Tokens that so many blocks of each pool hold, as routers are told (RTP-LLM `tokenCapacity`)."""
     if config.name != HYBRID_POOL:
-        return sum(usable) * config.block_size
-    sizes = [group.spec.block_size for group in config.topology.groups]
-    return min(count * size for count, size in zip(usable, sizes, strict=True))
+        return sum(blocks) * config.mapper.virtual_block_size
+    sizes = (group.spec.block_size for group in config.topology.groups)
+    return min(count * size for count, size in zip(blocks, sizes, strict=True))
 
 
 def _logical(config: RtpConfig, group: int) -> int:

@@ -187,10 +187,9 @@ class Allocator(abc.ABC):
         """Tokens that `free_blocks`, `available` or `total` blocks hold: those of the first group's slots."""
         return getattr(self, count) * self.logical_block_size(0)
 
-    @property
-    def token_capacity(self) -> int:
-        """Tokens that the pools hold at most, context parallelism not counted (RTP-LLM `tokenCapacity`)."""
-        return self.total * self.config.block_size
+    def token_capacity(self, count: str) -> int:
+        """Tokens that `available` or `total` blocks hold, as routers are told (RTP-LLM `tokenCapacity`)."""
+        return getattr(self, count) * self.mapper.virtual_block_size
 
     def logical_block_size(self, group: int) -> int:
         """Tokens of the sequence that one slot of a group stands for."""

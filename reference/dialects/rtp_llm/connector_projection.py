@@ -13,7 +13,8 @@ def project(config: RtpConfig, source: Resource, selected: Sequence[int]) -> Res
     """A sequence under canonical keys (RTP-LLM `projectConnectorResource`).
 
     Connectors leave the last key of a sequence out unless it is aligned; where the partly filled block is on another
-    rank than the last, its key is appended once more, so that no whole block is left out in its stead.
+    rank than the last, its key is appended once more, so that no whole block is left out in its stead. No block belongs
+    to that key. The result is not marked canonical, as RTP-LLM sets its keys anew, which clears the mark.
 
     Args:
       config: groups and ranks.
@@ -26,11 +27,10 @@ def project(config: RtpConfig, source: Resource, selected: Sequence[int]) -> Res
     if not source.aligned and not on_last_rank:
         keys.append(source.keys[-1])
     projected = Resource(config.topology, keys, aligned=source.aligned)
-    projected.canonical = True
     for policy, target, blocks in zip(config.policies, projected.groups, source.groups, strict=True):
         positional = mapper.slice(policy) is not CpSlice.NONE
         if mapper.mapping(policy) is CpMapping.BLOCK_ROUND_ROBIN:
-            positional = positional or len(blocks) <= len(keys) or len(blocks) < len(source.keys)
+            positional = positional or len(blocks) <= len(selected) or len(blocks) < len(source.keys)
         picked = blocks.blocks if positional else mapper.canonical_keys(blocks.blocks)
-        target.assign([*picked[: len(keys)], *[NULL] * (len(keys) - len(picked))])
+        target.assign([*picked[: len(selected)], *[NULL] * (len(selected) - len(picked))])
     return projected

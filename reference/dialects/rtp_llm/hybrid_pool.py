@@ -37,7 +37,6 @@ class HybridPoolAllocator(HybridAllocator):
         full = [kind for kind in self.kinds if kind.policy.group_type is GroupType.FULL]
         return min(getattr(kind.pool, name) * self.logical_block_size(kind.group) for kind in full or self.kinds)
 
-    @property
-    def token_capacity(self) -> int:
-        """Tokens for which the smallest pool has room."""
-        return min(kind.pool.total * kind.block_size for kind in self.kinds)
+    def token_capacity(self, count: str) -> int:
+        """Tokens for which the scarcest pool has room, on this rank."""
+        return min(getattr(kind.pool, count) * kind.block_size for kind in self.kinds)
