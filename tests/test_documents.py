@@ -90,3 +90,11 @@ def test_the_commands_of_a_first_log_print_what_they_say(
     for each in shown:
         done = perform(shlex.split(each.command)[1:], tmp_path)
         assert (problem := difference(each, done.out.decode())) is None, problem
+
+
+def test_no_line_of_a_page_is_a_link_by_accident() -> None:
+    """Outside code, `a[0][0]` is a link by reference to a page `0`, which `mkdocs build --strict` refuses."""
+    for path in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]:
+        text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        bare = re.sub(r"(`+)(?:(?!\1).)+\1|^ {4}.*", "", text, flags=re.MULTILINE)
+        assert re.search(r"(?<!\\)\]\[", bare) is None, path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -77,6 +78,27 @@ def is_as_the_engine(case: Any, recording: Recording) -> None:
             cells = cells_of(case["sides"][1], at - first).items()
             found = {block: cell for block, cell in cells if cell[0] != FREE}
             assert found == expected(VLLM.snapshot(recording.header, state)), at
+
+
+@pytest.mark.parametrize("error", [ConfigError("groups", 2, "one group"), AssertionError("no such groups")])
+def test_a_configuration_that_the_engine_beside_it_refuses_is_said(
+    error: Exception, tmp_path: pathlib.Path, recording: Recording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cache may take groups and refuse them later: where it is made, only `raise` may raise."""
+
+    def refuse(header: Any) -> Any:
+        raise error
+
+    for raises in (True, False):
+        sink = ShadowSink(tmp_path / "a.jsonl", raises=raises)
+        sink._factory = refuse
+        with pytest.raises(type(error)) if raises else contextlib.nullcontext():
+            sink.begin(recording.header)
+    sink.operation(recording.operations[0], recording.answers[0])
+    assert (sink.operations, sink.difference) == (0, None)
+    sink.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hkv: the live cache cannot be observed: the engine beside it refuses its configuration: ")
 
 
 def test_nothing_is_kept_and_nothing_asked_unless_somebody_looks(tmp_path: pathlib.Path, recording: Recording) -> None:

@@ -160,7 +160,7 @@ def package_table(verdicts: Sequence[Verdict], package: str, again: Sequence[str
 
 def _shortened(text: str) -> str:
     """A report's line, cut where it is longer than a table's cell should be."""
-    plain = text.replace("|", "\\|")
+    plain = text.replace("|", "\\|").replace("][", "]\\[")  # two pairs of brackets are a link by reference
     return plain if len(plain) <= MOST else plain[: MOST - 4] + " ..."
 
 

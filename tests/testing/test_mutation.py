@@ -177,14 +177,30 @@ def test_what_is_judged_is_not_judged_again(folder: pathlib.Path) -> None:
     assert json.loads(mutate("--state", str(state), "--json", "-").output) == whole, "nothing is left to be judged"
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_refused_judge_leaves_no_state_behind(begun: bool, folder: pathlib.Path) -> None:
+    """The corrected command is taken, also where a file was begun without a verdict."""
+    state = folder / "trials.jsonl"
+    (folder / "check.py").write_text("raise SystemExit(1)")
+    assert isinstance(mutate("--state", str(state)).exception, ConfigError)
+    assert not state.exists()
+    if begun:
+        state.write_text('{"module":"m","source":"s","by":"another"}\n')
+    (folder / "check.py").write_text(CHECK)
+    ended = mutate("--state", str(state), "--sample", "2")
+    assert "of 2 edits" in ended.output
+    assert len(state.read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("change", ["module", "judge", "content", "folder"])
 def test_a_state_file_of_something_else_is_refused(change: str, folder: pathlib.Path) -> None:
     state = folder / "trials.jsonl"
-    VerdictFile(state, target_of("windows.py"), "python check.py")
+    mutate("--state", str(state), "--sample", "1")
     if change == "module":
         (folder / "windows.py").write_text(MODULE + "\n")
     elif change == "judge":
-        VerdictFile(state := folder / "other.jsonl", target_of("windows.py"), "python other.py")
+        other = VerdictFile(state := folder / "other.jsonl", target_of("windows.py"), "python other.py")
+        other.add(Verdict("1:1", "killed", 1.0, 1))
     elif change == "content":
         state.write_text("trials\n")
     else:

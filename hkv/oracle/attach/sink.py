@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hkv.contract import registry
-from hkv.contract.answer import taken
+from hkv.contract.answer import failure_of, taken
 from hkv.contract.dialect import Dialect
 from hkv.oracle.attach.shown import Shown
 from hkv.oracle.check import Difference, difference_of
@@ -119,8 +119,15 @@ class ShadowSink:
         pass
 
     def begin(self, header: Any) -> None:
+        try:
+            self._engine = self._factory(header)
+        except Exception as error:  # of a configuration that the observed engine has taken
+            if self._raises:
+                raise
+            told = f"cannot be observed: the engine beside it refuses its configuration: {failure_of(error).message}"
+            print(f"hkv: the live cache {told}", file=sys.stderr, flush=True)
+            return
         self._header, self._dialect = header, registry.dialect_of(header.dialect)
-        self._engine = self._factory(header)
         self.shown.begin(header, self._engine)
 
     def operation(self, operation: Any, answer: Any) -> None:

@@ -241,19 +241,18 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
 class VerdictFile:
     """Verdicts that outlive the process: one JSON object a line, each written as soon as it is known.
 
-    Without a path nothing is kept. ConfigError if the file was begun for another text or judge, or is none of these
-    files.
+    Without a path nothing is kept, and without a verdict no file is begun. ConfigError if the file was begun for another
+    text or judge, or is none of these files.
     """
 
     def __init__(self, path: pathlib.Path | None, target: EditTarget, command: str) -> None:
         self._path, self.verdicts = path, dict[str, Verdict]()
+        self._header = _Header(str(target.path), hashlib.sha256(target.source.encode()).hexdigest(), command)
         if path is None:
             return
         if path.is_dir() or not path.parent.is_dir():
             raise ConfigError("--state", str(path), "a file in a folder that exists")
-        header = _Header(str(target.path), hashlib.sha256(target.source.encode()).hexdigest(), command)
         if not path.exists() or not path.stat().st_size:
-            path.write_bytes(msgspec.json.encode(header) + b"\n")
             return
         written = path.read_bytes()
         first, *lines = written[: written.rfind(b"\n") + 1].splitlines() or [b""]
@@ -262,8 +261,11 @@ class VerdictFile:
             self.verdicts = {one.key: one for one in (msgspec.json.decode(line, type=Verdict) for line in lines)}
         except (msgspec.DecodeError, UnicodeError) as error:
             raise ConfigError("--state", str(path), f"a file that this command wrote ({error})") from None
+        if not self.verdicts:  # begun by a run whose judge was refused
+            os.truncate(path, 0)
+            return
         for field, what in (("module", "module"), ("source", "text of the module"), ("by", "judge")):
-            if getattr(found, field) != getattr(header, field):
+            if getattr(found, field) != getattr(self._header, field):
                 raise ConfigError("--state", str(path), f"a file that was begun for the same {what}")
         if not written.endswith(b"\n"):  # a line that was cut off is judged again
             os.truncate(path, written.rfind(b"\n") + 1)
@@ -273,7 +275,8 @@ class VerdictFile:
         self.verdicts[verdict.key] = verdict
         if self._path is not None:
             with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(verdict) + b"\n")
+                for line in (verdict,) if file.tell() else (self._header, verdict):
+                    file.write(msgspec.json.encode(line) + b"\n")
 
 
 def killed(verdicts: Sequence[Verdict]) -> int:
