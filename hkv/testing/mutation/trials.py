@@ -241,8 +241,8 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
 class VerdictFile:
     """Verdicts that outlive the process: one JSON object a line, each written as soon as it is known.
 
-    Without a path nothing is kept, and without a verdict no file is begun. ConfigError if the file was begun for another
-    text or judge, or is none of these files.
+    Without a path nothing is kept, and without a verdict no file is begun. ConfigError if the file was begun for
+    another text or judge, or is none of these files.
     """
 
     def __init__(self, path: pathlib.Path | None, target: EditTarget, command: str) -> None:
