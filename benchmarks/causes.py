@@ -2,8 +2,10 @@
 
     python benchmarks/causes.py --draws 300
 
-For each draw: every prompt token is a hit or has one cause; no request was told "evicted" more or less than the same
-replay in a pool that evicts nothing finds, made here once more; the causes do not change with the order of the groups,
+For each draw: every prompt token is a hit or has one cause. Each cause is what a replay without it gains, made here
+once more: "evicted" in a pool that evicts nothing; "not computed yet" in that pool with requests hours apart; what is
+"not retained" is left, so that no replay there with another retention gains more, nor any of what is "never computed";
+"refused" are the prompts of requests that were. The causes do not change with the order of the groups,
 where the hits do not; what the advice says finds most is what of all replays with something changed found most. With
 `--compiled`, the compiled replay says the same of every request as the plain one over NumPy.
 """
@@ -20,11 +22,12 @@ import numpy as np
 
 from hkv.contract import registry
 from hkv.machine import native_loops
-from hkv.replay.attribution import CAUSES, NOT_COMPUTED
+from hkv.replay.attribution import CAUSES, FELL_SHORT, NOT_COMPUTED, REFUSED
 from hkv.replay.command import StudiedCache
 from hkv.replay.observed import EVICTED, NOT_RETAINED
-from hkv.replay.result import advice, ceilings, result_of
-from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Timing, replay
+from hkv.replay.result import advice, ceilings, result_of, totals
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, ReplayedCache, Timing, replay
+from hkv.replay.schedule import Schedule
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.replay.traces.workloads import DEFAULTS, Workload, generate
@@ -40,8 +43,15 @@ CACHES = (
     ("rtp-llm/single", "full:4", (60, 200)),
     ("rtp-llm/hybrid", "full:4,mamba:4", (120, 400)),
     ("rtp-llm/hybrid-pool", "full:4,swa:4:4", (60, 200)),
+    ("sglang-0.5.23", "full:4", (40, 200)),
+    ("sglang-0.5.23", "full:4,swa:4:32", (70, 400)),
+    ("sglang-0.5.23", "full:16,mamba:16", (20, 60)),
+    ("vllm-0.33", "full:4,swa:4:8", (70, 300)),
 )
 """Dialects, groups, and pools from one in which little fits to one in which most does."""
+
+TIERED = len(CACHES) - 1
+"""The one that has a second tier."""
 
 ROOM = 1 << 14
 """Blocks that compiled programs have room for, so that all draws of a kind share one."""
@@ -92,17 +102,23 @@ def drawn(seed: int) -> Draw:
     if dialect == "vllm-0.33":
         own["retention"] = source.choice((None, 0, 0, 32 if "," in text else 0))
     elif "mamba" in text:
-        own["linear_step"] = source.choice((1, 2, 4))
+        own |= {} if dialect.startswith("sglang") else {"linear_step": source.choice((1, 2, 4))}
+    if seed % len(CACHES) == TIERED:
+        own |= {"offload": str(source.randint(30, 300))}
+    blocks = source.randint(least, most)
+    if dialect.startswith("sglang") and "," in text:
+        blocks = [blocks, 40 if "mamba" in text else blocks // 2]
     given = {
         "groups": [spec_from_text(part) for part in text.split(",")],
-        "num_blocks": source.randint(least, most),
+        "num_blocks": blocks,
         "dialect": dialect,
         "step_tokens": source.choice((16, 64)),
         "decode_tokens": source.choice((1, 3)),
         "max_running": 8,
-        "max_model_len": 240,
+        "max_model_len": source.choice((240, 240, 120)),
     }
-    return Draw(InternedTrace(requests), cache_options(closed_loop=source.choice((0, 0, 3)), **given, **own))
+    options = cache_options(closed_loop=source.choice((0, 0, 3)), **given, **own)
+    return Draw(InternedTrace(requests), {**options, "step_ms": Timing.step_ms})
 
 
 def check(seed: int, compiled: bool = False) -> collections.Counter[str]:
@@ -117,8 +133,10 @@ def check(seed: int, compiled: bool = False) -> collections.Counter[str]:
     seen = collections.Counter({cause: int(causes[cause].sum()) for cause in CAUSES})
     told = np.sum([causes[cause] for cause in CAUSES], axis=0)
     admitted = causes["admitted"] >= 0
-    assert np.array_equal(told + np.where(admitted, causes["hit"], 0), np.where(admitted, causes["prompt"], 0)), seed
-    seen.update(_against_the_unevicted(draw, outcome, causes, seed))
+    assert np.array_equal(told + np.where(admitted, causes["hit"], 0), causes["prompt"]), seed
+    assert np.array_equal(causes[REFUSED], np.where(admitted, 0, causes["prompt"])), seed
+    assert totals(outcome)["prompt_tokens"] == sum(each.input_length for each in draw.trace.requests), seed
+    seen.update(_against_others(draw, outcome, causes, seed))
     seen.update(_in_other_orders(draw, outcome, causes, seed))
     seen.update(_advised(draw, outcome, seed))
     if compiled:
@@ -139,25 +157,41 @@ def _columns(outcome: Outcome) -> dict[str, np.ndarray]:
     return dict(result_of(outcome, REFERENCE).requests)
 
 
-def _against_the_unevicted(draw: Draw, outcome: Outcome, causes: dict[str, np.ndarray], seed: int) -> dict[str, int]:
-    """The replay in a pool that evicts nothing, once more, without asking for causes."""
+def _against_others(draw: Draw, outcome: Outcome, causes: dict[str, np.ndarray], seed: int) -> dict[str, int]:
+    """Replays with causes removed one after the other, without asking for causes."""
     studied, requests = draw.studied(), draw.trace.requests
-    tokens = sum(each.input_length + each.output_length for each in requests)
-    large = studied.cache.changed(tokens, len(requests), studied.schedule)[EVICTS_NOTHING]
-    other = replay(draw.trace, large, studied.schedule, Timing(), causes=False)
-    assert other.evictions == 0, seed
-    hits = np.array([other.recorder.requests[place].hit for place in range(len(requests))])
-    gain = np.where(causes["admitted"] >= 0, hits - causes["hit"], 0)
-    assert np.array_equal(causes[EVICTED], np.maximum(gain, 0)), seed
-    if (gain < 0).any():
-        return {"it loses somewhere": 1}
-    assert causes[EVICTED].sum() == gain.sum(), seed
-    return {"it loses nowhere": 1}
+    lengths = [each.input_length + each.output_length for each in requests]
+    needs = sum(lengths), len(requests), studied.schedule
+    large = studied.cache.changed(*needs)[EVICTS_NOTHING]
+    apart = InternedTrace([dataclasses.replace(each, timestamp=10_000_000 * i) for i, each in enumerate(requests)])
+    alone = dataclasses.replace(studied.schedule, closed_loop=0)
+    unevicted, spread = _hits(draw.trace, large, studied.schedule), _hits(apart, large, alone)
+    admitted = causes["admitted"] >= 0
+
+    def gain(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return np.where(admitted, np.maximum(other - mine, 0), 0)
+
+    most = np.maximum(causes["hit"], unevicted)
+    assert np.array_equal(causes[EVICTED], gain(causes["hit"], unevicted)), seed
+    assert np.array_equal(causes[NOT_COMPUTED], gain(most, spread)), seed
+    left, most = causes[NOT_RETAINED] + causes[FELL_SHORT], np.maximum(most, spread)
+    for change, cache in large.changed(*needs).items():
+        if not change.startswith("Blocks"):
+            assert (gain(most, _hits(apart, cache, alone)) <= left).all(), (seed, change)
+    loses = (admitted & (unevicted < causes["hit"])).any()
+    return {"it loses somewhere" if loses else "it loses nowhere": 1}
+
+
+def _hits(trace: InternedTrace, cache: ReplayedCache, schedule: Schedule) -> np.ndarray:
+    """Hits of all requests in a pool that evicts nothing."""
+    other = replay(trace, cache, schedule, Timing(), causes=False)
+    assert other.evictions == 0
+    return np.array([record.hit for _, record in sorted(other.recorder.requests.items())])
 
 
 def _in_other_orders(draw: Draw, outcome: Outcome, causes: dict[str, np.ndarray], seed: int) -> dict[str, int]:
     groups = len(outcome.cache.groups)
-    if groups == 1:
+    if groups == 1 or draw.options["dialect"].startswith("sglang"):  # whose groups have one order
         return {}
     turned = _replayed(draw, tuple(range(groups))[::-1])
     others = _columns(turned)

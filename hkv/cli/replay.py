@@ -223,7 +223,9 @@ def _totals(outcome: Outcome, engine: str) -> Table:
 
 def _counted(outcome: Outcome) -> str:
     after = f", after {outcome.warmup:,} requests" if outcome.warmup else ""
-    return f"of prompt tokens, at first admission{after}"
+    lost = result.totals(outcome)
+    refused = ", those of refused requests too" if lost["never_fit"] or lost["too_long"] else ""
+    return f"of prompt tokens, at first admission{after}{refused}"
 
 
 def _or_unavailable(value: int | None, engine: str) -> int | str:
@@ -260,11 +262,10 @@ def _remark(cause: str, outcome: Outcome, found: Missed, names: Sequence[str]) -
     if cause == TRACE:
         size = outcome.trace.tokens_per_id
         return f"at most: ids of {size:,} tokens do not say" if size else "the trace names no content"
-    if cause == EVICTED and found.evicted:
-        most = max(found.evicted, key=lambda each: each.tokens)
+    if cause == EVICTED and (most := found.most_evicted(names)):
         return f"most: {names[most.group]}, for {names[most.taker]}, {most.steps:,} steps before (median)"
-    lacked = [(counter[cause], name) for counter, name in zip(found.by_group, names, strict=True) if counter[cause]]
-    return f"most: {max(lacked)[1]}" if lacked and len(names) > 1 else ""
+    lacking = found.most_lacking(cause, names)
+    return f"most: {lacking}" if lacking and len(names) > 1 else ""
 
 
 class _Reasons:

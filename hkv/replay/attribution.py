@@ -1,8 +1,9 @@
 """The cause of every prompt token that was not a hit: one each, so that hits and causes add up to the prompts.
 
 A prompt is cut at falling limits: what anybody asked for before, what whole blocks, whole units of hits and a draft's
-proof leave of that, up to where it had been computed, and what the same replay finds in a pool that evicts nothing. The
-tokens between two limits have the cause that lies between them. `docs/replay.md` defines each.
+proof leave of that, what of it anybody computes, and what the same replay finds in a pool that evicts nothing, first
+with requests one after another, then as they come. The tokens between two limits have the cause that lies between them.
+`docs/replay.md` defines each.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ LAST_TOKEN = "last token"
 BLOCK = "block granularity"
 UNIT = "hit unit"
 DRAFT = "draft drop"
+NEVER_COMPUTED = "never computed"
 NOT_COMPUTED = "not computed yet"
 FELL_SHORT = "lookup fell short"
 UNTOLD = "not told by the engine"
+REFUSED = "refused"
 
 CAUSES = (
     FIRST_USE,
@@ -35,13 +38,15 @@ CAUSES = (
     BLOCK,
     UNIT,
     DRAFT,
-    NOT_COMPUTED,
+    NEVER_COMPUTED,
     NOT_RETAINED,
     FELL_SHORT,
+    NOT_COMPUTED,
     EVICTED,
     NOT_SHARED,
     CACHING_OFF,
     UNTOLD,
+    REFUSED,
 )
 """Every cause, in the order in which tables list them."""
 
@@ -67,7 +72,7 @@ class Evicted:
 
 @dataclasses.dataclass(frozen=True)
 class Missed:
-    """Prompt tokens of a replay that were no hits, at first admissions, by cause.
+    """Prompt tokens of a replay that were no hits, at first admissions or because they were refused, by cause.
 
     Attributes:
       tokens: by cause; with the hit tokens they add up to the prompts.
@@ -85,6 +90,17 @@ class Missed:
     evicted: tuple[Evicted, ...]
     requests: Columns
 
+    def most_evicted(self, names: Sequence[str]) -> Evicted | None:
+        """The eviction that most tokens were lost to, by groups of these names, whatever their order; None for none."""
+        told = ((each.tokens, names[each.group], names[each.taker], each.steps) for each in self.evicted)
+        return max(zip(told, self.evicted, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
+
+    def most_lacking(self, cause: str, names: Sequence[str]) -> str:
+        """Name of the group that lacked something for most of a cause's tokens, whatever their order; "" for none."""
+        lacked = [(counter[cause], name) for counter, name in zip(self.by_group, names, strict=True)]
+        tokens, name = max(lacked)
+        return name if tokens else ""
+
 
 class Finished(Protocol):
     """A finished replay, as far as its misses depend on it: `hkv.replay.run.Outcome` says what each field is."""
@@ -99,14 +115,14 @@ class Finished(Protocol):
     def warmup(self) -> int: ...
     @property
     def unevicted(self) -> Finished | None: ...
+    @property
+    def one_by_one(self) -> Finished | None: ...
 
 
 def attributed(outcome: Finished) -> Missed:
-    """Causes of a replay's misses, in the order of the trace; none where never admitted, or of the warm-up."""
+    """Causes of a replay's misses, in the order of the trace; none of the warm-up."""
     records = [outcome.recorder.requests[index] for index in sorted(outcome.recorder.requests)]
-    others: Sequence[RequestRecord | None] = [None] * len(records)
-    if outcome.unevicted is not None:
-        others = [outcome.unevicted.recorder.requests.get(record.index) for record in records]
+    others = _same(records, outcome.unevicted)
     columns = _columns(outcome, records, others)
     groups = range(len(outcome.cache.groups))
     by_group: list[collections.Counter[str]] = [collections.Counter() for _ in groups]
@@ -115,6 +131,7 @@ def attributed(outcome: Finished) -> Missed:
     before, taker = np.full((2, len(records)), -1, np.int64)
     steps, lost = outcome.recorder.steps.step, columns[EVICTED].tolist()
     rest = {cause: columns[cause].tolist() for cause in (NOT_COMPUTED, NOT_RETAINED, FELL_SHORT)}
+    names = [*outcome.cache.group_names, ""]
     for place, (record, other) in enumerate(zip(records, others, strict=True)):
         if record.admitted < 0 or record.index < outcome.warmup:
             continue
@@ -124,7 +141,7 @@ def attributed(outcome: Finished) -> Missed:
                 if each.evicted:
                     age = record.admitted - steps[each.evicted - 2]  # the count is 2 in the first step
                     ages[group, each.taker].append((age, lost[place]))
-                    if age > before[place]:
+                    if (age, names[each.taker]) > (before[place], names[taker[place]]):
                         before[place], taker[place] = age, each.taker
         beyond: tuple[MissReason, ...] = () if other is None else other.miss_reasons
         asked = record if lost[place] or other is None else other
@@ -144,15 +161,23 @@ def attributed(outcome: Finished) -> Missed:
     )
 
 
+def _same(records: Sequence[RequestRecord], other: Finished | None) -> Sequence[RequestRecord | None]:
+    """The same requests in another replay; None where it has not been made."""
+    return [None if other is None else other.recorder.requests.get(record.index) for record in records]
+
+
 def _columns(outcome: Finished, records: Sequence[RequestRecord], others: Sequence[RequestRecord | None]) -> Columns:
     """Tokens of each request by cause."""
     if outcome.trace is None:
         raise ValueError("outcome.trace")
-    prompt, seen, hit, admitted = (
+    index, prompt, seen, hit, admitted = (
         np.array([getattr(record, name) for record in records], np.int64)
-        for name in ("prompt", "seen", "hit", "admitted")
+        for name in ("index", "prompt", "seen", "hit", "admitted")
     )
-    unresolved = np.array([outcome.trace.unresolved[record.index] for record in records], np.int64)
+    unresolved, computed = (
+        np.array([column[place] for place in index], np.int64)
+        for column in (outcome.trace.unresolved, outcome.trace.computed)
+    )
     units = outcome.cache.hit_units
     last, blocks, whole, proven = units.boundaries(prompt, seen)
     cuts = [
@@ -162,24 +187,25 @@ def _columns(outcome: Finished, records: Sequence[RequestRecord], others: Sequen
         (BLOCK, last),
         (UNIT, blocks),
         (DRAFT, whole),
+        (NEVER_COMPUTED, proven),
     ]
-    top = np.maximum(proven, hit)
+    found = units.boundaries(prompt, computed)[-1]
     if not outcome.cache.reuses or not units.shared:
-        cuts.append((NOT_SHARED if outcome.cache.reuses else CACHING_OFF, top))
+        cuts.append((NOT_SHARED if outcome.cache.reuses else CACHING_OFF, found))
     else:
         told = np.array([other is not None and other.admitted >= 0 for other in others], bool)
-        found, computed = (
-            np.array([0 if other is None else getattr(other, name) for other in others], np.int64)
-            for name in ("hit", "computed")
-        )
-        resumed = np.where(told, np.clip(found, hit, top), hit)
-        cuts += [(UNTOLD, top), (NOT_COMPUTED, np.where(told, top, hit))]
-        cuts += [(NOT_RETAINED, np.where(told, np.clip(computed, resumed, top), hit)), (EVICTED, resumed)]
-    counted = (admitted >= 0) & (np.array([record.index for record in records]) >= outcome.warmup)
+        unevicted = np.maximum(hit, [0 if other is None else other.hit for other in others])
+        alone = [0 if other is None else other.hit for other in _same(records, outcome.one_by_one)]
+        alone = np.maximum(unevicted, alone)
+        found = np.maximum(found, alone)
+        cuts += [(UNTOLD, found), (NOT_RETAINED, np.where(told, found, hit))]
+        cuts += [(NOT_COMPUTED, np.where(told, alone, hit)), (EVICTED, np.where(told, unevicted, hit))]
+    counted = index >= outcome.warmup
     columns = {cause: np.zeros(len(records), np.int64) for cause in CAUSES}
     ends = [*(limit for _, limit in cuts[1:]), hit]
     for (cause, limit), end in zip(cuts, ends, strict=True):
-        columns[cause] = np.where(counted, np.maximum(limit, hit) - np.maximum(end, hit), 0)
+        columns[cause] = np.where(counted & (admitted >= 0), np.maximum(limit, hit) - np.maximum(end, hit), 0)
+    columns[REFUSED] = np.where(counted & (admitted < 0), prompt, 0)
     short = np.array([other is not None and _all_had(other.miss_reasons) for other in others], bool)
     columns[FELL_SHORT] = np.where(short, columns[NOT_RETAINED], 0)
     columns[NOT_RETAINED] -= columns[FELL_SHORT]

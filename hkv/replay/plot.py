@@ -67,7 +67,7 @@ def _draw_hits(panel: Any, outcome: Outcome, edges: np.ndarray, per_step: float)
     label = f"in each 1/{len(here)} of the time"
     # One patch for all stretches of time: as bars they would take longer to draw than the replay.
     panel.stairs(here, edges * per_step, fill=True, color=HIT, alpha=0.4, label=label)
-    panel.plot(edges[1:] * per_step, so_far, color=CUMULATIVE, linewidth=2, label=f"so far (in the end {rate:.2%})")
+    panel.plot(edges[1:] * per_step, so_far, color=CUMULATIVE, linewidth=2, label=f"so far (of all prompts {rate:.2%})")
     panel.set_ylabel("hit rate (% of prompt tokens)")
     panel.set_ylim(0, min(115, 1.3 * max(np.nanmax(here, initial=1), np.nanmax(so_far, initial=1))))
     panel.legend(loc="upper left", frameon=False, ncols=2)

@@ -18,7 +18,6 @@ from hkv.replay.observed import EVICTED, NOT_RETAINED
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
 from hkv.replay.schedule import FINISHED, NEVER_FITS, TOO_LONG, RequestRecord, Schedule
 from hkv.replay.traces.interned import InternedTrace
-from hkv.spec import spec_to_text
 from hkv.version import __version__
 
 
@@ -112,13 +111,16 @@ UNAVAILABLE = "not available from this engine"
 
 
 def totals(outcome: Outcome) -> dict[str, Any]:
-    """Numbers over the whole replay; lengths in tokens, sizes in blocks, times in steps or seconds."""
+    """Numbers over the whole replay; lengths in tokens, sizes in blocks, times in steps or seconds.
+
+    Prompts of refused requests count among all: a pool that refuses long ones would seem to hit more.
+    """
     requests = list(outcome.recorder.requests.values())
     steps = outcome.recorder.steps
     outcomes = collections.Counter(request.outcome for request in requests)
     admitted = [request for request in requests if request.admitted >= 0]
     counted = [request for request in admitted if request.index >= outcome.warmup]
-    prompt = sum(request.prompt for request in counted)
+    prompt = sum(request.prompt for request in requests if request.index >= outcome.warmup)
     hit = sum(request.hit for request in counted)
     in_use = sorted(steps.in_use)
     return {
@@ -191,7 +193,7 @@ class Ceiling:
     """A replay with something changed.
 
     Attributes:
-      hit_rate: of the prompt tokens of first admissions.
+      hit_rate: of all prompt tokens, those of refused requests too.
       evictions: cached blocks that were still handed out; None where the engine does not count.
     """
 
@@ -230,8 +232,7 @@ def advice(outcome: Outcome, ceilings: Sequence[Ceiling] = ()) -> list[str]:
     found, prompt = outcome.missed, totals(outcome)["prompt_tokens"]
     if not prompt:
         return []
-    names = [spec_to_text(group.spec) for group in outcome.cache.groups]
-    said = [each for each in _sentences(outcome, found, names) if each[0] >= WORTH_SAYING * prompt]
+    said = [each for each in _sentences(outcome, found, outcome.cache.group_names) if each[0] >= WORTH_SAYING * prompt]
     sentences = [f"{tokens / prompt:.1%} {text}" for tokens, text in sorted(said, reverse=True)]
     return [*sentences, *_of_ceilings(ceilings, totals(outcome)["hit_rate"])]
 
@@ -247,9 +248,9 @@ def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterato
         yield tokens[TRACE], "are of prompts that the trace does not name: it says nothing about hits."
     if outcome.unevicted is not None:
         yield tokens[EVICTED], f"was evicted{_pressure(found, names)}: {_without_evictions(outcome.unevicted)}."
-    sums = [counter[NOT_RETAINED] for counter in found.by_group]
-    most = f": most by {names[max(range(len(sums)), key=lambda place: sums[place])]}" if any(sums) else ""
-    yield tokens[NOT_RETAINED], f"was computed but not kept to resume from, evictions or not{most}."
+    most = found.most_lacking(NOT_RETAINED, names)
+    by = f": most by {most}" if most else ""
+    yield tokens[NOT_RETAINED], f"was computed but not kept to resume from, evictions or not{by}."
     yield (
         tokens[UNIT],
         f"lies after the last multiple of {unit:,} tokens, where hits end: smaller blocks would find it.",
@@ -260,9 +261,9 @@ def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterato
 
 def _pressure(found: Missed, names: Sequence[str]) -> str:
     """By which group's pressure most was evicted, and how long before."""
-    if not found.evicted:
+    most = found.most_evicted(names)
+    if most is None:
         return ""
-    most = max(found.evicted, key=lambda each: (each.tokens, names[each.group], names[each.taker]))
     share = most.tokens / max(found.tokens[EVICTED], 1)
     took = f"{share:.0%} of that after {names[most.taker]} took blocks of {names[most.group]}"
     return f", {took}, {most.steps:,} steps (median) before it was asked for again"

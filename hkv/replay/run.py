@@ -231,6 +231,7 @@ class Outcome:
       monitored: what the engine's operators would see then, when called.
       warmup: requests at the beginning that do not count as prompts, hits or misses.
       unevicted: the same replay in a pool that evicts nothing; None where nobody asked, or the dialect has none.
+      one_by_one: that replay, each request coming when the one before has ended; None where it could not find more.
     """
 
     cache: ReplayedCache
@@ -246,6 +247,7 @@ class Outcome:
     monitored: Callable[[], Mapping[str, Any]] = dict
     warmup: int = 0
     unevicted: Outcome | None = None
+    one_by_one: Outcome | None = None
 
     @functools.cached_property
     def missed(self) -> Missed:
@@ -262,12 +264,14 @@ class TraceFacts:
       without_content: requests of which only lengths and times are known.
       synthetic: names of the models that made prefixes up.
       unresolved: of each request, tokens after `Arrival.seen` of which it cannot say whether they are shared.
+      computed: of each request, tokens at most `Arrival.seen` that an earlier one had and computed by its end.
     """
 
     tokens_per_id: int
     without_content: int
     synthetic: tuple[str, ...]
     unresolved: Sequence[int]
+    computed: Sequence[int]
 
 
 def interned_arrivals(
@@ -321,9 +325,10 @@ def replay(
     """Replays a trace.
 
     `trace` is a path (`-` is standard input), requests, or what is known of them from other replays; `limit` is for a
-    path. With `check` the NumPy engine runs too, at once or, where the replay is compiled whole, after it, and
-    all is compared. With `causes` the trace is also replayed in a pool that evicts nothing, by the same engine if that
-    is one of HKV's; this is not checked. `warmup` is as `warmup_requests` takes it.
+    path. With `check` the NumPy engine runs too, at once or, where the replay is compiled whole, after it, and all is
+    compared. With `causes` the trace is also replayed in a pool that evicts nothing, as it comes and with one request
+    after another, by the same engine if that is one of HKV's; this is not checked. `warmup` is as `warmup_requests`
+    takes it.
 
     Raises:
       HKVError: the trace, the configuration or the engine cannot be used.
@@ -345,11 +350,13 @@ def replay(
     coming = _coming(trace, cache, schedule, timing, engine, asked)
     outcome = _replayed(coming, cache, schedule, engine, driven, check, progress)
     unevicted = None if other is None else dataclasses.replace(other.found(), warmup=first)
+    alone = None if unevicted is None else _one_by_one(trace, cache, unevicted, schedule, timing, engine)
     facts = TraceFacts(
         trace.granularity,
         sum(not request.tokens_per_id for request in trace.requests),
         tuple(sorted({request.synthetic for request in trace.requests} - {""})),
         trace.shared(schedule.max_model_len)[1].tolist(),
+        trace.shared(schedule.max_model_len, schedule.decode_tokens)[0].tolist(),
     )
     keys = trace.keys(cache.key_tokens, schedule.max_model_len)
 
@@ -360,7 +367,9 @@ def replay(
         prompts = ((now, keys.of(index)[:count].tolist()) for index, (now, count) in enumerate(whole))
         return cache.monitored(outcome.state(), prompts)
 
-    return dataclasses.replace(outcome, trace=facts, monitored=monitored, unevicted=unevicted, warmup=first)
+    return dataclasses.replace(
+        outcome, trace=facts, monitored=monitored, unevicted=unevicted, warmup=first, one_by_one=alone
+    )
 
 
 def warmup_requests(text: str, requests: int) -> int:
@@ -406,9 +415,7 @@ def _without_evictions(
     changed = without_evictions(trace, cache, schedule)
     if changed is None:
         return None
-    driving = engine
-    if engine != REFERENCE or default_engine(cache)[0] == REFERENCE:
-        engine = default_engine(changed)[0]
+    driving, engine = engine, _engine_of(cache, changed, engine)
     if not cache.sampling:  # both replays share one program; samples look at all blocks that there is room for
         cache.room = changed.room = max(cache.room, changed.blocks + 1)
     prompts = [each.input_length for each in trace.requests]
@@ -420,6 +427,31 @@ def _without_evictions(
         cache.asks = changed.tells = found
     found.begin(lambda: _replayed(coming, changed, schedule, engine, driven, False, lambda: None))
     return found
+
+
+def _engine_of(cache: ReplayedCache, changed: ReplayedCache, engine: str) -> str:
+    """Engine of HKV's that replays a changed cache: NumPy's where it was chosen although the cache can be compiled."""
+    chosen = engine == REFERENCE and default_engine(cache)[0] == COMPILED
+    return REFERENCE if chosen else default_engine(changed)[0]
+
+
+def _one_by_one(
+    trace: InternedTrace, cache: ReplayedCache, unevicted: Outcome, schedule: Schedule, timing: Timing, engine: str
+) -> Outcome | None:
+    """The replay in a pool that evicts nothing, each request coming when the one before has ended.
+
+    None where all that was computed before is found anyway.
+    """
+    changed = unevicted.cache
+    prompts = [each.input_length for each in trace.requests]
+    computed = trace.shared(schedule.max_model_len, schedule.decode_tokens)[0]
+    most = cache.hit_units.boundaries(prompts, computed)[-1]
+    records = unevicted.recorder.requests
+    if not any(record.admitted >= 0 and record.hit < most[index] for index, record in records.items()):
+        return None
+    changed.tells = changed.asks = None
+    apart = dataclasses.replace(schedule, closed_loop=1)
+    return replay(trace, changed, apart, timing, engine=_engine_of(cache, changed, engine), causes=False)
 
 
 def _both_fit(trace: InternedTrace, cache: ReplayedCache, schedule: Schedule) -> bool:

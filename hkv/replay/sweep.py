@@ -40,8 +40,7 @@ COLUMNS = (
     "never_fit",
     "too_long",
 )
-"""Numbers of each point: totals of its replay, but for `hit_rate` and `prompt_tokens`, which are of all prompts of the
-trace, those of refused requests too: a pool that refuses long prompts would seem to hit more of them."""
+"""Numbers of each point: totals of its replay."""
 
 TIERED = ("loaded_tokens", "tier_stored", "tier_read", "tier_loaded", "tier_refused")
 """Totals of each point besides `COLUMNS` where its cache has a second tier: hit tokens that were loaded, and in its

@@ -84,8 +84,6 @@ def measured(point: Point, trace: InternedTrace) -> Row:
     engine = default_engine(cache)[0] if point.engine is None else point.engine
     outcome = replay(trace, cache, studied.schedule, point.timing, engine=engine, causes=False, warmup=point.warmup)
     found = totals(outcome)
-    prompts = sum(each.input_length for each in trace.requests[outcome.warmup :])
-    found |= {"prompt_tokens": prompts, "hit_rate": found["hit_tokens"] / prompts if prompts else 0.0}
     tiered = TIERED if "tier_stored" in found else ()
     return {"options": dict(point.labels), **{name: found[name] for name in (*COLUMNS, *tiered)}}
 

@@ -1,6 +1,7 @@
 """Every prompt token that was no hit has one cause: each shown by a smallest trace."""
 
 import collections
+import itertools
 import random
 
 import numpy as np
@@ -9,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import causes as proofs
+from hkv.contract import registry
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, cache_config
-from hkv.replay.attribution import CAUSES, NOT_COMPUTED
-from hkv.replay.observed import EVICTED, NOT_RETAINED
+from hkv.replay.attribution import CAUSES, NOT_COMPUTED, Evicted, Missed
+from hkv.replay.observed import EVICTED, HAD, NOT_RETAINED, MissReason
 from hkv.replay.plot import causes_over_time
-from hkv.replay.result import advice, ceilings, result_of
+from hkv.replay.result import advice, ceilings, result_of, totals
 from hkv.replay.run import Timing, replay
 from hkv.replay.schedule import Schedule
 from hkv.replay.traces.interned import BLOCK, InternedTrace, shared_prefixes
 from hkv.replay.traces.reader import TraceRequest
+from hkv.replay.verb import cache_options
 from hkv.spec import OpaqueState, spec_from_text
 
 
@@ -114,7 +117,47 @@ def test_what_an_answer_leaves_uncomputed():
     """The last token of an answer is never computed: a prompt that goes on from it computes it."""
     by_one = Schedule(step_tokens=64, decode_tokens=1, max_model_len=40)
     told = causes("full:1", of_tokens([1, 2, 3], [1, 2, 3, 9, 9, 8], output=2), schedule=by_one)
-    assert told[1] == {"hit": 4, "not computed yet": 1, "first use": 1}
+    assert told[1] == {"hit": 4, "never computed": 1, "first use": 1}
+    by_two = Schedule(step_tokens=64, decode_tokens=2, max_model_len=40)
+    told = causes("full:1", of_tokens([1, 2, 3], [1, 2, 3, 9, 9, 8], output=2), schedule=by_two)
+    assert told[1] == {"hit": 3, "never computed": 2, "first use": 1}, "all that the last step generates"
+
+
+def test_requests_hours_apart_find_nothing_that_is_not_computed_yet():
+    """SGLang keeps no window where the second prompt leaves the first: it is computed, not retained."""
+    requests = of_tokens(range(400), [*range(208), *range(9000, 9100)], every=10_000_000)
+    options = cache_options(dialect="sglang-0.5.23", groups=[*map(spec_from_text, ("full:16", "swa:16:64"))],
+                            num_blocks=600)  # fmt: skip
+    studied = registry.dialect_of("sglang-0.5.23").replay_command().studied(options)
+    outcome = replay(requests, studied.cache, studied.schedule, Timing())
+    tokens = {cause: count for cause, count in outcome.missed.tokens.items() if count}
+    assert tokens == {"first use": 500, "not retained": 208}
+
+
+def test_what_a_request_lacks_that_comes_too_early():
+    """Under RTP-LLM's rules a prompt is found when its request has ended: the second one comes before."""
+    options = cache_options(dialect="rtp-llm/single", groups=[spec_from_text("full:4")], num_blocks=60, decode_tokens=1)
+    studied = registry.dialect_of("rtp-llm/single").replay_command().studied(options)
+    told = {}
+    for every in (0, 10_000):
+        outcome = replay(of_tokens(ABC, [*ABC, 99], output=3, every=every), studied.cache, studied.schedule, Timing())
+        told[every] = {cause: count for cause, count in outcome.missed.tokens.items() if count}
+    assert told == {0: {"first use": 13, "not computed yet": 12}, 10_000: {"first use": 13}}
+
+
+def test_refused_prompts_are_prompts():
+    """A pool that refuses a long prompt does not hit more of all of them than one that serves it."""
+    requests = of_tokens(ABC, range(100, 160), [*ABC, 99])
+    schedule = Schedule(step_tokens=64, max_model_len=400)
+    found = {}
+    for blocks in (10, 60):
+        cache = VllmReplayedCache(cache_config([spec_from_text("full:4")], blocks, schedule))
+        outcome = replay(requests, cache, schedule, Timing())
+        found[blocks] = totals(outcome)
+        assert sum(outcome.missed.tokens.values()) + found[blocks]["hit_tokens"] == 12 + 60 + 13
+        assert outcome.missed.tokens["refused"] == (60 if blocks == 10 else 0)
+    assert found[10]["never_fit"], "which the larger pool serves"
+    assert [each["hit_rate"] for each in found.values()] == [12 / 85, 12 / 85]
 
 
 def test_evictions_and_by_whose_pressure():
@@ -127,6 +170,31 @@ def test_evictions_and_by_whose_pressure():
     columns = result_of(outcome, "numpy").requests
     assert columns["evicted_for"].tolist() == [-1, -1, 0]
     assert columns["evicted_steps_before"].tolist() == [-1, -1, 20]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_is_said_of_equal_losses_does_not_depend_on_the_order_of_groups(order):
+    """Row and sentence name the same groups, by their names, where groups lost as much."""
+    names = ["full:16", "swa:16:32", "swa:16:64"]
+    lost = {(0, 1): 8, (1, 1): 8, (2, 0): 8, (2, 1): 4}
+    place = {group: at for at, group in enumerate(order)}
+    evicted = [Evicted(place[group], place[taker], tokens, 1, 5) for (group, taker), tokens in lost.items()]
+    by_group = [collections.Counter({EVICTED: 12, NOT_RETAINED: 7}) for _ in names]
+    found = Missed({EVICTED: 28}, tuple(by_group), (), tuple(sorted(evicted, key=lambda each: each.group)), {})
+    there = [names[group] for group in order]
+    most = found.most_evicted(there)
+    assert (there[most.group], there[most.taker]) == ("swa:16:64", "full:16")
+    assert found.most_lacking(NOT_RETAINED, there) == "swa:16:64"
+    assert not found.most_lacking(NOT_COMPUTED, there)
+
+
+@pytest.mark.parametrize(("beyond", "said"), [(-4, "nothing to find"), (0, "nothing to find"), (4, "had it")])
+def test_a_group_had_something_only_beyond_the_hit(beyond, said):
+    """What was computed may end at the hit, or before it where a dialect is asked before the hit is known."""
+    outcome = tight(of_tokens(ABC, [*ABC, 99]))
+    record = outcome.unevicted.recorder.requests[1]
+    record.computed, record.miss_reasons = record.hit + beyond, (MissReason(HAD),)
+    assert outcome.missed.reasons == (collections.Counter({"nothing to find": 1}) + collections.Counter({said: 1}),)
 
 
 def test_windows_that_were_not_retained():
@@ -145,16 +213,20 @@ def test_caching_off_and_groups_that_are_never_shared():
 @given(
     prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=2 * BLOCK + 9), min_size=1, max_size=8),
     copied=st.lists(st.integers(0, 2 * BLOCK + 9), max_size=8),
-    output=st.integers(0, 3),
+    output=st.integers(0, 5),
+    decode=st.integers(0, 3),
 )
-def test_shared_tokens_are_the_longest_common_prefix(prompts, copied, output):
+def test_shared_tokens_are_the_longest_common_prefix(prompts, copied, output, decode):
+    """With the answers; or, of so many tokens a step, without what the last step generates."""
     for place, length in enumerate(copied, start=1):
         if place < len(prompts):
             prompts[place] = [*prompts[place - 1][:length], *prompts[place]]
-    limit = 2 * BLOCK + 20
-    shared, unresolved = shared_prefixes(of_tokens(*prompts, output=output), limit)
+    limit, computed = 2 * BLOCK + 20, output
+    shared, unresolved = shared_prefixes(of_tokens(*prompts, output=output), limit, decode)
+    if decode and output:
+        computed = max(each for each in range(0, output, decode))
     for place, prompt in enumerate(prompts):
-        before = [[*other, *[9] * output] for other in prompts[:place] if len(other) + output <= limit]
+        before = [[*other, *[9] * computed] for other in prompts[:place] if len(other) + output <= limit]
         assert shared[place] == max((common(prompt, other) for other in before), default=0)
     assert not unresolved.any()
 

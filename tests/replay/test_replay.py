@@ -63,7 +63,8 @@ def check_outcome(outcome, schedule):
         assert request.hit % outcome.cache.key_tokens == 0
         assert request.arrived <= request.admitted <= request.ended or schedule.closed_loop
     steps = outcome.recorder.steps
-    assert sum(steps.prompt_tokens) == sums["prompt_tokens"]
+    assert sum(steps.prompt_tokens) == sum(request.prompt for request in admitted)
+    assert sums["prompt_tokens"] == sum(request.prompt for request in requests)
     assert sum(steps.hit_tokens) == sums["hit_tokens"]
     assert max(steps.in_use) <= outcome.cache.blocks
     assert max(steps.running) <= schedule.max_running

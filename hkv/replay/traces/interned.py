@@ -42,7 +42,7 @@ class InternedTrace:
         self.granularity = granularity(self.requests)
         self.arrivals: dict[Any, Any] = {}
         self._keys: dict[tuple[int, int], Interned] = {}
-        self._shared: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._shared: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def keys(self, block: int, max_model_len: int) -> Interned:
         """Prefix keys, one for every `block` tokens of prompt and output."""
@@ -51,11 +51,12 @@ class InternedTrace:
             self._keys[asked] = self._interned(block, max_model_len)
         return self._keys[asked]
 
-    def shared(self, max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
+    def shared(self, max_model_len: int, decode_tokens: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that earlier requests had too, as `hkv.replay.traces.interned.shared_prefixes` finds them."""
-        if max_model_len not in self._shared:
-            self._shared[max_model_len] = shared_prefixes(self.requests, max_model_len)
-        return self._shared[max_model_len]
+        asked = max_model_len, decode_tokens if any(each.output_tokens for each in self.requests) else 0
+        if asked not in self._shared:
+            self._shared[asked] = shared_prefixes(self.requests, *asked)
+        return self._shared[asked]
 
     def _interned(self, block: int, max_model_len: int) -> Interned:
         served = [each.input_length + each.output_length <= max_model_len for each in self.requests]
@@ -136,10 +137,13 @@ BLOCK = 64
 """Tokens of a node of the tree that token lists are kept in."""
 
 
-def shared_prefixes(requests: Sequence[TraceRequest], max_model_len: int) -> tuple[np.ndarray, np.ndarray]:
+def shared_prefixes(
+    requests: Sequence[TraceRequest], max_model_len: int, decode_tokens: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Tokens at the start of each prompt that an earlier request had too, its output included.
 
-    Requests that are too long are refused on arrival, so that nobody shares anything with them.
+    Requests that are too long are refused on arrival, so that nobody shares anything with them. Where so many tokens
+    are generated a step, the last step's are left out: they are never computed.
 
     Returns:
       Two int64[n]: tokens that the trace says are shared; and how many more after them may be, which it cannot say: at
@@ -157,7 +161,9 @@ def shared_prefixes(requests: Sequence[TraceRequest], max_model_len: int) -> tup
         elif request.tokens is not None:
             shared[index] = tokens.found(request.tokens)
             if served:
-                tokens.add([*request.tokens, *(request.output_tokens or ())])
+                output = request.output_tokens or []
+                computed = max(len(output) - 1, 0) // decode_tokens * decode_tokens if decode_tokens else len(output)
+                tokens.add([*request.tokens, *output[:computed]])
         else:
             unresolved[index] = request.input_length
     return shared, unresolved
