@@ -190,7 +190,7 @@ def test_what_is_said_of_equal_losses_does_not_depend_on_the_order_of_groups(ord
 
 @pytest.mark.parametrize(("beyond", "said"), [(-4, "nothing to find"), (0, "nothing to find"), (4, "had it")])
 def test_a_group_had_something_only_beyond_the_hit(beyond, said):
-    """What was computed may end at the hit, or before it where a dialect is asked before the hit is known."""
+    """Computed tokens may end at the hit, or before it where a dialect is asked before the hit is known."""
     outcome = tight(of_tokens(ABC, [*ABC, 99]))
     record = outcome.unevicted.recorder.requests[1]
     record.computed, record.miss_reasons = record.hit + beyond, (MissReason(HAD),)
@@ -217,7 +217,7 @@ def test_caching_off_and_groups_that_are_never_shared():
     decode=st.integers(0, 3),
 )
 def test_shared_tokens_are_the_longest_common_prefix(prompts, copied, output, decode):
-    """With the answers; or, of so many tokens a step, without what the last step generates."""
+    """Answers count; where so many tokens are generated a step, those of the last step do not."""
     for place, length in enumerate(copied, start=1):
         if place < len(prompts):
             prompts[place] = [*prompts[place - 1][:length], *prompts[place]]
