@@ -74,6 +74,29 @@ def test_random_traffic_breaks_no_invariant() -> None:
             record(_watched, feature, seed, 2, 12, Only(dialect=structs.NAME))
 
 
+def test_random_traffic_is_about_every_rule() -> None:
+    """Room, events, requests that end early and states at branches among them."""
+    rules = set[str]()
+    for feature in DIALECT.features(structs.NAME):
+        for seed in range(40 if feature == "states" else 6):
+            recording = record(SGLangNumpyEngine, feature, seed, 2, 16, Only(dialect=structs.NAME))
+            rules |= DIALECT.exercised(_log(recording.header, recording.operations)).keys()
+    assert rules == DIALECT.coverage.keys()
+
+
+def test_a_log_without_ledgers_is_compared_by_the_rest() -> None:
+    engine = SGLangNumpyEngine(header())
+    performed(engine, *entered("a", [1, 2]))
+    state = engine.perform(structs.StateOp())
+    assert state.ledgers == [structs.Ledger(evictable=2, protected=0)]
+    before = msgspec.structs.replace(state, ledgers=None)
+    wrong = msgspec.structs.replace(state, ledgers=[structs.Ledger(evictable=1, protected=0)])
+    assert DIALECT.compare(before, wrong, 2) is None
+    difference = DIALECT.compare(state, wrong, 2)
+    assert difference is not None
+    assert difference.field == "ledgers[0].evictable"
+
+
 def _watched(given: structs.Header) -> Any:
     return DIALECT.watch(SGLangNumpyEngine(given), given)
 

@@ -14,6 +14,7 @@ from hkv.dialects.sglang.log import (
     AdmitOp,
     CheckpointOp,
     DecodeOp,
+    EventsOp,
     EvictOp,
     ExtendOp,
     FinishOp,
@@ -22,6 +23,7 @@ from hkv.dialects.sglang.log import (
     MatchOp,
     Operation,
     ReleaseWindowOp,
+    RoomOp,
     Row,
     SlideOp,
     Slots,
@@ -48,6 +50,10 @@ RULES: Mapping[str, str] = MappingProxyType(
         "evict/full": "leaves are evicted as asked for",
         "evict/window": "window slots are evicted as asked for",
         "state/kept": "a pass keeps a state",
+        "state/branch": "a pass keeps a state where the tree's prefix goes on without one",
+        "enter/shorter": "a request ends before the last pass that it was in",
+        "room/made": "room is made in every pool, and said what is left",
+        "events/told": "those who follow the cache's events are told what came and left",
         "evict/states": "states are evicted as asked for",
         "key/namespace": "tokens are cached apart under an adapter or a salt",
     }
@@ -61,19 +67,21 @@ def exercised(log: Log) -> dict[str, int]:
     rows: dict[str, Sequence[int]] = {}
     named = {FULL_ATTENTION: "full", SLIDING_WINDOW: "window", STATES: "states"}
     names = [named[group["kind"]] for group in log.header.groups]
+    size = log.header.groups[0]["block_size"]
     for operation in log.operations:
-        for rule in _shown(operation, rows, names):
+        for rule in _shown(operation, rows, names, size):
             counts[rule] += 1
     return {rule: count for rule, count in counts.items() if count}
 
 
-def _shown(operation: Operation, rows: dict[str, Sequence[int]], names: Sequence[str]) -> list[str]:
+def _shown(operation: Operation, rows: dict[str, Sequence[int]], names: Sequence[str], size: int) -> list[str]:
     """Rules that one operation shows.
 
     Args:
       operation: the operation.
       rows: slots of each running request, as far as answers tell them.
       names: of the pools.
+      size: tokens of a page.
     """
     match operation:
         case MatchOp(want=Found() as found) | AdmitOp(want=Found() as found):
@@ -85,6 +93,8 @@ def _shown(operation: Operation, rows: dict[str, Sequence[int]], names: Sequence
             rows[operation.id] = [*rows.get(operation.id, ()), *(slots or ())]
             name = "extend" if isinstance(operation, ExtendOp) else "decode"
             kept = ["state/kept"] * (slots is not None and bool(operation.track))
+            if kept and isinstance(operation, ExtendOp) and operation.length - operation.track >= size:
+                kept.append("state/branch")
             return [f"{name}/{'refused' if slots is None else 'granted'}", *kept]
         case CheckpointOp(want=Row(slots)):
             rewritten = slots != rows.get(operation.id)
@@ -94,8 +104,12 @@ def _shown(operation: Operation, rows: dict[str, Sequence[int]], names: Sequence
             return ["window/slid"]
         case ReleaseWindowOp():
             return ["window/released"]
-        case FinishOp():
-            return ["enter/whole"]
+        case FinishOp(length=length):
+            return ["enter/shorter" if length else "enter/whole"]
+        case RoomOp():
+            return ["room/made"]
+        case EventsOp():
+            return ["events/told"]
         case AbortOp():
             return ["enter/nothing"]
         case EvictOp(want=Freed(tokens)):

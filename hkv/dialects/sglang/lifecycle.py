@@ -10,12 +10,25 @@ from hkv.errors import OperationError
 
 @dataclasses.dataclass
 class RunningRequest:
-    """A running request: its tokens, how many have slots, how many slots are the tree's, and whether it ran at all."""
+    """A running request.
+
+    Attributes:
+      tokens: tokens that it has.
+      computed: tokens that have slots.
+      protected: slots that are the tree's.
+      branch: tokens that full attention alone found for it when it came.
+      ran: whether it has computed a token since then.
+    """
 
     tokens: int
     computed: int
     protected: int
+    branch: int
     ran: bool = False
+
+    def least(self, bigrams: bool) -> int:
+        """Fewest tokens with which it may end: with fewer, what the tree has of it would not be of its key."""
+        return self.protected + bigrams
 
 
 class SGLangLifecycle:
@@ -31,7 +44,7 @@ class SGLangLifecycle:
     def __init__(self, header: structs.Header) -> None:
         self.requests: dict[str, RunningRequest] = {}
         config = structs.to_config(header)
-        self._pools, self._window, self._eagle = len(header.num_blocks), config.window or 0, int(config.bigrams)
+        self._pools, self._window, self._eagle = len(header.num_blocks), config.window or 0, config.bigrams
 
     def follow(self, operation: structs.Operation) -> None:
         """Checks one operation, and ends a request; `answered` takes note of what its answer decides.
@@ -68,8 +81,8 @@ class SGLangLifecycle:
     def answered(self, operation: structs.Operation, answer: object) -> None:
         """Takes note of slots that were granted, and of those that are the tree's now."""
         match operation, answer:
-            case structs.AdmitOp(), structs.Found(hit=hit):
-                self.requests[operation.id] = RunningRequest(len(operation.tokens), hit, hit)
+            case structs.AdmitOp(), structs.Found(hit=hit, full=full):
+                self.requests[operation.id] = RunningRequest(len(operation.tokens), hit, hit, full)
             case structs.ExtendOp(), structs.Slots(slots=list()):
                 request = self.requests[operation.id]
                 request.computed, request.ran = operation.length, True
@@ -83,7 +96,7 @@ class SGLangLifecycle:
         if id not in self.requests:
             raise OperationError("id", id, "a request that runs")
         request = self.requests[id]
-        whole = request.computed == request.tokens
+        whole, least = request.computed == request.tokens, request.least(self._eagle)
         match operation:
             case structs.ExtendOp() if not request.computed < operation.length <= request.tokens:
                 expected = f"from {request.computed + 1} to {request.tokens} tokens"
@@ -96,14 +109,10 @@ class SGLangLifecycle:
                 raise OperationError("id", id, f"a request {self._window} tokens beyond what the tree has of it")
             case structs.CheckpointOp() | structs.FinishOp() if not request.ran:
                 raise OperationError("id", id, "a request that has computed a token since it came")
-            case structs.FinishOp(length=length) if length and not self._least(request) <= length <= request.computed:
-                raise OperationError("length", length, f"from {self._least(request)} to {request.computed} tokens")
+            case structs.FinishOp(length=length) if length and not least <= length <= request.computed:
+                raise OperationError("length", length, f"from {least} to {request.computed} tokens")
             case _:
                 pass
-
-    def _least(self, request: RunningRequest) -> int:
-        """Fewest tokens with which it may end: with fewer, what the tree has of it would not be of its key."""
-        return request.protected + self._eagle
 
 
 class TreeLifecycle:

@@ -120,6 +120,14 @@ class Owned(msgspec.Struct, forbid_unknown_fields=True):
     tracked: int | None
 
 
+class Ledger(msgspec.Struct, forbid_unknown_fields=True):
+    """Tokens, or states, that the tree has of a component: those that nobody holds, and those that somebody does
+    (`component_evictable_size`, `component_protected_size`)."""
+
+    evictable: int
+    protected: int
+
+
 class State(msgspec.Struct, forbid_unknown_fields=True):
     """Answer to `state`.
 
@@ -131,6 +139,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
         does not show its tree.
       recent: numbers of the nodes that have window slots, and of those that have states, as far as there are such,
         most recently used first; None likewise.
+      ledgers: one a group; None in logs that were recorded before there were any.
     """
 
     pools: list[Pool]
@@ -138,6 +147,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     requests: dict[str, Owned]
     nodes: list[TreeNode] | None
     recent: list[list[int]] | None
+    ledgers: list[Ledger] | None = None
 
 
 class Operation(PlainOperation, omit_defaults=True):

@@ -8,7 +8,7 @@ from typing import Any
 from hkv.contract.traffic import Choices
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS, POLICIES
-from hkv.dialects.sglang.lifecycle import SGLangLifecycle
+from hkv.dialects.sglang.lifecycle import RunningRequest, SGLangLifecycle
 from hkv.errors import HKVError
 
 FEATURES = ("full", "window", "states", "eagle", "namespaces", "sorted")
@@ -16,7 +16,7 @@ FEATURES = ("full", "window", "states", "eagle", "namespaces", "sorted")
 
 MOVES = (
     *("admit", "extend", "chunk", "decode", "slide", "checkpoint"),
-    *("release_window", "finish", "abort", "match", "evict", "state"),
+    *("release_window", "finish", "abort", "match", "evict", "room", "events", "state"),
 )
 """Moves; the first begins the traffic."""
 
@@ -90,12 +90,13 @@ class SGLangTraffic:
         self._header, self._choices, self._perform = header, choices, perform
         self._size: int = header.groups[0]["block_size"]
         self._lifecycle = SGLangLifecycle(header)
+        self._eagle = structs.to_config(header).bigrams
         self._texts: list[list[int]] = [[]]
         self._arrived = 0
 
     def possible(self, move: str) -> bool:
         """True if there is a request, or room for one, that the move can be about."""
-        if move in ("admit", "match", "evict", "state"):
+        if move in ("admit", "match", "evict", "room", "events", "state"):
             return move != "admit" or len(self._lifecycle.requests) < MOST_RUNNING
         return bool(self._candidates(move))
 
@@ -111,8 +112,10 @@ class SGLangTraffic:
                 self._ask(structs.MatchOp(**self._keyed()))
             case "evict":
                 self._ask(structs.EvictOp(tokens=[choices.integer(0, 5 * self._size) for _ in self._header.num_blocks]))
-            case "state":
-                self._ask(structs.StateOp())
+            case "room":
+                self._ask(structs.RoomOp(tokens=choices.integer(0, 5 * self._size)))
+            case "events" | "state":
+                self._ask(structs.FORMAT.operations[move]())
             case "chunk":
                 self._ask(operation := choices.pick(self._candidates(move)))
                 entering = structs.CheckpointOp(id=operation.id)
@@ -130,13 +133,23 @@ class SGLangTraffic:
         if move in ("extend", "chunk"):
             left = request.tokens - request.computed
             length = request.computed + choices.pick((left, choices.integer(1, left or 1)))
-            kept = (length - request.computed) // self._size * self._size if self._header.tracked else 0
-            return structs.ExtendOp(id=id, length=length, track=request.computed + kept if kept else 0)
+            return structs.ExtendOp(id=id, length=length, track=self._kept(request, length))
         if move == "decode":
             kept = self._header.tracked and (request.computed + 1) % self._size == 0
             return structs.DecodeOp(id=id, token=choices.integer(0, 2), track=kept)
+        if move == "finish" and choices.chance(25):  # a pass was on its way when it ended
+            least = max(request.least(self._eagle), request.computed - 2, 1)
+            return structs.FinishOp(id=id, length=choices.integer(min(least, request.computed), request.computed))
         kind = structs.FORMAT.operations[move]
         return kind(id=id)
+
+    def _kept(self, request: RunningRequest, length: int) -> int:
+        """Length at which a pass keeps a state: the last that it can, or where the tree's prefix went on without one
+        (`mamba_branching_seqlen`)."""
+        last = request.computed + (length - request.computed) // self._size * self._size
+        if not self._header.tracked or last == request.computed:
+            return 0
+        return request.branch if request.computed < request.branch < last else last
 
     def _legal(self, operation: Any) -> bool:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from hkv.dialects.sglang.config import FULL, MAMBA, SWA, SGLangConfig
+from hkv.dialects.sglang.config import FULL, MAMBA, SGLangConfig
 from hkv.errors import OperationError
 from reference.dialects.sglang.eviction import evict, evict_for
 from reference.dialects.sglang.key import Key, Namespace
@@ -188,13 +188,7 @@ class SGLangManager:
         """Evicts until so many tokens are free in each pool; tokens that are free, and that nobody holds, of states
         as well (`evict_from_tree_cache`)."""
         evict_for(self.tree, tokens)
-        nodes = self.tree.nodes()
-        idle = {
-            FULL: sum(len(node.key) for node in nodes if not node.full_locks),
-            SWA: sum(len(node.key) for node in nodes if node.window is not None and not node.window_locks),
-            MAMBA: sum(node.state is not None and not node.state_locks for node in nodes),
-        }
-        return self.pools.available, {name: idle[name] for name in self.config.components}
+        return self.pools.available, {name: idle for name, (idle, _) in self.tree.ledgers().items()}
 
     def _enter(self, id: str, *, finished: bool, length: int = 0) -> None:
         """Enters a request's tokens, takes the tree's slots for its own, and holds what it ends on."""

@@ -168,6 +168,20 @@ class RadixTree:
         """All nodes but the root."""
         return list(self.root.walk())[1:]
 
+    def ledgers(self) -> dict[str, tuple[int, int]]:
+        """Tokens, and states, that nobody holds and that somebody does, by component (`component_evictable_size_`,
+        `component_protected_size_`)."""
+        nodes = self.nodes()
+        has = {
+            FULL: [(len(node.full), node.full_locks) for node in nodes],
+            SWA: [(len(node.window or ()), node.window_locks) for node in nodes],
+            MAMBA: [(node.state is not None, node.state_locks) for node in nodes],
+        }
+        return {
+            name: (sum(size for size, locks in has[name] if not locks), sum(size for size, locks in has[name] if locks))
+            for name in self.config.components
+        }
+
     def match(self, key: Key) -> PrefixMatch:
         """The longest cached prefix of a key (`match_prefix`); counts as a use of it."""
         key = key.whole_pages(self.config.page_size)

@@ -188,7 +188,8 @@ class InstalledSGLangEngine:
             )
             for id, request in self._requests.items()
         }
-        return structs.State(pools, window, requests, nodes, recent)
+        ledgers = self._objects.ledgers(self._cache.tree_core, self._config)
+        return structs.State(pools, window, requests, nodes, recent, ledgers)
 
 
 class RustSGLangEngine(InstalledSGLangEngine):
@@ -266,8 +267,9 @@ class InstalledTree:
             case structs.ResetOp():
                 cache.reset()
             case structs.StateOp():
-                shown = (None, None) if self.lacks else self._objects.tree(cache.tree_core, to_config(self.header))
-                return structs.State([], [], {}, *shown)
+                core, config = cache.tree_core, to_config(self.header)
+                nodes, recent = (None, None) if self.lacks else self._objects.tree(core, config)
+                return structs.State([], [], {}, nodes, recent, self._objects.ledgers(core, config))
             case structs.EndedOp():
                 pass
             case _:

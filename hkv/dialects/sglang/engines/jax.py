@@ -157,7 +157,9 @@ class SGLangJaxEngine:
             case structs.EventsOp():
                 return self._events()
             case structs.RoomOp():
-                raise OperationError("op", "room", "an operation that has a compiled form")
+                self._do(SGLangCode.ROOM, None, full=operation.tokens)
+                tokens = available(self._state) * [[self.config.page_size], [self.config.page_size], [1]]
+                return structs.Room(*tokens[of_components(self.config, *POOLS)].T.tolist())
             case _:
                 requests = {id: request.slot for id, request in self._requests.items()}
                 return self._reader.state(jax.device_get(self._state), requests)
@@ -165,7 +167,7 @@ class SGLangJaxEngine:
 
     def num_available(self) -> int:
         """Pages of all pools that are free or that nobody holds."""
-        return available(self._state)
+        return int(available(self._state).sum())
 
     def _events(self) -> structs.Told:
         """Pages that came and left since the last time, as far as events tell of them."""

@@ -38,16 +38,20 @@ class Named(Protocol):
         ...
 
 
-def available(state: RadixState) -> int:
-    """Pages of all pools, and states, that are free or that nobody holds."""
-    counters = np.asarray(state.counters)[COUNT_WORDS:-1].reshape(-1, POOL_COUNT_WORDS)
-    return int(counters[:, [PoolCount.FREE, PoolCount.WAITING, PoolCount.UNHELD]].sum())
+def pool_counts(state: RadixState) -> np.ndarray:
+    """int32[8, 3]: `PoolCount` of each pool."""
+    return np.array(state.counters)[COUNT_WORDS:-1].reshape(-1, POOL_COUNT_WORDS).T
+
+
+def available(state: RadixState) -> np.ndarray:
+    """int32[3, 2]: pages of each pool, and states, that are free, and that the tree has and nobody holds."""
+    counts = pool_counts(state)
+    return np.stack([counts[PoolCount.FREE] + counts[PoolCount.WAITING], counts[PoolCount.UNHELD]], axis=1)
 
 
 def told_pages(state: RadixState) -> np.ndarray:
     """int32[2, 3]: pages that nodes were given so far, and that they have lost, of each pool."""
-    counters = np.array(state.counters)[COUNT_WORDS:-1].reshape(-1, POOL_COUNT_WORDS)
-    return counters[:, [PoolCount.CAME, PoolCount.LEFT]].T
+    return pool_counts(state)[[PoolCount.CAME, PoolCount.LEFT]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -124,7 +128,14 @@ class SGLangReader:
             requests=requests,
             nodes=told,
             recent=[[rank[row] for row in _ring(np.asarray(state.nodes), field)] for field in rings],
+            ledgers=self._ledgers(state),
         )
+
+    def _ledgers(self, state: RadixState) -> list[structs.Ledger]:
+        counts, size = pool_counts(state), self._config.page_size
+        idle, there = counts[PoolCount.UNHELD], counts[PoolCount.CAME] - counts[PoolCount.LEFT]
+        tokens = np.stack([idle, there - idle], axis=1) * [[size], [size], [1]]
+        return [structs.Ledger(*tokens[pool].tolist()) for pool in of_components(self._config, FULL, WINDOW, STATES)]
 
     def _nodes(self, state: RadixState) -> dict[int, ReadNode]:
         """Nodes by their rows, the root first, each among its parent's children."""

@@ -91,12 +91,9 @@ class SGLangNumpyEngine:
 
     def num_available(self) -> int:
         """Pages of all pools, and states, that are free or that nobody holds."""
-        manager, nodes = self.manager, self.manager.tree.nodes()
-        free = sum(pool.available // pool.page_size for pool in manager.pools.all)
-        full = sum(len(node.full) for node in nodes if not node.full_locks)
-        window = sum(len(node.window or ()) for node in nodes if not node.window_locks)
-        states = sum(node.state is not None and not node.state_locks for node in nodes)
-        return free + (full + window) // manager.config.page_size + states
+        pools, ledgers = self.manager.pools, self.manager.tree.ledgers().values()
+        counts = zip(pools.all, pools.available.values(), ledgers, strict=True)
+        return sum((free + idle) // pool.page_size for pool, free, (idle, _) in counts)
 
     def alone(self, tokens: Sequence[int], namespace: Namespace, name: str) -> int:
         """Tokens at which one component alone, and full attention, could resume; nothing is changed."""
@@ -159,7 +156,7 @@ class SGLangNumpyTree:
             case structs.EndedOp():
                 pass
             case structs.StateOp():
-                return structs.State([], [], {}, *_nodes(core.tree))
+                return structs.State([], [], {}, *_nodes(core.tree), _ledgers(core.tree))
             case _:
                 raise OperationError("op", type(operation).__name__, "an operation on a tree alone")
         return None
@@ -230,4 +227,9 @@ def _state(manager: SGLangManager) -> structs.State:
             for id, request in manager.requests.items()
         },
         *_nodes(manager.tree),
+        _ledgers(manager.tree),
     )
+
+
+def _ledgers(tree: RadixTree) -> list[structs.Ledger]:
+    return [structs.Ledger(*counts) for counts in tree.ledgers().values()]

@@ -362,6 +362,15 @@ def available(made: UnifiedRadixCache, config: SGLangConfig, allocator: Any, row
     return tokens // config.page_size + states
 
 
+def ledgers(core: Any, config: SGLangConfig) -> list[structs.Ledger]:
+    """Tokens, and states, of each component that SGLang counts as evictable and as protected, in either tree."""
+    components = [ComponentType[name] for name in config.components]
+    return [
+        structs.Ledger(core.component_evictable_size(component), core.component_protected_size(component))
+        for component in components
+    ]
+
+
 def tree(core: Any, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
     """Nodes of SGLang's tree in Python, and the orders of their window slots and states."""
     nodes = list(

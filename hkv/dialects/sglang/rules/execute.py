@@ -72,7 +72,10 @@ def phases_of(only: tuple[SGLangCode, ...]) -> list[tuple[tuple[SGLangCode, ...]
     phases: list[tuple[tuple[SGLangCode, ...], Phase]] = [
         ((code.MATCH, code.ADMIT), transitions.arrive),
         ((code.DECODE,), transitions.note_token),
-        ((code.ADMIT, code.EXTEND, code.DECODE, code.CHECKPOINT, code.EVICT), _plain(transitions.make_room)),
+        (
+            (code.ADMIT, code.EXTEND, code.DECODE, code.CHECKPOINT, code.EVICT, code.ROOM),
+            _plain(transitions.make_room),
+        ),
         ((code.EXTEND, code.DECODE), _plain(transitions.allocate)),
         ((code.SLIDE, code.RELEASE_WINDOW), _plain(transitions.pass_window)),
         ((code.CHECKPOINT, code.FINISH), _plain(entering.enter)),

@@ -39,6 +39,8 @@ class SGLangCode(enum.IntEnum):
     """It ends, and nothing is entered."""
     EVICT = 10
     """At least FULL and WINDOW tokens, and STATES states, leave."""
+    ROOM = 11
+    """Nodes leave until FULL tokens are free in each pool, or no more may. No slot."""
 
 
 ALL = tuple(code for code in SGLangCode if code != SGLangCode.END)

@@ -86,7 +86,7 @@ class SGLangAnswer(NamedTuple):
 FETCHED = tuple(RadixRequest[name.upper()] for name in SGLangOp._fields[4:])
 """Words of a request that an `SGLangOp` has, in its order."""
 
-SLOTLESS = (SGLangCode.MATCH, SGLangCode.EVICT)
+SLOTLESS = (SGLangCode.MATCH, SGLangCode.EVICT, SGLangCode.ROOM)
 """Operations that are about no request."""
 
 
@@ -221,7 +221,7 @@ def note_token(
 
 
 def make_room(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) -> tuple[Work, SGLangAnswer]:
-    """ADMIT, EXTEND, DECODE, CHECKPOINT and EVICT: what must leave leaves, first for states, and then for tokens.
+    """ADMIT, EXTEND, DECODE, CHECKPOINT, EVICT and ROOM: what must leave leaves, first for states, and then for tokens.
 
     A request that resumes at a node copies its state into one of its own, and so does the tree with a running one's.
     """
@@ -233,6 +233,7 @@ def make_room(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) 
     lacks = jnp.where(copies, 1, lacks)
     length = jnp.where(op.on(SGLangCode.DECODE), op.length + 1, op.argument(SGLangArgument.LENGTH))
     room = room_for(view, op.length, length, op.on(SGLangCode.DECODE))
+    room = jnp.where(op.on(SGLangCode.ROOM), op.argument(SGLangArgument.FULL), room)
 
     def one(w: Work, local: tuple[Scalar, ...]) -> tuple[Work, tuple[Scalar, ...]]:
         first = local[0] == 0
@@ -245,7 +246,7 @@ def make_room(work: Work, view: SGLangView, op: SGLangOp, answer: SGLangAnswer) 
         return w, (local[0] + 1, enough, *freed)
 
     begin = jnp.where(lacks > 0, 0, 1)
-    end = jnp.where(op.on(SGLangCode.EXTEND, SGLangCode.DECODE, SGLangCode.EVICT), 2, 1)
+    end = jnp.where(op.on(SGLangCode.EXTEND, SGLangCode.DECODE, SGLangCode.EVICT, SGLangCode.ROOM), 2, 1)
     local = (begin, True, 0, 0, 0)
     work, (_, enough, *freed) = loop(lambda c: (c[0] < end) & c[1], one, work, local, writes=evict.WRITES)
     refused = op.on(SGLangCode.ADMIT) & ~enough
