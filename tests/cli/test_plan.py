@@ -125,10 +125,12 @@ def test_rtp_llm_takes_the_smallest_block_that_fits_where_none_is_asked_for() ->
 
 
 def test_rtp_llm_says_how_many_requests_fit() -> None:
-    line = [str(MODELS / "mistral.json"), "--memory", "80GiB", "--dialect", "rtp-llm", "--max-model-len", "8k"]
+    line = [str(MODELS / "gemma3_text.json"), "--memory", "80GiB", "--dialect", "rtp-llm", "--max-model-len", "8k"]
     result = CliRunner(env={"COLUMNS": "120"}).invoke(command, [*line, "--reserve-ratio", "0"], catch_exceptions=False)
-    assert "10,240 of 8 MiB of windows, block 0 reserved" in result.output  # it was "of 0 B"
-    assert "requests     157 of 8,000 tokens at once, without reuse, beside 0 % in reserve" in result.output
+    assert "12,603 of 1 MiB and 5.5 MiB of windows, block 0 reserved" in result.output
+    assert "requests     100 of 8,000 tokens at once, without reuse, beside 0 % in reserve" in result.output
+    with pytest.raises(HKVError, match=r"groups = \['swa'\]: expected .* no pools of windows alone"):
+        plan("mistral", "--dialect", "rtp-llm")
     with pytest.raises(HKVError, match="a number of tokens with --dialect rtp-llm"):
         plan("llama", "--dialect", "rtp-llm", "--max-model-len", "auto")
 
@@ -148,6 +150,15 @@ def test_rtp_llm_deals_blocks_out_to_ranks() -> None:
         stored = one["payload_bytes"] if one["type"] == "FULL" else -(-one["payload_bytes"] // 2)
         assert each["block_bytes"] >= stored - 1024
         assert each["block_bytes"] < one["block_bytes"] or one["type"] == "FULL", "a prefill rank stores its slice"
+
+
+def test_rtp_llm_notes_an_indexer_without_room() -> None:
+    line = [str(MODELS / "deepseek_v32.json"), "--memory", "80GiB", "--dialect", "rtp-llm"]
+    for more, noted in (("--pools", "shared"), False), (("--pools", "independent"), True):
+        result = CliRunner(env={"COLUMNS": "160"}).invoke(command, [*line, *more], catch_exceptions=False)
+        assert (
+            "indexer-without-room: RTP-LLM lacks the indexer's keys of 61 layers from 0 on" in result.output
+        ) is noted
 
 
 def test_rtp_llm_drafts(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -19,8 +20,9 @@ from hkv.dialects.rtp_llm.planning import (
     plan_rtp_llm,
     served_options,
 )
+from hkv.dialects.rtp_llm.planning.descriptions import dsv4_descriptions
 from hkv.errors import PlanError, SpecError
-from hkv.model.group_policy import CacheDescription, LayerDescription, MemoryPlacement
+from hkv.model.group_policy import CacheDescription, GroupType, LayerDescription, MemoryPlacement
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.model.released import released_models
 from hkv.spec import FullAttention, Mamba, MLAAttention
@@ -190,6 +192,7 @@ UNSIZED = (
     "layers.* one cache, and an indexer at most",
     "indexers = .* one for every layer or none",
     "head_size_v = .* keys and values of one size",
+    "groups = .* no pools of windows alone",
 )
 
 
@@ -212,6 +215,84 @@ def test_a_released_model_is_planned_or_has_no_size(name):
         if options.block_size > 64:
             with pytest.raises(PlanError, match="not padded"):
                 PlannedCache.of_model(model, fewer, memory=80 << 30)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_windows_and_rings_alone_have_no_pools_apart(fixed: bool) -> None:
+    """Nor beside full attention in a pool of fixed size: no block is paged (RTP-LLM `setupIndependentPoolSizes`)."""
+    rings = dsv4_descriptions(head_dim=8, indexer_dim=4, float8=False)
+    window = layer("swa", FullAttention(block_size=256, num_kv_heads=1, head_size=4), group_type=GroupType.SWA)
+    alone = [window, LayerDescription(caches=(rings["csa_state"],)), LayerDescription(caches=(rings["swa_kv"],))]
+    if fixed:
+        full = FullAttention(block_size=256, num_kv_heads=1, head_size=4)
+        alone.append(layer("full", full, explicit_block_num=5, charge_to_paged_budget=True))
+    options = RtpOptions(pools="independent", block_size=256)
+    for layers in ([each] for each in alone):
+        with pytest.raises(PlanError, match=r"groups = .* no pools of windows alone"):
+            plan_described(DescribedModel(tuple(layers)), options, num_blocks=7)
+    state = Mamba(block_size=256, shapes=((2, 12), (2, 2, 2)), dtypes=("bfloat16", "bfloat16"))
+    for paged in (layer("linear", state), LayerDescription(caches=(rings["csa_kv"],))):
+        plan_described(DescribedModel((*alone, paged)), options, num_blocks=7)
+    target = DescribedModel((*alone, LayerDescription(caches=(rings["csa_kv"],))))
+    drafted = DescribedModel((LayerDescription(caches=(rings["swa_kv"],)),))
+    assert plan_described(target, options, num_blocks=7, draft=drafted).modules
+    with pytest.raises(PlanError, match="no pools of windows alone"):
+        plan_described(target, options, num_blocks=7, draft=DescribedModel((window,)))
+
+
+def test_states_beside_opaque_regions_have_the_models_element_type() -> None:
+    """Nothing opaque says what the cache's elements are: attention does, else the model's own type."""
+    state = Mamba(block_size=256, shapes=((2, 12), (2, 2, 2)), dtypes=("float16", "bfloat16"))
+    described = dsv4_descriptions(head_dim=8, indexer_dim=4, float8=False)
+    opaque = LayerDescription(caches=(described["csa_kv"],))
+    window = FullAttention(block_size=256, num_kv_heads=1, head_size=4, dtype="float8_e4m3fn")
+    options = RtpOptions(pools="independent", block_size=256)
+    for others, dtype in (((), "float16"), ((layer("swa", window, group_type=GroupType.SWA),), "float8_e4m3fn")):
+        plan = plan_described(DescribedModel((opaque, layer("linear", state), *others)), options, num_blocks=7)
+        assert [group.block.dtype for group in plan.groups if group.block.kind == "linear"] == [dtype]
+
+
+# The indexer's keys of a sparse model: no spec has their bytes, so one sole group has room for them, and no draft.
+
+
+def sparse(*tags: str) -> DescribedModel:
+    latent = MLAAttention(block_size=8, head_size=8)
+    return DescribedModel(tuple(layer(tag, latent) for tag in tags), (6, 2), 4)
+
+
+def test_a_draft_has_no_room_for_an_indexers_keys() -> None:
+    """RTP-LLM counts their bytes when it buys blocks; its draft's region lacks them, and what follows moves up."""
+    cache = PlannedCache.of_layers(
+        sparse(*["default"] * 3), RtpOptions(block_size=8), num_blocks=2, draft=sparse("default")
+    )
+    latents, keys = 3 * 2 * 8 * 8 * 2, 3 * 2 * 8 * 4
+    assert cache.pool_sizes == (latents + keys + 2 * 8 * 8 * 2,) == (1216,)
+    assert cache.addresses.address(2, 1) == (5 * 128, latents + 5 * 32)
+    assert cache.addresses.address(3, 1) == (latents + keys + 128, None)
+    assert cache.layer_cache(3).scale is None
+    assert (cache.plan.bytes_per_block, cache.plan.unindexed) == (4 * (128 + 32), (3,))
+    modules = PlannedCache.of_layers(
+        sparse("default"), RtpOptions(block_size=8, modules=3), num_blocks=2, draft=sparse("default")
+    )
+    assert [modules.addresses.address(layer, 0) for layer in range(4)] == [
+        (0, 256),
+        (320, None),
+        (576, None),
+        (832, None),
+    ]
+
+
+def test_several_groups_have_no_room_for_an_indexers_keys() -> None:
+    apart = plan_described(sparse("full"), RtpOptions(block_size=8, pools="independent"), num_blocks=2)
+    assert [(group.scale_stride, group.block.scale) for group in apart.groups] == [(0, 0)]
+    state = Mamba(block_size=8, shapes=((2, 12), (2, 2, 2)), dtypes=("bfloat16", "bfloat16"))
+    mixed = dataclasses.replace(sparse("full"), layers=(*sparse("full").layers, layer("linear0", state)))
+    shared = plan_described(mixed, RtpOptions(block_size=8), num_blocks=2)
+    assert [group.scale_stride for group in shared.groups] == [0, 0]
+    assert apart.unindexed == shared.unindexed == (0,)
+    assert plan_described(sparse("default"), RtpOptions(block_size=8), num_blocks=2).unindexed == ()
+    with pytest.raises(PlanError, match="one group of the target's with the same blocks"):
+        plan_described(mixed, RtpOptions(block_size=8), num_blocks=2, draft=sparse("default"))
 
 
 # Draft modules: whose groups they join, how their layers are numbered, what they cost.

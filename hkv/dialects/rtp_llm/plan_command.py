@@ -87,6 +87,10 @@ def _planned(memory: int | None, options: dict[str, Any]) -> tuple[Model, Planne
     asked = RtpOptions(**given, explicit_blocks=tuple(map(_explicit, options["explicit_blocks"])))
     wanted, notes = served_options(model, asked, {name for name in ("block_size", "pools") if options[name]})
     cache = PlannedCache.of_model(model, wanted, memory=memory, draft=draft)
+    if layers := cache.plan.unindexed:
+        notes.append(
+            f"indexer-without-room: RTP-LLM lacks the indexer's keys of {len(layers)} layers from {layers[0]} on"
+        )
     capacity = capacity_of(cache.plan, wanted, length or model.max_model_len, reserve_ratio(options))
     return dataclasses.replace(model, notes=(*model.notes, *notes)), cache, wanted, capacity
 

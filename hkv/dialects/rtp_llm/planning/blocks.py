@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from fractions import Fraction
 
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.sizes import (
     BlockBytes,
     element_of,
-    indexer_scale_bytes,
     linear,
     mha,
     mla,
@@ -23,12 +21,7 @@ KERNEL_MULTIPLE = 128
 """Tokens of which the kernel blocks of compressed caches are a multiple (RTP-LLM)."""
 
 
-def block_of(
-    spec: LayerSpec,
-    options: RtpOptions,
-    latent_sizes: tuple[int, int] | None = None,
-    indexer_size: int | None = None,
-) -> BlockBytes:
+def block_of(spec: LayerSpec, options: RtpOptions, latent_sizes: tuple[int, int] | None = None) -> BlockBytes:
     """One block, on one rank, of a layer that has the heads of all; latents come with their rotary key's elements."""
     if (region := region_of(spec)) is not None:
         kernel = options.kernel_block_size or region.block_size
@@ -46,7 +39,7 @@ def block_of(
         expected = "1 with windows that no description sizes for all ranks: their blocks hold one rank's tokens"
         raise PlanError("context-parallel ranks", options.slicing_ranks, expected)
     if attention.single_vector:
-        return _mla(attention, latent_sizes, indexer_size)
+        return _mla(attention, latent_sizes)
     if attention.value_size != attention.head_size:
         expected = f"{attention.head_size}: keys and values of one size under RTP-LLM"
         raise PlanError("head_size_v", attention.value_size, expected)
@@ -59,15 +52,12 @@ def block_of(
     )
 
 
-def _mla(spec: AttentionSpec, latent_sizes: tuple[int, int] | None, indexer_size: int | None) -> BlockBytes:
+def _mla(spec: AttentionSpec, latent_sizes: tuple[int, int] | None) -> BlockBytes:
     if latent_sizes is None or sum(latent_sizes) != spec.head_size:
         expected = f"elements of a latent and of its rotary key, {spec.head_size} together"
         raise PlanError("latent_sizes", latent_sizes, expected)
     lora, rope = latent_sizes
-    block = mla(lora=lora, rope=rope, block_size=spec.block_size, dtype=element_of(spec))
-    if indexer_size is None:
-        return block
-    return dataclasses.replace(block, scale=indexer_scale_bytes(indexer_size, spec.block_size))
+    return mla(lora=lora, rope=rope, block_size=spec.block_size, dtype=element_of(spec))
 
 
 def _linear(spec: LayerSpec, options: RtpOptions) -> BlockBytes:
@@ -88,6 +78,7 @@ def _linear(spec: LayerSpec, options: RtpOptions) -> BlockBytes:
         tensor_parallel=options.tensor_parallel,
         state_dtype=state_dtype,
         conv_dtype=conv_dtype,
+        dtype=conv_dtype,
     )
 
 

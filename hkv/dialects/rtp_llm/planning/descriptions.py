@@ -35,7 +35,7 @@ class DescribedModel:
     """Description of a model's caches, as its author would write it: in the server's blocks, with all ranks' heads.
 
     Where there are latents, `latent_sizes` are the elements of one and of its rotary key; `indexer_size` is a sparse
-    indexer's key, which every latent layer then has next to it.
+    indexer's key, which every latent layer then has next to it, where there is room (`PoolPlan.unindexed`).
     """
 
     layers: tuple[LayerDescription, ...]
@@ -95,8 +95,7 @@ def _tags(described: DescribedModel, specs: Sequence[LayerSpec], options: RtpOpt
     kinds = [group_type_of(spec) for spec in specs]
     if options.pools == "shared":
         return (DEFAULT_TAG,) * len(kinds) if set(kinds) == {GroupType.FULL} else hybrid_tags(kinds)
-    sizes = (described.latent_sizes, described.indexer_size)
-    blocks = [block_of(spec, options, *sizes) for spec in specs]
+    blocks = [block_of(spec, options, described.latent_sizes) for spec in specs]
     if draft and set(kinds) == {GroupType.FULL} and len(set(blocks)) == 1:
         return (DEFAULT_TAG,) * len(kinds)
     kept = [(block, tail_blocks(spec) if spec.most_read else 0) for block, spec in zip(blocks, specs, strict=True)]
@@ -220,7 +219,8 @@ def draft_module(
 
     A draft group joins the target's group of its tag. A sole one of full attention, tagged `default`, joins the one
     target group that is like it in everything. A target group that no draft group joins stays, without layers. Layers
-    are numbered on after the target's, module by module.
+    are numbered on after the target's, module by module. An indexer's keys have no room: a module's region is sized by
+    its layer's spec alone, which leaves them out (RTP-LLM `BlockPoolConfigHelper::createConfig`).
     """
     count = 1 + max(layer for group in draft for layer in group.layers)
     depth = max(len(group.layers) for group in target)
@@ -238,6 +238,8 @@ def draft_module(
             expected = f"{depth}, as places in the group are to be places in the pool"
             raise PlanError(f"layers of group {group.tag}", len(group.layers), expected)
         layers = tuple(range(first, first + count))
+        if own.block.kind == "mla":
+            own = dataclasses.replace(own, block=dataclasses.replace(own.block, scale=0), scale_stride=0)
         views.append(dataclasses.replace(own, tag=group.tag, layers=layers, num_blocks=group.num_blocks))
     return tuple(views)
 

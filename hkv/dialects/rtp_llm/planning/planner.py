@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 from hkv.dialects.rtp_llm.planning.blocks import block_of, blocks_for_budget
-from hkv.dialects.rtp_llm.planning.descriptions import ORDINARY_BLOCK, DescribedModel, describe_model, draft_module
+from hkv.dialects.rtp_llm.planning.descriptions import (
+    ATTENTION,
+    ORDINARY_BLOCK,
+    DescribedModel,
+    describe_model,
+    draft_module,
+)
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import (
     PoolGroup,
@@ -16,6 +22,7 @@ from hkv.dialects.rtp_llm.planning.pools import (
     independent_pools,
     shared_pool,
 )
+from hkv.dialects.rtp_llm.planning.sizes import indexer_scale_bytes
 from hkv.errors import PlanError
 from hkv.limits import MAX_BLOCKS, check_whole
 from hkv.model.group_policy import (
@@ -54,7 +61,7 @@ def served_options(model: Model, options: RtpOptions, given: Collection[str]) ->
         return options, notes
     described = describe_model(model, options)
     blocks = {
-        tag: block_of(cache.spec, options, described.latent_sizes, described.indexer_size)
+        tag: block_of(cache.spec, options, described.latent_sizes)
         for tag, cache in _caches(described.layers, options).items()
     }
     state = max((block.bytes for block in blocks.values() if block.kind == "linear"), default=0)
@@ -84,7 +91,7 @@ def plan_described(
     drafted: tuple[PoolGroup, ...] = ()
     if draft is not None:
         drafted = _groups(draft, options)
-        per_module = budget_shares(drafted, shared=shared)
+        per_module = budget_shares(drafted, shared=shared, draft=True)
         shares = tuple(mine + options.modules * more for mine, more in zip(shares, per_module, strict=True))
     count, memory = _count(shares, memory, num_blocks, options.step)
     reserve, paged, swa = shares
@@ -93,8 +100,16 @@ def plan_described(
     if drafted:
         layers = len(model.layers)
         modules = tuple(draft_module(groups, drafted, module, layers) for module in range(options.modules))
+    described = ((model, groups), *((draft, module) for module in modules))
+    unindexed = tuple(
+        layer
+        for part, own in described
+        for group in own
+        if part is not None and part.indexer_size is not None and group.block.kind == "mla" and not group.scale_stride
+        for layer in group.layers
+    )
     ranks = (options.ranks, options.prefill_ranks)
-    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules, *ranks)
+    return PoolPlan(tuple(groups), shared, count, paged, swa, reserve, memory, modules, *ranks, unindexed)
 
 
 def _count(shares: Sequence[int], memory: int | None, num_blocks: int | None, step: int) -> tuple[int, int]:
@@ -114,16 +129,17 @@ def _count(shares: Sequence[int], memory: int | None, num_blocks: int | None, st
 
 def _groups(model: DescribedModel, options: RtpOptions) -> tuple[PoolGroup, ...]:
     caches = _caches(model.layers, options)
-    blocks = {
-        tag: block_of(cache.spec, options, model.latent_sizes, model.indexer_size) for tag, cache in caches.items()
-    }
+    blocks = {tag: block_of(cache.spec, options, model.latent_sizes) for tag, cache in caches.items()}
+    if model.indexer_size is not None and options.pools == "shared" and len(blocks) == 1:
+        ((tag, block),) = blocks.items()  # no spec has the bytes: RTP-LLM `SingleConfigCreator` alone adds them
+        blocks[tag] = dataclasses.replace(block, scale=indexer_scale_bytes(model.indexer_size, block.seq_size))
     policies = {tag: _policy(cache, options) for tag, cache in caches.items()}
     if unknown := [tag for tag, _ in options.explicit_blocks if tag not in caches]:
         raise PlanError("explicit_blocks", unknown, f"tags of groups: {', '.join(caches)}")
-    full = next((blocks[tag].dtype for tag in caches if policies[tag].group_type is GroupType.FULL), None)
-    if full is not None:  # a recurrent state's block counts in elements of the cache, which are full attention's
+    cached = next((block.dtype for block in blocks.values() if block.kind in ATTENTION), None)
+    if cached is not None:  # a recurrent state's block counts in elements of the cache: attention's, or the model's own
         states = {tag: block for tag, block in blocks.items() if block.kind == "linear"}
-        blocks |= {tag: dataclasses.replace(block, dtype=full) for tag, block in states.items()}
+        blocks |= {tag: dataclasses.replace(block, dtype=cached) for tag, block in states.items()}
     tags = [tuple(cache.tag for cache in layer.caches) for layer in model.layers]
     kernel = options.kernel_block_size
     if options.pools == "independent":

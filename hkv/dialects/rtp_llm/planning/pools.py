@@ -73,6 +73,8 @@ class PoolPlan:
       modules: the groups of each draft module, tags as in `groups`; their layers lie in regions of their own behind the
         target's, and their bytes are counted above.
       ranks: ranks among which a sequence's blocks are dealt out; `prefill_ranks` those of a decode server's prefill.
+      unindexed: layers without room for their sparse indexer's keys (RTP-LLM's defect `indexer-without-room`): of draft
+        modules, and of models of several groups or pools.
     """
 
     groups: tuple[PoolGroup, ...]
@@ -85,6 +87,7 @@ class PoolPlan:
     modules: tuple[tuple[PoolGroup, ...], ...] = ()
     ranks: int = 1
     prefill_ranks: int = 1
+    unindexed: tuple[int, ...] = ()
 
     def tokens_per_slot(self, group: PoolGroup) -> int:
         """Tokens of a sequence that one slot of a group stands for: those of all ranks where blocks are dealt out."""
@@ -201,8 +204,11 @@ def finalize(groups: Sequence[PoolGroup], num_blocks: int, *, shared: bool, step
     return tuple(dataclasses.replace(group, num_blocks=count(group)) for group in groups)
 
 
-def budget_shares(groups: Sequence[PoolGroup], *, shared: bool) -> tuple[int, int, int]:
-    """`(reserve, paged, swa)`: bytes of fixed pools, of one more paged block, of one more SWA block."""
+def budget_shares(groups: Sequence[PoolGroup], *, shared: bool, draft: bool = False) -> tuple[int, int, int]:
+    """`(reserve, paged, swa)`: bytes of fixed pools, of one more paged block, of one more SWA block.
+
+    Pools apart need a paged block, of FULL or LINEAR, unless a draft has opaque groups (`setupIndependentPoolSizes`).
+    """
     if shared:
         layers = max(len(group.layers) for group in groups)
         return 0, layers * max(group.stride + group.scale_stride for group in groups), 0
@@ -214,7 +220,11 @@ def budget_shares(groups: Sequence[PoolGroup], *, shared: bool) -> tuple[int, in
     )
     free = [group for group in groups if not group.policy.explicit_block_num]
     swa = sum(group.bytes_per_block for group in free if group.policy.group_type is GroupType.SWA)
-    return reserve, sum(group.bytes_per_block for group in free) - swa, swa
+    paged = sum(group.bytes_per_block for group in free) - swa
+    if not paged and not (draft and any(group.block.entries for group in groups)):
+        expected = "a FULL or LINEAR group without a fixed number of blocks: RTP-LLM has no pools of windows alone"
+        raise PlanError("groups", [group.tag for group in groups], expected)
+    return reserve, paged, swa
 
 
 # Requests that fit into a plan's pools at once, and the row of the plan in a capacity table.

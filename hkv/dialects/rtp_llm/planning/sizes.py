@@ -31,7 +31,7 @@ class BlockBytes:
       v_elems: elements of the second part: values, rotary keys, convolution state; 0 for opaque blocks.
       elems: elements of the block; under float8 a latent block has more than its two parts, for scales.
       bytes: distance from one block to the next, of which `payload` carry data.
-      scale: bytes of scales, which lie in a region of their own.
+      scale: bytes of scales or of a sparse indexer's keys, which lie in a region of their own.
       local_heads: key/value heads (value heads of linear layers) on this rank; `heads` those of all, 0 without any.
       entries: entries of an opaque block, else 0; `tokens_per_entry` share one where they are compressed.
       slices: ranks that hold an equal part of the block each; `payload` then counts the data of all of them.
