@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from hkv.contract.log import LARGEST
@@ -92,6 +94,8 @@ def observe_share(session: Session, name: str, attach: Callable[[], Any], made_o
       attach: begins to observe it.
       made_of: what it is noted as where it cannot be observed; its name for "".
     """
+    if _BESIDE.get():
+        return
     if not session.draws():
         session.refuse(name, f"not drawn: share is {session.share:g}")
         return
@@ -99,6 +103,20 @@ def observe_share(session: Session, name: str, attach: Callable[[], Any], made_o
         attach()
     except HKVError as error:
         session.refuse(made_of or name, str(error))
+
+
+_BESIDE = contextvars.ContextVar("beside", default=False)
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[None]:
+    """While an engine is made or asked that runs beside a live one: the caches that it makes itself are no live ones,
+    and `observe_share` passes them by."""
+    token = _BESIDE.set(True)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
 
 
 def fits_a_log(tokens: list[int]) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,23 +129,107 @@ def test_a_cache_that_a_log_has_no_words_for_is_refused(
     assert error.value.argument == field
 
 
-def test_every_cache_of_a_process_is_observed(tmp_path: pathlib.Path) -> None:
-    """By the plugin, in a process of its own."""
+def by_the_plugin(settings: str, engine: str = "rust") -> subprocess.CompletedProcess[str]:
+    """A request through a cache of a process of its own, which the plugin observes, and what SGLang's process has of
+    its own beside it."""
     script = (
+        "import logging\n"
         "import hkv.dialects.sglang.engines.sglang_objects\n"  # stands in for what a server has installed
         "from hkv.dialects.sglang import plugin\n"
-        "from hkv.dialects.sglang.engines.installed import rust\n"
+        f"from hkv.dialects.sglang.engines.installed import {engine} as live\n"
         "from tests.sglang.test_dialect import entered, header\n"
         "from hkv.dialects.sglang.config import BUGS\n"
+        "from sglang.srt.runtime_context import get_server_args\n"
         "plugin.register()\n"
-        "engine = rust(header(bugs=sorted(BUGS)))\n"
+        "engine = live(header(bugs=sorted(BUGS)))\n"
+        "logging.getLogger('sglang').setLevel(logging.INFO)\n"
+        "arguments = get_server_args()\n"
         "[engine.perform(each) for each in entered('a', [0, 1, 2, 3])]\n"
+        "assert get_server_args() is arguments\n"
+        "assert logging.getLogger('sglang').level == logging.INFO\n"
     )
-    environment = {**os.environ, "HKV_ATTACH": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "HKV_ATTACH": settings}
+    return subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_every_cache_of_a_process_is_observed(tmp_path: pathlib.Path) -> None:
+    """By the plugin, in a process of its own."""
+    ran = by_the_plugin(str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     assert "hkv: SGLang's prefix caches are recorded to" in ran.stderr
     (path,) = find_logs([tmp_path])
     log = read_log(path)
     assert any(isinstance(operation, structs.InsertOp) for operation in log.operations)
+    assert check_log(log, engine_factory("numpy")) is None
+
+
+@pytest.mark.parametrize(("live", "beside"), [("rust", "sglang"), ("python", "sglang-rust")])
+def test_a_process_is_as_it_was_beside_sglang_s_own_tree(live: str, beside: str, tmp_path: pathlib.Path) -> None:
+    """The tree beside a live one is made of the classes that are observed, and by a configuration of its own."""
+    settings = AttachSettings(folder=str(tmp_path), mode="shadow", engine=beside, states="all")
+    ran = by_the_plugin(settings.variable(), live)
+    assert ran.returncode == 0, ran.stderr
+    assert f"held against engine {beside}" in ran.stderr
+    assert "differs" not in ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def in_chunks(session: Session, live: str, states: int) -> int:
+    """Two prompts in chunks, each of which enters a state, through a cache that has few; the operations compared."""
+    given = header(40, window=5, bugs=sorted(BUGS))
+    given.groups.append({"kind": "mamba", "block_size": 1})
+    given.num_blocks.append(states)
+    engine = LIVE[live](given)
+    observed = DIALECT.attach(engine.params, session)
+    for id, tokens in (("a", list(range(8))), ("b", [0, 1, 2, 3, 9, 9, 9, 9])):
+        engine.perform(structs.AdmitOp(id=id, tokens=tokens))
+        for length in (4, 6, 7, 8):
+            if length > engine._requests[id].computed:
+                engine.perform(structs.ExtendOp(id=id, length=length))
+                engine.perform(structs.CheckpointOp(id=id))
+        engine.perform(structs.FinishOp(id=id))
+    compared = sum(shadow.operations for shadow in session.shadows[-1:])
+    observed.close()
+    return compared
+
+
+@pytest.mark.parametrize("live", LIVE)
+def test_a_lock_s_part_on_the_state_is_given_back_alone(
+    live: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `extra_buffer_lazy`, where an allocation finds no free state."""
+    from hkv.dialects.sglang.engines import sglang_objects  # stands in for what a server has installed
+
+    mamba = importlib.import_module("sglang.srt.mem_cache.unified_cache.components.mamba", sglang_objects.__package__)
+    lazy = SimpleNamespace(enable_mamba_extra_buffer_lazy=True, mamba_max_states_per_path=-1)
+    monkeypatch.setattr(mamba, "get_exec", lambda: SimpleNamespace(mamba=lazy))
+    for beside in ("numpy", "sglang", "sglang-rust"):
+        session = Session(AttachSettings(folder=str(tmp_path), mode="shadow", engine=beside, states="all"))
+        assert min(in_chunks(session, live, states) for states in (2, 3, 4)) > 40
+        assert not any(shadow.difference for shadow in session.shadows)
+        session.close()
+    recorded = Session(AttachSettings(folder=str(tmp_path)))
+    for states in (2, 3, 4):
+        in_chunks(recorded, live, states)
+    recorded.close()
+    logs = [read_log(path) for path in find_logs([tmp_path])]
+    assert all(any(isinstance(each, structs.ReleaseStateOp) for each in log.operations) for log in logs)
+    assert not any(DIALECT.ended(log) for log in logs)
+    for engine in ("numpy", "sglang", "sglang-rust"):
+        assert all(check_log(log, engine_factory(engine)) is None for log in logs)
+
+
+def test_nothing_follows_the_end_of_a_log(tmp_path: pathlib.Path) -> None:
+    """The tree was changed in a way that a log has no words for, and no state tells of it."""
+    session = Session(AttachSettings(folder=str(tmp_path), states="all"))
+    engine = InstalledSGLangEngine(header(bugs=sorted(BUGS)))
+    DIALECT.attach(engine.params, session)
+    for operation in entered("a", [0, 1, 2, 3]):
+        engine.perform(operation)
+    engine._cache.tree_core.inc_full_pin(engine._cache.root_node_handle())
+    session.close()
+    (path,) = find_logs([tmp_path])
+    log = read_log(path)
+    assert isinstance(log.operations[-2], structs.StateOp)
+    assert "inc_full_pin" in DIALECT.ended(log)
     assert check_log(log, engine_factory("numpy")) is None

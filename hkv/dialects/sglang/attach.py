@@ -18,7 +18,7 @@ from hkv.contract import registry
 from hkv.contract.attach import Session, Sink, fits_a_log, observe_share
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS, COMPONENTS, FULL, MAMBA, SWA
-from hkv.dialects.sglang.engines import require_sglang
+from hkv.dialects.sglang.engines import live_tree, require_sglang
 from hkv.errors import ConfigError
 
 BACKEND = "hkv"
@@ -134,7 +134,8 @@ class CoreObserver:
     def __init__(self, header: structs.Header, params: Any, sink: Sink, states: str) -> None:
         self._header, self._states, self._sink = header, states, sink
         self._allocator = params.token_to_kv_pool_allocator
-        self._windowed = any(group["kind"] == structs.SLIDING_WINDOW for group in header.groups)
+        self._whole = frozenset(COMPONENTS[structs.KINDS.index(group["kind"])] for group in header.groups)
+        self._windowed = SWA in self._whole
         self._put = sink.calls_to(lambda call: sink.operation(*call))
         self._core: Any = None
         self._told = 0
@@ -173,9 +174,9 @@ class CoreObserver:
     def _end(self, reason: str = "") -> None:
         if self._ended:
             return
-        if reason:
-            self._tell(structs.EndedOp(reason=reason))
         self._ended = True
+        if reason:  # and no state after it: what a log has no words for has changed the tree
+            self._put((structs.EndedOp(reason=reason), None))
         self._sink.close()
 
     def _untold(self, name: str, method: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -196,16 +197,13 @@ class CoreObserver:
 
     def _tell_state(self) -> None:
         """The nodes, where the core shows them: SGLang's in Rust does not."""
-        from hkv.dialects.sglang.engines import sglang_objects
-
         if hasattr(self._core, "lru_lists") and not self._ended:
-            shown = sglang_objects.tree(self._core, structs.to_config(self._header))
+            shown = live_tree.tree(self._core, structs.to_config(self._header))
             self._tell(structs.StateOp(), structs.State([], [], {}, *shown))
 
     def _forget(self) -> None:
         self._named, self._locks = set[int](), 0
         self._held: dict[Any, list[str]] = {}
-        self._released: dict[Any, list[str]] = {}
         self._entering: tuple[structs.InsertOp, Any] | None = None
         self._walk: tuple[Any, int] = None, 0
         self._steps = 0
@@ -272,34 +270,51 @@ class CoreObserver:
 
     def _inc_lock_ref(self, method: Callable[..., Any], node: int, skipped: Sequence[Any] = ()) -> Any:
         result = method(node, skipped)
-        if skipped or node not in self._named:
-            self._end("a lock that leaves components out" if skipped else "a lock on a node that no call answered")
+        parts = self._parts(result)
+        if node not in self._named or parts not in (self._whole, self._whole - {MAMBA}):
+            self._end("a lock on a node that no call answered, or on the state alone")
             return result
         self._locks += 1
-        marks = _marks(result)
-        self._held.setdefault((node, marks), []).append(f"l{self._locks}")
-        self._tell(structs.LockOp(id=f"l{self._locks}", node=node), structs.Held(marks is not None))
+        name, marks = f"l{self._locks}", _marks(result)
+        self._tell(structs.LockOp(id=name, node=node), structs.Held(marks is not None))
+        if parts != self._whole:
+            self._tell(structs.ReleaseStateOp(id=name))
+        self._held.setdefault((node, marks, parts), []).append(name)
         return result
 
     def _dec_lock_ref(self, method: Callable[..., Any], node: int, params: Any, skip_swa: bool = False) -> Any:
         result = method(node, params, skip_swa)
-        held = (self._released if skip_swa else self._held).get((node, _marks(params)))
-        if held:
-            self._tell(structs.UnlockOp(id=held.pop()))
+        parts = self._parts(params)
+        if parts == {MAMBA}:
+            # An allocation took the state that it had copied (`_alloc_mamba_slot`, `extra_buffer_lazy`).
+            self._give_back(node, params, self._whole, structs.ReleaseStateOp)
         else:
-            self._end("a lock was undone that was not taken")
+            self._give_back(node, params, parts & {FULL} if skip_swa and self._windowed else parts, structs.UnlockOp)
         return result
 
     def _dec_swa_lock_only(self, method: Callable[..., Any], node: int, params: Any) -> Any:
         result = method(node, params)
-        place = node, _marks(params)
-        if not self._held.get(place) or result.device_frees or result.cache_actions:
-            self._end("a window's lock was given back that was not taken, or something was freed by it")
-            return result
-        name = self._held[place].pop()
-        self._released.setdefault(place, []).append(name)
-        self._tell(structs.ReleaseWindowOp(id=name))
+        if result.device_frees or result.cache_actions:
+            self._end("something was freed as a window's lock was given back")
+        elif self._windowed:
+            self._give_back(node, params, self._parts(params), structs.ReleaseWindowOp)
         return result
+
+    def _parts(self, receipt: Any) -> frozenset[str]:
+        """Components that a receipt is about."""
+        return self._whole - {component.name for component in receipt.skipped_lock_components}
+
+    def _give_back(self, node: int, receipt: Any, held: frozenset[str], operation: Any) -> None:
+        """Tells that a lock on these components is undone, or a part of it; locks that hold the same are alike."""
+        marks = _marks(receipt)
+        if not self._held.get((node, marks, held)):
+            self._end("a lock was undone that was not taken")
+            return
+        name = self._held[node, marks, held].pop()
+        if operation is not structs.UnlockOp:
+            left = held - {MAMBA} if operation is structs.ReleaseStateOp else frozenset({FULL})
+            self._held.setdefault((node, marks, left), []).append(name)
+        self._tell(operation(id=name))
 
     def _evict_device_start(self, method: Callable[..., None], component: Any, count: int) -> None:
         method(component, count)

@@ -75,7 +75,7 @@ def locks_are_counted(moment: PlainMoment) -> Iterator[str]:
     """As many locks are on a node's full slots as requests have it in their prefix."""
     prefixes = [set(request.slots[: request.protected]) for request in moment.after.requests.values()]
     for number, node in enumerate(moment.after.nodes):
-        holders = sum(node.slots[0] in prefix for prefix in prefixes)
+        holders = sum(not prefix.isdisjoint(node.slots[:1]) for prefix in prefixes)
         if node.locks[0] != holders:
             yield f"node {number} has {node.locks[0]} locks, and {holders} requests have it"
 

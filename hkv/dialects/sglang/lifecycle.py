@@ -141,7 +141,7 @@ class TreeLifecycle:
                 if id in self._locks:
                     raise OperationError("id", id, "a name that no lock has")
                 self._locks.add(id)
-            case structs.UnlockOp(id=id) | structs.ReleaseWindowOp(id=id):
+            case structs.UnlockOp(id=id) | structs.ReleaseWindowOp(id=id) | structs.ReleaseStateOp(id=id):
                 if id not in self._locks:
                     raise OperationError("id", id, "a lock that is held")
                 if isinstance(operation, structs.UnlockOp):

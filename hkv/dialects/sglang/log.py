@@ -76,7 +76,7 @@ class TreeNode(msgspec.Struct, forbid_unknown_fields=True):
       parent: number of the node before it, counted in the order of the list; -1 for the root, which is not in it.
       namespace: adapter and salt of its keys.
       tokens: its tokens; under EAGLE the one after the last, too.
-      slots: full slots.
+      slots: full slots; none for a node that lost them, which none may.
       window: window slots, None for a tombstone.
       state: the state after its last token, or None.
       locks: requests that hold its full slots, its window slots and its state, as far as there are such.
@@ -341,6 +341,12 @@ class UnlockOp(Operation, tag="unlock"):
     id: str
 
 
+class ReleaseStateOp(Operation, tag="release_state"):
+    """A lock's part on the state is given back alone."""
+
+    id: str
+
+
 class LeaveOp(Operation, tag="leave"):
     """So many nodes leave, or lose what is cached for one of `KINDS`, for the sake of that kind."""
 
@@ -365,7 +371,10 @@ OPERATIONS = (
 )
 """The operations."""
 
-OF_TREES = MatchOp, InsertOp, LockOp, UnlockOp, ReleaseWindowOp, LeaveOp, ResetOp, EndedOp, StateOp
+OF_TREES = (
+    *(MatchOp, InsertOp, LockOp, UnlockOp, ReleaseWindowOp, ReleaseStateOp),
+    *(LeaveOp, ResetOp, EndedOp, StateOp),
+)
 """Those on a tree alone."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Sequence
 
 from hkv.contract.snapshot import Block, Entry, Holder, PoolSnapshot, Snapshot
 from hkv.dialects.sglang.log import SLIDING_WINDOW, STATES, Header, State
@@ -36,16 +35,18 @@ def snapshot(header: Header, state: State) -> Snapshot:
         for kind, count, pool in zip(kinds, header.num_blocks, state.pools, strict=True)
     )
     references = {block: len(each) for block, each in holders.items()}
-    return Snapshot(tuple(pools), holders, references, _entries(kinds, size, state))
+    return Snapshot(tuple(pools), holders, references, _entries(header, state))
 
 
-def _entries(kinds: Sequence[str], size: int, state: State) -> dict[Block, Entry]:
+def _entries(header: Header, state: State) -> dict[Block, Entry]:
     """Pages of the tree, and its states; none where an engine does not show its tree."""
+    kinds = [group["kind"] for group in header.groups]
+    size, bigrams = header.groups[0]["block_size"], header.eagle and STATES not in kinds
     found: dict[Block, Entry] = {}
     prefixes: list[list[int]] = []
     for node in state.nodes or ():
         before = prefixes[node.parent] if node.parent >= 0 else []
-        prefixes.append(before + node.tokens[: len(node.slots)])
+        prefixes.append(before + node.tokens[: len(node.tokens) - bigrams])
         for place in range(0, len(node.slots), size):
             end = len(before) + place + size
             name = hashlib.sha256(repr((node.namespace, prefixes[-1][:end])).encode()).hexdigest()[:8]

@@ -18,6 +18,7 @@ from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory
+from hkv.contract.attach import beside
 from hkv.errors import ConfigError
 from hkv.oracle.check import Difference
 from hkv.oracle.engine import attempt, make_engine
@@ -144,7 +145,7 @@ class Shown:
 
     def data(self) -> dict[str, Any] | None:
         """Data of a case of a page; None where there is nothing to show."""
-        with self.lock:
+        with self.lock, beside():
             self._asked = time.monotonic()
             if self._sides is None and not self._start():
                 return None

@@ -17,10 +17,11 @@ import msgspec
 
 from hkv.contract import registry
 from hkv.contract.answer import failure_of, taken
+from hkv.contract.attach import beside
 from hkv.contract.dialect import Dialect
 from hkv.oracle.attach.shown import Shown
 from hkv.oracle.check import Difference, difference_of
-from hkv.oracle.engine import attempt
+from hkv.oracle.engine import attempt, compare
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import encode, open_output, part_path, write_log
 
@@ -103,6 +104,7 @@ class ShadowSink:
         self._dialect: Dialect | None = None
         self._header: Any = None
         self._engine: Any = None
+        self._lacks = frozenset[str]()
         self._performed: list[Any] = []
         self._answers: list[Any] = []
         self.difference: Difference | None = None
@@ -120,7 +122,8 @@ class ShadowSink:
 
     def begin(self, header: Any) -> None:
         try:
-            self._engine = self._factory(header)
+            with beside():
+                self._engine = self._factory(header)
         except Exception as error:  # of a configuration that the observed engine has taken
             if self._raises:
                 raise
@@ -128,18 +131,19 @@ class ShadowSink:
             print(f"hkv: the live cache {told}", file=sys.stderr, flush=True)
             return
         self._header, self._dialect = header, registry.dialect_of(header.dialect)
+        self._lacks = self._dialect.missing_capabilities(self._engine)
         self.shown.begin(header, self._engine)
 
     def operation(self, operation: Any, answer: Any) -> None:
         if self.difference is not None or self._dialect is None:
             return
-        with self.shown.lock:
+        with self.shown.lock, beside():
             want = attempt(self._dialect, self._engine, operation)
             self._performed.append(operation)
             self._answers.append(taken(want))
             self.shown.operation(operation, answer, want)
             # In the order in which `check` holds a log to an engine: what the live cache does not tell is not compared.
-            mismatch = self._dialect.compare(answer, want, self._header.oplog)
+            mismatch = compare(self._dialect, answer, want, self._header.oplog, self._lacks)
             if mismatch is not None:
                 told = (mismatch.field, mismatch.got, mismatch.want)
                 self.difference = difference_of(str(self._path), [*enumerate(self._performed, 2)], *told)

@@ -112,6 +112,10 @@ class TreeCore:
         """Gives back a lock's part on the window (`dec_swa_lock_only`)."""
         self._locks.release_window(self._receipt(id))
 
+    def release_state(self, id: str) -> None:
+        """Gives back a lock's part on the state alone (`dec_lock_ref`, all else left out)."""
+        self._locks.release_state(self._receipt(id))
+
     def leave(self, component: str, steps: int) -> None:
         """Lets so many nodes leave for a component's sake, or as many as may (`evict_device_next_node`)."""
         evict_steps(self.tree, component, steps)

@@ -21,11 +21,13 @@ class Receipt:
       node: the node from which on nodes are locked, upwards.
       mark: the mark at which the window's part ends; None where it goes up to the root.
       window_released: whether the window's part was given back early.
+      state_released: whether the state's was.
     """
 
     node: TreeNode
     mark: int | None
     window_released: bool = False
+    state_released: bool = False
 
 
 class Locks:
@@ -67,12 +69,18 @@ class Locks:
             self._unlock_rest(receipt)
             receipt.window_released = True
 
+    def release_state(self, receipt: Receipt) -> None:
+        """Gives the state's part back alone, once (`skipped_lock_components`)."""
+        if not receipt.state_released:
+            receipt.node.state_locks -= receipt.node.parent is not None
+            receipt.state_released = True
+
     def _name(self) -> int:
         self._marks += 1
         return self._marks
 
     def _unlock_rest(self, receipt: Receipt) -> None:
-        receipt.node.state_locks -= receipt.node.parent is not None
+        self.release_state(receipt)
         for each in _until(receipt.mark, receipt.node.path()) if self._window is not None else ():
             each.window_locks -= 1
 

@@ -14,7 +14,7 @@ import msgspec
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS, COMPONENTS
-from hkv.dialects.sglang.engines import RELEASE, require_sglang
+from hkv.dialects.sglang.engines import RELEASE, live_tree, require_sglang
 from hkv.dialects.sglang.log import to_config
 from hkv.errors import ConfigError, OperationError
 
@@ -43,6 +43,7 @@ class InstalledSGLangEngine:
 
         if set(header.bugs) != set(BUGS):
             raise ConfigError("bugs", header.bugs, f"those of SGLang {RELEASE}: {', '.join(BUGS)}")
+        sglang_objects.be_quiet()
         self.header, self._objects = header, sglang_objects
         self._config = to_config(header)
         self.params = sglang_objects.params_of(self._config, self.backend)
@@ -176,7 +177,7 @@ class InstalledSGLangEngine:
 
     def _state(self) -> structs.State:
         pools, window = self._objects.pools(self._allocator, self._config, self._rows)
-        nodes, recent = self._objects.tree(self._cache.tree_core, self._config) if not self.lacks else (None, None)
+        nodes, recent = live_tree.tree(self._cache.tree_core, self._config) if not self.lacks else (None, None)
         requests = {
             id: structs.Owned(
                 self._row(request),
@@ -220,8 +221,9 @@ class InstalledTree:
         self.header, self._objects = header, sglang_objects
         self.lacks = () if backend == "python" else ("tree",)
         self._answer: Any = None
-        params = sglang_objects.params_of(to_config(header), backend)
-        self._cache, self._allocator = sglang_objects.cache(params), params.token_to_kv_pool_allocator
+        with sglang_objects.apart():
+            params = sglang_objects.params_of(to_config(header), backend)
+            self._cache, self._allocator = sglang_objects.cache(params), params.token_to_kv_pool_allocator
         CoreObserver(header, params, self, "none").hook(self._cache.tree_core)
         self._nodes: dict[int, int] = {}
         self._locks: dict[str, Any] = {}
@@ -262,13 +264,15 @@ class InstalledTree:
                 cache.unlock(self._locks.pop(operation.id))
             case structs.ReleaseWindowOp():
                 cache.release_swa(self._locks[operation.id])
+            case structs.ReleaseStateOp():
+                self._objects.release_state(cache, self._locks[operation.id])
             case structs.LeaveOp():
                 self._objects.leave(cache, COMPONENTS[structs.KINDS.index(operation.kind)], operation.steps)
             case structs.ResetOp():
                 cache.reset()
             case structs.StateOp():
                 core, config = cache.tree_core, to_config(self.header)
-                nodes, recent = (None, None) if self.lacks else self._objects.tree(core, config)
+                nodes, recent = (None, None) if self.lacks else live_tree.tree(core, config)
                 return structs.State([], [], {}, nodes, recent, self._objects.ledgers(core, config))
             case structs.EndedOp():
                 pass

@@ -148,6 +148,8 @@ class SGLangNumpyTree:
                 core.unlock(operation.id)
             case structs.ReleaseWindowOp():
                 core.release_window(operation.id)
+            case structs.ReleaseStateOp():
+                core.release_state(operation.id)
             case structs.LeaveOp():
                 core.leave(COMPONENTS[structs.KINDS.index(operation.kind)], operation.steps)
                 return structs.Gone(*core.take_returned())

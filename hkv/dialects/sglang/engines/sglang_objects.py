@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.machinery
 import logging
 import sys
@@ -16,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import COMPONENTS, FULL, MAMBA, SWA, SGLangConfig
-from hkv.dialects.sglang.engines import of_components, places, walk
+from hkv.dialects.sglang.config import FULL, MAMBA, SWA, SGLangConfig
+from hkv.dialects.sglang.engines import of_components
 
 UNUSED = ("torchvision", "compressed_tensors")
 """Packages that SGLang imports on the way to its cache, which uses nothing of them."""
@@ -83,7 +84,19 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-logging.getLogger("sglang").setLevel(logging.CRITICAL)  # a refused allocation is an answer, not an error
+
+def be_quiet() -> None:
+    """Has SGLang log nothing below what is critical: a refused allocation is an answer, not an error."""
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """A context of its own: what is published meanwhile is not what a live server in this process runs by."""
+    from sglang.srt.runtime_context import ParallelContext, RuntimeContext, use_context
+
+    with use_context(RuntimeContext(parallel=ParallelContext())):
+        yield
 
 
 class _NoMemory(BaseSWAKVPool):
@@ -208,6 +221,13 @@ def take_all(allocator: Any) -> None:
         getattr(allocator, "swa_attn_allocator", allocator),
     ):
         part.free_pages = part.free_pages[:0]
+
+
+def release_state(made: UnifiedRadixCache, lock: Any) -> None:
+    """Gives back a lock's part on the state alone, as `_alloc_mamba_slot` does under `extra_buffer_lazy`."""
+    others = tuple(component for component in made.tree_components if component is not ComponentType.MAMBA)
+    made.dec_lock_ref(lock.node, dataclasses.replace(lock.receipt, skipped_lock_components=others))
+    lock.receipt.skipped_lock_components += (ComponentType.MAMBA,)
 
 
 def leave(made: UnifiedRadixCache, name: str, steps: int) -> None:
@@ -369,41 +389,3 @@ def ledgers(core: Any, config: SGLangConfig) -> list[structs.Ledger]:
         structs.Ledger(core.component_evictable_size(component), core.component_protected_size(component))
         for component in components
     ]
-
-
-def tree(core: Any, config: SGLangConfig) -> tuple[list[structs.TreeNode], list[list[int]]]:
-    """Nodes of SGLang's tree in Python, and the orders of their window slots and states."""
-    nodes = list(
-        walk(core.root_node, lambda node: ((node.key.extra_key, node.key.cache_salt), list(node.key.token_ids)))
-    )
-    numbers = {node.id: number for number, node in enumerate(nodes)}
-    used = places([core.root_node.last_access_time, *(node.last_access_time for node in nodes)])
-    ages = places([node.creation_time for node in nodes])
-    told = []
-    for node in nodes:
-        full, window, state = (node.component_data[ComponentType[name]] for name in COMPONENTS)
-        told.append(
-            structs.TreeNode(
-                parent=numbers.get(node.parent.id, -1),
-                namespace=(node.key.extra_key, node.key.cache_salt),
-                tokens=list(node.key.token_ids),
-                slots=full.value.tolist(),
-                window=None if window.value is None else window.value.tolist(),
-                state=None if state.value is None else int(state.value[0]),
-                locks=of_components(config, full.lock_ref, window.lock_ref, state.lock_ref),
-                mark=window.metadata.get("uuid") is not None,
-                hits=node.hit_count,
-                priority=node.priority,
-                used=used[node.last_access_time],
-                made=ages[node.creation_time],
-            )
-        )
-    return told, [[numbers[id] for id in _recent(core, ComponentType[name])] for name in config.components[1:]]
-
-
-def _recent(core: Any, component: ComponentType) -> Iterator[int]:
-    order = core.lru_lists[component]
-    node = order.head.lru_next[order._pt]
-    while node is not order.tail:
-        yield node.id
-        node = node.lru_next[order._pt]
