@@ -217,8 +217,8 @@ def test_hits_of_both_tiers_and_causes_add_up_to_the_prompts() -> None:
     numbers = totals(outcome)
     assert numbers["hit_tokens"] + sum(outcome.missed.tokens.values()) == numbers["prompt_tokens"]
     assert 0 < numbers["loaded_tokens"] < numbers["hit_tokens"]
-    assert sum(numbers["tier_lacked"].values()) > 0
-    assert numbers["tier_lacked"]["evicted"] > 0
+    assert sum(numbers["tier_first_missing"].values()) > 0
+    assert numbers["tier_first_missing"]["evicted"] > 0
     interned = InternedTrace(trace)
     bound = optimal_hits(reuse(interned, cache.hit_units, SCHEDULE.max_model_len), cache.pools)
     assert numbers["hit_tokens"] <= bound.sum() + cache.finer * len(trace)

@@ -131,7 +131,7 @@ def decided(seeds: Iterable[int], policy: str, counts: bool, groups: Sequence[st
         records = outcome.recorder.requests.values()
         totals["preempted"] += sum(record.preemptions for record in records)
         totals["refused for good"] += sum(record.outcome == "never fits" for record in records)
-        totals["offered too seldom"] += outcome.extra["tier_lacked"]["offered too seldom"]
+        totals["offered too seldom"] += outcome.extra["tier_first_missing"]["offered too seldom"]
     return totals
 
 
@@ -211,7 +211,7 @@ def test_the_chat_trace_is_replayed_alike() -> None:
     trace = InternedTrace(read_trace(str(CHAT), None, None))
     outcome = replay(trace, cache, schedule, Timing(), engine="jax", check=True)
     assert outcome.extra["tier_loaded"] > 500
-    assert sum(outcome.extra["tier_lacked"].values()) > 0
+    assert sum(outcome.extra["tier_first_missing"].values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -386,7 +386,7 @@ class TierReplay(compiled.CompiledReplay):
         extra |= {f"tier_{name}": counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps", "waits")}
         size = tier.chunk_bytes * tier.copies
         extra |= {
-            "tier_lacked": {each.value: counts[f"lacked_{place}"] for place, each in enumerate(Absence)},
+            "tier_first_missing": {each.value: counts[f"lacked_{place}"] for place, each in enumerate(Absence)},
             "tier_stored_bytes": counts["stored"] * size,
             "tier_loaded_bytes": counts["loaded"] * size,
             "tier_slower_loads": counts["slower"] if told else None,

@@ -122,8 +122,8 @@ class TieredCache(VllmReplayedCache):
         hits, loaded = totals["hit_tokens"], totals["loaded_tokens"]
         prompt = max(totals["prompt_tokens"], 1)
         stored, read = totals["tier_stored"], totals["tier_read"]
-        lacked = totals["tier_lacked"]
-        said = ", ".join(f"{tokens:,} {reason}" for reason, tokens in lacked.items() if tokens) or "none"
+        missing = totals["tier_first_missing"]
+        behind = ", ".join(f"{tokens:,} behind one {reason}" for reason, tokens in missing.items() if tokens) or "none"
         rows = [
             ("hit on the GPU", f"{(hits - loaded) / prompt:.2%}", f"{hits - loaded:,} tokens"),
             ("hit in the tier", f"{loaded / prompt:.2%}", f"{loaded:,} tokens, loaded"),
@@ -136,7 +136,7 @@ class TieredCache(VllmReplayedCache):
             ("stores flushed", totals["tier_flushed"], "their blocks were handed out, and a step waited"),
             ("waited for chunks", totals["tier_waits"], f"requests, {totals['tier_wait_steps']:,} steps together"),
             ("waited for loads", totals["tier_loads"], f"requests, {totals['tier_load_steps']:,} steps together"),
-            ("tier lacked", sum(lacked.values()), f"tokens computed before: {said}"),
+            ("behind the first chunk missing", sum(missing.values()), f"tokens computed before: {behind}"),
         ]
         if (slower := totals["tier_slower_loads"]) is not None:
             saved = f"{totals['tier_saved_steps']:,.0f} steps of prefill saved less their loads"

@@ -87,7 +87,7 @@ class TieredReplay(Replay):
         extra |= {f"tier_{name}": self._counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps")}
         extra |= {
             "tier_waits": len(self._waited),
-            "tier_lacked": {each.value: self._lacked[each.value] for each in Absence},
+            "tier_first_missing": {each.value: self._lacked[each.value] for each in Absence},
             "tier_stored_bytes": counts.stored * self._tier.chunk_bytes * self._tier.copies,
             "tier_loaded_bytes": counts.loaded * self._tier.chunk_bytes * self._tier.copies,
             "tier_slower_loads": self._counts["slower"] if told else None,
