@@ -38,10 +38,10 @@ def command(given: _TraceImportOptions) -> None:
     """Make a trace for `hkv replay` of SOURCE, a trace in another format.
 
     SOURCE is a file, perhaps compressed (gzip, Zstandard), a pipe, or - for standard input. Formats with ids of blocks:
-    mooncake, bailian, timed-trace, dynamo (sessions with delays). With texts, which want --tokenizer: sharegpt,
-    openai-chat, openai-batch, prompts, text (a prompt a line). Of lengths and times alone, so that nothing is ever
-    found in a cache: azure, burstgpt. And kv-events (vLLM's, recorded by `hkv check-events --record` or from
-    --endpoint) and operation-log.
+    mooncake, bailian, timed-trace, dynamo (sessions with delays), agentic (conversations of agents). With texts, which
+    want --tokenizer: sharegpt, lmsys, wildchat, openai-chat, openai-batch, prompts, text (a prompt a line). Of lengths
+    and times alone, so that nothing is ever found in a cache: azure, burstgpt, vidur, splitwise. And kv-events (vLLM's,
+    recorded by `hkv check-events --record` or from --endpoint) and operation-log.
 
     \b
     Example:

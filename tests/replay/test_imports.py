@@ -159,6 +159,99 @@ def test_burst_gpt(importing):
     assert len(importing("burstgpt", BURST_2)[0]) == 1
 
 
+VIDUR = """arrived_at,num_prefill_tokens,num_decode_tokens
+0.0,374,44
+4.314579,396,109
+"""
+SPLITWISE = """request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size
+0,2,0,0.5,1,374,44
+1,2,0,4.814579,1,396,109
+"""
+
+
+@pytest.mark.parametrize(("format", "content"), [("vidur", VIDUR), ("splitwise", SPLITWISE)])
+def test_simulators_traces(importing, format, content):
+    lines, said = importing(format, content)
+    assert [(line["timestamp"], line["input_length"], line["output_length"]) for line in lines] == [
+        (0, 374, 44), (pytest.approx(4314.579), 396, 109),
+    ]  # fmt: skip
+    assert said["totals"]["without_content"] == 2
+
+
+def test_vidurs_lengths_without_times_come_at_a_rate(importing):
+    lengths = "num_prefill_tokens,num_decode_tokens,num_total_tokens\n2048,12,2060\n77,5,82\n"
+    with pytest.raises(ConfigError, match="--rate"):
+        importing("vidur", lengths)
+    lines, said = importing("vidur", lengths, "--rate", "2")
+    assert [line["input_length"] for line in lines] == [2048, 77]
+    assert any("made up" in remark for remark in said["remarks"])
+    with pytest.raises(FileError, match="'Timestamp'"):
+        importing("burstgpt", "Request tokens,Response tokens\n1,2\n")
+
+
+def conversation(name, *requests, **changes):
+    whole = {"id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 128}
+    return {**whole, "system_tokens": 64, "requests": list(requests), **changes}
+
+
+def turn(t, ids, **changes):
+    return {
+        "t": t,
+        "type": "n",
+        "model": "m",
+        "in": 64 * len(ids),
+        "out": 20,
+        "hash_ids": ids,
+        "api_time": 1.0,
+    } | changes
+
+
+def test_conversations_of_agents(importing):
+    """Ids are a conversation's own, shared with its subagents, whose requests stand among its own."""
+    inner = {"t": 3.0, "type": "subagent", "agent_id": "a", "requests": [turn(3.5, [1, 9]), turn(4.0, [1, 9, 10])]}
+    one = conversation("c1", turn(0.0, [1, 2]), inner, turn(5.0, [1, 2, 3], type="s", out=30))
+    lines, said = importing("agentic", json.dumps(one, indent=1))
+    assert [(line["timestamp"], line["output_length"], line["hash_ids"]) for line in lines] == [
+        (0, 20, [0, 1]), (3500, 20, [0, 2]), (4000, 20, [0, 2, 3]), (5000, 30, [0, 1, 4]),
+    ]  # fmt: skip
+    assert {line["tokens_per_id"] for line in lines} == {64}
+    assert said["remarks"] == {}
+    two = (one, conversation("c2", turn(0.0, [1, 2])))
+    with pytest.raises(ConfigError, match="--rate"):
+        importing("agentic", lines_of(*two))
+    lines, said = importing("agentic", lines_of(*two), "--rate", "1")
+    assert len(lines) == 5
+    assert len({line["hash_ids"][0] for line in lines}) == 2, "the same number in two conversations is two blocks"
+    assert any("beginning is made up" in remark for remark in said["remarks"])
+    lines, _ = importing("agentic", json.dumps([{**each, "hash_id_scope": "global"} for each in two]), "--rate", "1")
+    assert len({line["hash_ids"][0] for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"block_size": 16}, "--tokens-per-id 16"), ({"hash_id_scope": "session"}, "local or global"),
+     ({"requests": None}, "requests"), ({"requests": [{"t": 0, "in": 64, "out": 1}]}, "hash_ids"),
+     ({"requests": [turn(-1, [1])]}, "t = -1"), ({"requests": [3]}, "a JSON object")],
+)  # fmt: skip
+def test_conversations_of_agents_that_cannot_be_read(importing, changes, field):
+    with pytest.raises(FileError, match=field):
+        importing("agentic", json.dumps(conversation("c1", turn(0.0, [1, 2]), **changes)))
+
+
+def test_a_csv_is_never_taken_for_prompts(tmp_path):
+    for name, content in (("vidur", VIDUR), ("splitwise", SPLITWISE), ("azure", AZURE), ("burstgpt", BURST)):
+        (tmp_path / "trace.csv").write_text(content)
+        with pytest.raises(FileError, match=f"--from {name}"):
+            list(read_trace(str(tmp_path / "trace.csv")))
+    for heading in ("time,prompt len,output len", "arrival;input;output", '"a","b"', "a\tb", "0.1,20,3"):
+        (tmp_path / "trace.csv").write_text(heading + "\n1,2,3\n")
+        with pytest.raises(FileError, match="a CSV with the columns of azure, burstgpt, vidur, splitwise"):
+            list(read_trace(str(tmp_path / "trace.csv")))
+    (tmp_path / "prompts.txt").write_text("Tell me, briefly, why\n")
+    with pytest.raises(FileError, match="--from text"):
+        list(read_trace(str(tmp_path / "prompts.txt")))
+
+
 def test_prefixes_are_made_up_only_by_a_model_that_is_named(importing):
     options = ("--synthetic", "shared-prefix", "--prefixes", "1", "--prefix-tokens", "40", "--tokens-per-id", "16")
     lines, said = importing("azure", AZURE, *options)
@@ -190,6 +283,28 @@ CHATS = json.dumps(
         {"id": "y", "conversations": [{"from": "human", "value": "abc"}]},
     ]
 )  # fmt: skip
+
+
+def test_lmsys_and_wildchat(importing, tokenizer):
+    """The same conversation: LMSYS says nothing of times; WildChat when each answer came."""
+    turns = [("user", "abc"), ("assistant", "de"), ("user", "f"), ("assistant", "gh")]
+    said = [{"role": role, "content": text} for role, text in turns]
+    lmsys = {"conversation_id": "x", "model": "m", "conversation": said, "turn": 2, "language": "English"}
+    lines, _ = importing("lmsys", lines_of(lmsys), "--tokenizer", tokenizer, "--rate", "1", "--pause", "2")
+    wanted = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6], [7, 8])]
+    assert [(line["tokens"], line["output_tokens"]) for line in lines] == wanted
+    assert [line["timestamp"] for line in lines] == [0, 2050]
+    for times in (("2023-04-09T00:02:53+00:00", "2023-04-09T00:03:03"), (1680998573000, 1680998583000)):
+        timed = [{**each, "timestamp": None} for each in said]
+        timed[1]["timestamp"], timed[3]["timestamp"] = times
+        wild = {"conversation_hash": "x", "timestamp": times[1], "conversation": timed, "redacted": False}
+        lines, remarks = importing("wildchat", lines_of(wild), "--tokenizer", tokenizer)
+        assert [(line["tokens"], line["output_tokens"]) for line in lines] == wanted
+        assert [line["timestamp"] for line in lines] == [0, 10_000]
+        assert list(remarks["remarks"].values()) == [2]
+    timed[1]["timestamp"] = "then"
+    with pytest.raises(FileError, match=r"conversation\[1\].timestamp = 'then'"):
+        importing("wildchat", lines_of({**wild, "conversation": timed}), "--tokenizer", tokenizer)
 
 
 def test_sharegpt(importing, tokenizer):

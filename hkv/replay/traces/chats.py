@@ -1,4 +1,4 @@
-"""Traces with texts: ShareGPT's conversations, logs and batches of OpenAI's API, prompts; and the tokens of these.
+"""Traces with texts: conversations (ShareGPT, LMSYS, WildChat), logs and batches of OpenAI's API, prompts; tokens.
 
 Messages become prompts by a template, and tokens by a `tokenizer.json` or byte by byte.
 """
@@ -6,6 +6,7 @@ Messages become prompts by a template, and tokens by a `tokenizer.json` or byte 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assist
          "bing": "assistant", "assistant": "assistant", "system": "system"}  # fmt: skip
 """Roles of speakers, as ShareGPT's files name them."""
 
+WHEN_ANSWERED = "requests that are taken to come when they were answered"
 UNANSWERED = "conversations without a question that was answered, left out"
 AS_BYTES = "source whose bytes stand for tokens: several times as many as a model's"
 
@@ -41,24 +43,47 @@ def _prompts(options: ImportOptions, format: str, remarks: Remarks) -> Prompts:
     return Prompts(load_tokenizer(tokenizer), TEMPLATES[options.template])
 
 
-def sharegpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
-    """ShareGPT's conversations: every answer is a request whose prompt is all that was said before it."""
-    prompts = _prompts(options, "sharegpt", remarks)
-    for entry in json_entries(path):
-        said: list[Message] = []
-        answered = 0
-        for index, turn in enumerate(_list(entry, "conversations")):
-            role = ROLES.get(str(turn.get("from", turn.get("role")))) if isinstance(turn, dict) else None
-            text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
-            if role is None or not isinstance(text, str):
-                raise entry.error(f"conversations[{index}]", turn, f"from, one of {', '.join(ROLES)}, and value")
-            if role == "assistant" and said:
-                session = str(entry.values.get("id", entry.line))
-                yield prompts.request(entry, said, text, None, session=f"{entry.line} {session}")
-                answered += 1
-            said.append(Message(role, text))
-        if not answered:
-            remarks.note(UNANSWERED)
+def conversations(format: str, field: str) -> Callable[[str, ImportOptions, Remarks], Iterator[NewRequest]]:
+    """Reads conversations under such a field: every answer is a request whose prompt is all that was said before it.
+
+    ShareGPT's turns have `from` and `value`, those of LMSYS-Chat-1M and WildChat `role` and `content`. A request comes
+    at its answer's `timestamp`, which WildChat has.
+    """
+
+    def read(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+        prompts = _prompts(options, format, remarks)
+        for entry in json_entries(path):
+            said: list[Message] = []
+            answered = 0
+            for index, turn in enumerate(_list(entry, field)):
+                role = ROLES.get(str(turn.get("from", turn.get("role")))) if isinstance(turn, dict) else None
+                text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
+                if role is None or not isinstance(text, str):
+                    expected = f"from or role, one of {', '.join(ROLES)}, and value or content"
+                    raise entry.error(f"{field}[{index}]", turn, expected)
+                if role == "assistant" and said:
+                    time = _time(entry, f"{field}[{index}].timestamp", turn.get("timestamp"), remarks)
+                    yield prompts.request(entry, said, text, None, session=str(entry.line), timestamp=time)
+                    answered += 1
+                said.append(Message(role, text))
+            if not answered:
+                remarks.note(UNANSWERED)
+
+    return read
+
+
+def _time(entry: Fields, field: str, value: Any, remarks: Remarks) -> float | None:
+    """Milliseconds of an answer's time, in ISO 8601 or in milliseconds; None where it has none."""
+    if value is None:
+        return None
+    remarks.note(WHEN_ANSWERED)
+    try:
+        time = datetime.datetime.fromisoformat(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        raise entry.error(field, value, "a time such as 2023-04-09T00:02:53+00:00, or milliseconds") from None
+    if not isinstance(time, datetime.datetime):
+        return time
+    return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp() * 1000
 
 
 def openai_log(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:

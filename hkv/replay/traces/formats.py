@@ -1,13 +1,15 @@
 """The formats that `hkv trace import` reads, by name; here those without texts, those with texts in `chats`.
 
-Prompts are named by ids of blocks (Mooncake, Bailian, vLLM, Dynamo), by tokens (vLLM's KV events, from a recording or a
-publisher, and HKV's own operation logs), or not at all (Azure).
+Prompts are named by ids of blocks (Mooncake, Bailian, vLLM, Dynamo, conversations of agents), by tokens (vLLM's KV
+events, from a recording or a publisher, and HKV's own operation logs), or not at all (Azure, BurstGPT, Vidur,
+Splitwise).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -18,7 +20,7 @@ from hkv.limits import whole_number
 from hkv.oracle.events import Item, Message, read_recording_lines
 from hkv.oracle.log_file import read_log
 from hkv.replay.traces import chats
-from hkv.replay.traces.imported import ImportOptions, Remarks, csv_rows, json_lines
+from hkv.replay.traces.imported import ImportOptions, Remarks, csv_rows, json_entries, json_lines, require
 from hkv.replay.traces.reader import MAX_LENGTH, TOKENS_PER_ID, Fields, NewRequest
 
 Reader = Callable[[str, ImportOptions, Remarks], Iterator[NewRequest]]
@@ -83,6 +85,7 @@ def _session(line: Fields) -> str:
     return str(value)
 
 
+BEGUN = "conversations whose beginning is made up: they come at random, --rate a second on the average"
 EMPTY = "rows without prompt tokens, left out: requests that failed"
 
 
@@ -103,14 +106,62 @@ def azure(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRe
         yield NewRequest(line=row.line, timestamp=since, input_length=length, output_length=output)
 
 
-def burst_gpt(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
-    """BurstGPT's traces, with or without `Session ID`: `Timestamp` in seconds, `Request tokens`, `Response tokens`."""
-    for row in csv_rows(path, ("Timestamp", "Request tokens", "Response tokens")):
-        length, output = _tokens(row, "Request tokens"), _tokens(row, "Response tokens")
-        if not length:
-            remarks.note(EMPTY)
-            continue
-        yield NewRequest(line=row.line, timestamp=_seconds(row) * 1000, input_length=length, output_length=output)
+def rows_of(time: str, prompt: str, output: str, *, timed: bool = True) -> Reader:
+    """Reads a CSV with columns of these names: seconds of arrival, which may be missing unless `timed`, and tokens.
+
+    BurstGPT's traces, with or without `Session ID`; Vidur's (`TraceReplayRequestGenerator`, and without times
+    `TraceRequestLengthGenerator`); those of `splitwise-sim`.
+    """
+
+    def read(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+        for row in csv_rows(path, (*(time,) * timed, prompt, output)):
+            length, answer = _tokens(row, prompt), _tokens(row, output)
+            if not length:
+                remarks.note(EMPTY)
+                continue
+            arrival = _seconds(row, time) * 1000 if time in row.values else None
+            yield NewRequest(line=row.line, timestamp=arrival, input_length=length, output_length=answer)
+
+    return read
+
+
+def agentic(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
+    """Conversations of agents as Weka's `kv-cache-tester` has them, with the requests of subagents among their own.
+
+    Times are seconds from a conversation's start; ids are of `block_size` tokens, and name blocks of their conversation
+    alone unless `hash_id_scope` is `global`. Later conversations begin at random, `rate` a second.
+    """
+    source, start, numbers = random.Random(options.seed), 0.0, dict[tuple[int, int], int]()
+    for place, entry in enumerate(json_entries(path)):
+        if place:
+            start += 1000 * source.expovariate(require(options, "rate", "agentic", "new conversations a second"))
+            remarks.note(BEGUN)
+        size = entry.integer("block_size", least=1)
+        if size != options.tokens_per_id:
+            raise entry.error("block_size", size, f"{options.tokens_per_id}, or --tokens-per-id {size}")
+        scope = entry.values.get("hash_id_scope", "local")
+        if scope not in ("local", "global"):
+            raise entry.error("hash_id_scope", scope, "local or global")
+        for each in _with_subagents(entry):
+            length = each.integer("in", least=1)
+            ids = each.ids("hash_ids", length, size)
+            named = (place + 1 if scope == "local" else 0 for _ in ids)
+            yield NewRequest(
+                line=entry.line,
+                timestamp=start + each.number("t") * 1000,
+                input_length=length,
+                output_length=each.integer("out"),
+                ids=[numbers.setdefault(pair, len(numbers)) for pair in zip(named, ids, strict=True)],
+            )
+
+
+def _with_subagents(entry: Fields) -> Iterator[Fields]:
+    requests = entry.values.get("requests")
+    if not isinstance(requests, list):
+        raise entry.error("requests", requests, "a list")
+    for each in requests:
+        fields = Fields(entry.path, entry.line, each)
+        yield from _with_subagents(fields) if "requests" in fields.values else (fields,)
 
 
 def _time(row: Fields) -> datetime.datetime:
@@ -129,14 +180,14 @@ def _tokens(row: Fields, name: str) -> int:
     return number
 
 
-def _seconds(row: Fields) -> float:
-    value = row.values.get("Timestamp")
+def _seconds(row: Fields, name: str) -> float:
+    value = row.values.get(name)
     try:
         number = float(str(value))
     except ValueError:
         number = -1.0
     if not 0 <= number <= 2**43:
-        raise row.error("Timestamp", value, "a number of seconds from 0")
+        raise row.error(name, value, "a number of seconds from 0")
     return number
 
 
@@ -276,10 +327,14 @@ BAILIAN_TOKENS = 16
 """Tokens of an id in Bailian's traces (their specification), and by default in vLLM's timed traces
 (vLLM 0.33 `vllm.benchmarks.datasets.TimedTrace`, `timed_trace_chunk_hash_size`)."""
 
+AGENTIC_TOKENS = 64
+"""Tokens of an id in the conversations of agents that `kv-cache-tester` is published with (`block_size`)."""
+
 IDS = ("tokens_per_id",)
 TEXTS = ("tokens_per_id", "tokenizer", "template")
 UNTIMED = ("rate", "seed")
 ANSWERED = ("ms_per_token",)
+CHATS = (*TEXTS, *UNTIMED, *ANSWERED, "pause")
 MADE_UP = ("synthetic", "prefixes", "prefix_tokens", "tokens_per_id", "seed")
 
 
@@ -303,8 +358,13 @@ FORMATS = {
     "timed-trace": Format(in_units(1000), IDS, BAILIAN_TOKENS),
     "dynamo": Format(dynamo, (*IDS, *UNTIMED, *ANSWERED), TOKENS_PER_ID),
     "azure": Format(azure, MADE_UP),
-    "burstgpt": Format(burst_gpt, MADE_UP),
-    "sharegpt": Format(chats.sharegpt, (*TEXTS, *UNTIMED, *ANSWERED, "pause")),
+    "burstgpt": Format(rows_of("Timestamp", "Request tokens", "Response tokens"), MADE_UP),
+    "vidur": Format(rows_of("arrived_at", "num_prefill_tokens", "num_decode_tokens", timed=False), (*MADE_UP, "rate")),
+    "splitwise": Format(rows_of("arrival_timestamp", "prompt_size", "token_size"), MADE_UP),
+    "agentic": Format(agentic, (*IDS, *UNTIMED), AGENTIC_TOKENS),
+    "sharegpt": Format(chats.conversations("sharegpt", "conversations"), CHATS),
+    "lmsys": Format(chats.conversations("lmsys", "conversation"), CHATS),
+    "wildchat": Format(chats.conversations("wildchat", "conversation"), CHATS),
     "openai-chat": Format(chats.openai_log, (*TEXTS, *UNTIMED, "output_tokens")),
     "openai-batch": Format(chats.openai_batch, (*TEXTS, *UNTIMED, "output_tokens", "answers")),
     "prompts": Format(chats.prompt_lines, (*TEXTS, *UNTIMED, "output_tokens")),

@@ -139,15 +139,16 @@ def text_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def json_entries(path: str) -> Iterator[Fields]:
-    """The objects of a file that is one JSON list, or has one a line; numbered from 1."""
+    """The objects of a file that is one JSON list, or one object over several lines, or has one a line; from 1 on."""
     text = read_whole(path)
-    if not text.lstrip().startswith(b"["):
+    first = text.lstrip().split(b"\n", 1)[0].rstrip()
+    if not first.startswith(b"[") and first.endswith(b"}"):
         for number, line in enumerate(lines_of(io.BytesIO(text), path), start=1):
             if line.strip():
                 yield Fields.of(path, number, line)
         return
     entries = decode_json(text, path, None, "JSON")
-    for number, entry in enumerate(entries, start=1):
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries], start=1):
         yield Fields(path, number, entry)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,12 @@ TOKENS_PER_ID = 512
 OTHERS = {
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
+    "vidur": ("num_prefill_tokens", "num_decode_tokens"),
+    "splitwise": ("arrival_timestamp", "prompt_size", "token_size"),
+    "agentic": ('"block_size"', '"requests"', '"hash_ids"'),
     "sharegpt": ('"conversations"',),
+    "lmsys": ('"conversation_id"', '"conversation"'),
+    "wildchat": ('"conversation_hash"', '"conversation"'),
     "openai-batch": ('"custom_id"', '"body"'),
     "openai-chat": ('"messages"',),
     "prompts": ('"prompt"',),
@@ -117,10 +123,13 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
 def _in_another_format(path: str, number: int, text: bytes) -> FileError | None:
     """The error that names the format of a first line, and the command that reads it; None where it shows none.
 
-    What does not begin as JSON does may be a prompt: plain text.
+    What does not begin as JSON does may be a heading, of which no comma stands before a space, or a prompt: plain text.
     """
     start = text[:10_000].decode("utf-8", "replace").strip()
     name = next((name for name, words in OTHERS.items() if all(word in start for word in words)), None)
+    if name is None and re.fullmatch(r"[^,;\t{\[]+([,;\t]\S[^,;\t]*)+", start):
+        known = ", ".join(name for name, words in OTHERS.items() if not any('"' in word for word in words))
+        return FileError(path, number, "", start[:40], f"HKV's own format, or a CSV with the columns of {known}")
     if name is None and start[:1].isalpha():
         name = "text"
     if name is None:
