@@ -9,7 +9,9 @@ Shapes and dtypes are known while a function is traced, so the checks cost nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import chex
@@ -36,16 +38,69 @@ class Jitted(Protocol[P, R_co]):
         ...
 
 
+CONTENT = frozenset({"buffer", "pool", "pools", "objects", "tensors", "values", "scales", "packets", "roots", "query"})
+"""Names of parameters whose arrays are bits, or numbers of their own dtype: no ids, positions or counts."""
+
+TOKENS = frozenset({"tokens"})
+"""Names of parameters of which two that differ must stay different."""
+
+NO_ID = -(1 << 31)
+"""Number in place of one that int32 cannot hold: below every id, position and count, and not -1, which is padding."""
+
+
 def typed_jit(
     *, static_argnames: str | Sequence[str] = (), donate_argnames: str | Sequence[str] = ()
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]:
-    """`jax.jit` as a decorator; its arguments mean what they mean there."""
+    """`jax.jit` as a decorator; its arguments mean what they mean there.
+
+    Integers are ids, positions and counts but for `CONTENT`. JAX cuts those of 64 bits to their lower halves, and
+    uint32 has numbers that int32 has not: one that int32 cannot hold becomes `NO_ID`, which every operation drops and
+    counts, or refuses. A token id that wide is an OperationError.
+    """
 
     def compiled(function: Callable[P, R]) -> Jitted[P, R]:
-        made: Any = jax.jit(function, static_argnames=static_argnames, donate_argnames=donate_argnames)
-        return cast("Jitted[P, R]", made)
+        names = tuple(inspect.signature(function).parameters)
+
+        def narrowed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+            given = [_narrow(name, value) for name, value in zip(names, args, strict=False)]
+            return [*given, *args[len(names) :]], {name: _narrow(name, value) for name, value in kwargs.items()}
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            given, named = narrowed(args, kwargs)
+            return cast("Any", function)(*given, **named)
+
+        made: Any = jax.jit(traced, static_argnames=static_argnames, donate_argnames=donate_argnames)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given, named = narrowed(args, kwargs)
+            return made(*given, **named)
+
+        for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
+            setattr(called, name, getattr(made, name))
+        return cast("Jitted[P, R]", called)
 
     return compiled
+
+
+def _narrow(name: str, value: Any) -> Any:
+    """An argument without integers that int32 cannot hold: on the host when it is called, else as it is traced."""
+    if type(value) in (tuple, list) and name not in CONTENT:
+        return type(value)(_narrow(name, each) for each in value)
+    if not isinstance(value, np.ndarray | np.integer | jax.Array) or value.dtype in (np.int32, np.bool_):
+        return value
+    if not np.issubdtype(value.dtype, np.integer) or np.iinfo(value.dtype).max < 1 << 31 or name in CONTENT:
+        return value
+    on_host = not isinstance(value, jax.Array)
+    if name in TOKENS:
+        if on_host and value.dtype.itemsize > 4 and np.any((value < NO_ID) | (value >= 1 << 31)):
+            raise OperationError(name, _described(value), "token ids of 32 bits")
+        return value
+    array: Any = np if on_host else jnp
+    least = NO_ID if np.issubdtype(value.dtype, np.signedinteger) else 0
+    holds = (value >= least) & (value <= (1 << 31) - 1)
+    return array.where(holds, array.where(holds, value, array.zeros_like(value)).astype(np.int32), np.int32(NO_ID))
 
 
 def require_array(

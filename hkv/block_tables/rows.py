@@ -17,6 +17,7 @@ import numpy as np
 
 from hkv.errors import OperationError
 from hkv.state.status import Status
+from hkv.typed_jit import typed_jit
 
 INT32_MAX = 2**31 - 1
 
@@ -81,7 +82,7 @@ def init_rows(num_rows: int, width: int, *, ratio: int = 1, null: int = 0, span:
     )
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Append `ids[:count]` to a row. Scalars int32[], `ids` int32[K]; the status is int32[], a `Status`."""
     length = _length(rows, row)
@@ -97,7 +98,7 @@ def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) ->
     return _set_length(rows, row, length + count, status), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Append `ids[r, :counts[r]]` to every row r: what a step's scheduler hands to the worker (vLLM `BlockTable`).
 
@@ -118,7 +119,7 @@ def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[Bloc
     return dataclasses.replace(rows, lengths=rows.lengths + jnp.where(served, counts, 0)), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def assign(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Make `ids[:count]` a row's whole content. Scalars int32[], `ids` int32[K]; the status is int32[]."""
     live = jnp.arange(ids.shape[0]) < count
@@ -134,7 +135,7 @@ def assign(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) ->
     return _set_length(rows, row, count, status), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def remove(rows: BlockRows, row: jax.Array, positions: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Set the slots `positions[:count]` of a row to null; the row keeps its length (RTP-LLM `BlockIds::remove`)."""
     live = jnp.arange(positions.shape[0]) < count
@@ -147,7 +148,7 @@ def remove(rows: BlockRows, row: jax.Array, positions: jax.Array, count: jax.Arr
     return _write(rows, row, positions, nulls, live & (status == Status.OK)), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def swap(rows: BlockRows, row: jax.Array, first: jax.Array, second: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Exchange two slots of a row. All int32[]; equal positions change nothing."""
     positions = jnp.stack([first, second])
@@ -159,7 +160,7 @@ def swap(rows: BlockRows, row: jax.Array, first: jax.Array, second: jax.Array) -
     return _write(rows, row, positions, values, jnp.broadcast_to(status == Status.OK, (2,))), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def set_at(rows: BlockRows, row: jax.Array, position: jax.Array, block: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Put a block, or null, into a slot of a row. All int32[]."""
     status = _first(
@@ -170,7 +171,7 @@ def set_at(rows: BlockRows, row: jax.Array, position: jax.Array, block: jax.Arra
     return _write(rows, row, position[None], block[None], (status == Status.OK)[None]), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Cut a row to `length` slots, or grow it with `value`. All int32[]."""
     width = rows.blocks.shape[1]
@@ -188,7 +189,7 @@ def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array)
     return _set_length(rows, row, length, status), status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Array]:
     """Take the last slot off a row: its block, null when refused, and the status, BAD_LENGTH for an empty row."""
     last = _length(rows, row) - 1
@@ -199,7 +200,7 @@ def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Arra
     return _set_length(rows, row, last, status), block, status
 
 
-@partial(jax.jit, donate_argnums=0)
+@typed_jit(donate_argnames="rows")
 def move(rows: BlockRows, source: jax.Array, target: jax.Array) -> tuple[BlockRows, jax.Array]:
     """Make row `target` what row `source` is and leave `source` empty (vLLM `BlockTable.move_row`). All int32[]."""
     status = _first((~(_is_row(rows, source) & _is_row(rows, target)), Status.NO_SUCH_ROW))

@@ -9,7 +9,6 @@ of one block. `vmap` every function over stacked arguments for several groups.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import OperationError
+from hkv.typed_jit import typed_jit
 
 if TYPE_CHECKING:
     from hkv.spec import LayerSpec
@@ -143,7 +143,7 @@ def retained_tokens(spec: LayerSpec, context_parallel: int = 1) -> int:
     return getattr(spec, "retained_tokens", -1) if context_parallel == 1 else -1
 
 
-@partial(jax.jit, static_argnames="span")
+@typed_jit(static_argnames="span")
 def kernel_table(
     table: jax.Array, ratio: jax.Array, stride: jax.Array, num_blocks: jax.Array, *, span: int
 ) -> tuple[jax.Array, Dropped]:
@@ -172,7 +172,7 @@ def kernel_table(
     return jnp.where(inside, expanded, 0), _dropped(blocks=~(hole | good))
 
 
-@jax.jit
+@typed_jit()
 def forward_tables(
     geometry: SlotGeometry, table: jax.Array, rows: jax.Array, starts: jax.Array, retained: jax.Array
 ) -> tuple[jax.Array, Dropped]:
@@ -202,7 +202,7 @@ def forward_tables(
     return gathered, _dropped(rows=~(padding | known), positions=known & ~started)
 
 
-@partial(jax.jit, static_argnames="size")
+@typed_jit(static_argnames="size")
 def batch_tokens(
     rows: jax.Array, starts: jax.Array, counts: jax.Array, *, size: int
 ) -> tuple[jax.Array, jax.Array, Dropped]:
@@ -233,7 +233,7 @@ def batch_tokens(
     return jnp.where(real, rows[request], PAD), jnp.where(real, positions, PAD), dropped
 
 
-@jax.jit
+@typed_jit()
 def slot_mapping(
     geometry: SlotGeometry,
     table: jax.Array,
@@ -270,7 +270,7 @@ def slot_mapping(
     return slots, _dropped(rows=real & ~known, positions=known & ~inside, blocks=local & ~good)
 
 
-@jax.jit
+@typed_jit()
 def positions_of(geometry: SlotGeometry, columns: jax.Array, offsets: jax.Array) -> tuple[jax.Array, Dropped]:
     """The position that falls on an offset of a row's column on this rank: the inverse of the slot mapping.
 
@@ -294,7 +294,7 @@ def positions_of(geometry: SlotGeometry, columns: jax.Array, offsets: jax.Array)
     return jnp.where(good, position, PAD), _dropped(positions=real & ~good)
 
 
-@jax.jit
+@typed_jit()
 def kernel_slots(slots: Slots, kernel_block_size: jax.Array, stride: jax.Array) -> tuple[Slots, Dropped]:
     """The same slots in kernel blocks: block `b * stride + offset // kernel_block_size`, offset the remainder.
 
@@ -311,7 +311,7 @@ def kernel_slots(slots: Slots, kernel_block_size: jax.Array, stride: jax.Array) 
     return Slots(jnp.where(good, block, PAD), jnp.where(good, offset, PAD)), _dropped(blocks=real & ~good)
 
 
-@jax.jit
+@typed_jit()
 def linear_slots(slots: Slots, block_size: jax.Array) -> tuple[jax.Array, Dropped]:
     """Slots as single numbers, `block * block_size + offset`, for kernels that want them so.
 
@@ -326,7 +326,7 @@ def linear_slots(slots: Slots, block_size: jax.Array) -> tuple[jax.Array, Droppe
     return jnp.where(good, number, PAD), _dropped(blocks=real & ~good)
 
 
-@jax.jit
+@typed_jit()
 def held_tokens(geometry: SlotGeometry, lengths: jax.Array) -> jax.Array:
     """Tokens of sequences of `lengths` tokens (int32[...], 0 or more) that this rank holds, int32[...]."""
     group = geometry.interleave * geometry.ranks
@@ -334,7 +334,7 @@ def held_tokens(geometry: SlotGeometry, lengths: jax.Array) -> jax.Array:
     return lengths // group * geometry.interleave + jnp.clip(rest, 0, geometry.interleave)
 
 
-@jax.jit
+@typed_jit()
 def row_columns(geometry: SlotGeometry, lengths: jax.Array) -> jax.Array:
     """Columns that sequences of `lengths` tokens (int32[...], 0 or more) fill: the same number on every rank."""
     span = geometry.block_size * geometry.ranks

@@ -7,7 +7,6 @@ a bitcast of any engine's tensors, which XLA does not copy. A page may be longer
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +28,7 @@ from hkv.errors import LayoutError, OperationError
 from hkv.layout.views.runs import ROW_LIMIT
 from hkv.paged.implementations import choose
 from hkv.paged.words import as_words, like, widest_word
+from hkv.typed_jit import typed_jit
 from pallas_kernels.move.moves import Move
 
 MAX_OBJECTS = 4
@@ -78,7 +78,7 @@ class Transfer:
             raise OperationError("skip", skip, "at least 0")
 
 
-@functools.partial(jax.jit, static_argnames=("transfers", "implementation"), donate_argnames="objects")
+@typed_jit(static_argnames=("transfers", "implementation"), donate_argnames="objects")
 def pack_groups(
     transfers: tuple[Transfer, ...],
     tensors: tuple[Tensors, ...],
@@ -110,7 +110,7 @@ def pack_groups(
     return like(words, objects), dropped
 
 
-@functools.partial(jax.jit, static_argnames=("transfers", "implementation"), donate_argnames="tensors")
+@typed_jit(static_argnames=("transfers", "implementation"), donate_argnames="tensors")
 def unpack_groups(
     transfers: tuple[Transfer, ...],
     tensors: tuple[Tensors, ...],
@@ -133,7 +133,7 @@ def unpack_groups(
     return tuple(tuple(next(arrays) for _ in group) for group in tensors), dropped
 
 
-@functools.partial(jax.jit, static_argnames=("transfer", "implementation"), donate_argnames="objects")
+@typed_jit(static_argnames=("transfer", "implementation"), donate_argnames="objects")
 def pack(
     transfer: Transfer,
     tensors: Tensors,
@@ -146,7 +146,7 @@ def pack(
     return pack_groups((transfer,), (tensors,), objects, (block_ids,), (skip,), implementation)
 
 
-@functools.partial(jax.jit, static_argnames=("transfer", "implementation"), donate_argnames="tensors")
+@typed_jit(static_argnames=("transfer", "implementation"), donate_argnames="tensors")
 def unpack(
     transfer: Transfer,
     tensors: Tensors,

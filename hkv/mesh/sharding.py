@@ -9,7 +9,6 @@ blocks of `block_size * token_ranks` tokens: ids, states and values are those of
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
 from hkv.mesh.parallel_shape import ParallelShape, head_axis
 from hkv.paged.operations import Values
+from hkv.typed_jit import typed_jit
 
 AXES = ("data", "tensor", "context")
 """Axes of the mesh, context innermost."""
@@ -92,7 +92,7 @@ class ShardedLayout:
         return P("data") if self.shape.head_replicas > 1 else P("data", *(None,) * (axis - 1), "tensor")
 
 
-@functools.partial(jax.jit, static_argnames=("sharded", "implementation"), donate_argnames="pool")
+@typed_jit(static_argnames=("sharded", "implementation"), donate_argnames="pool")
 def write(
     pool: jax.Array,
     sharded: ShardedLayout,
@@ -137,7 +137,7 @@ def write(
     return _mapped(sharded, local, specs, (P(*AXES), P("data")))(pool, layer, blocks, states, dict(values))
 
 
-@functools.partial(jax.jit, static_argnames=("sharded", "parts", "null_block", "assemble", "implementation"))
+@typed_jit(static_argnames=("sharded", "parts", "null_block", "assemble", "implementation"))
 def gather(
     pool: jax.Array,
     sharded: ShardedLayout,
@@ -194,7 +194,7 @@ def gather(
     return _mapped(sharded, local, (P(*AXES), P(), P("data")), (outs[assemble], P("data")))(pool, layer, table)
 
 
-@functools.partial(jax.jit, static_argnames=("sharded", "implementation"), donate_argnames="pool")
+@typed_jit(static_argnames=("sharded", "implementation"), donate_argnames="pool")
 def copy_blocks(
     pool: jax.Array,
     sharded: ShardedLayout,
@@ -223,7 +223,7 @@ def copy_blocks(
     return _mapped(sharded, local, specs, (P(*AXES), P("data")))(pool, sources, targets)
 
 
-@functools.partial(jax.jit, static_argnames=("sharded", "implementation"), donate_argnames="pool")
+@typed_jit(static_argnames=("sharded", "implementation"), donate_argnames="pool")
 def zero_blocks(
     pool: jax.Array, sharded: ShardedLayout, blocks: jax.Array, implementation: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -266,9 +266,10 @@ def _join_context(sharded: ShardedLayout, content: jax.Array, blocks: int) -> ja
     ranks = sharded.shape.token_ranks
     if ranks == 1:
         return content
-    rest = content.shape[1:]
-    every = lax.all_gather(content, "context").reshape(ranks, blocks, -1, sharded.interleave, *rest)
-    return jnp.moveaxis(every, 0, 2).reshape(-1, *rest)
+    states, *rest = content.shape
+    turns = sharded.layout.states_per_block // sharded.interleave
+    every = lax.all_gather(content, "context").reshape(ranks, blocks, turns, sharded.interleave, *rest)
+    return jnp.moveaxis(every, 0, 2).reshape(ranks * states, *rest)
 
 
 def _join_heads(sharded: ShardedLayout, name: str, content: jax.Array) -> jax.Array:

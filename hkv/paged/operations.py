@@ -311,8 +311,9 @@ def _of_blocks(layout: Layout, name: str, words: jax.Array, count: int) -> jax.A
     """Words of a part of `count` blocks as `[states, heads, *shape]` of its dtype."""
     part = layout.part(name)
     shape = (layout.states_per_block, _heads(layout, part), *part.shape)
-    whole = from_words(words.reshape(count, -1), shape, numpy_dtype(part.dtype))
-    return whole.reshape(-1, *shape[1:])
+    dtype = numpy_dtype(part.dtype)
+    width = math.prod(shape) * dtype.itemsize // words.dtype.itemsize
+    return from_words(words.reshape(count, width), shape, dtype).reshape(count * shape[0], *shape[1:])
 
 
 def _constants(values: Values) -> Values:

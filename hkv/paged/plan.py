@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -71,7 +72,7 @@ def parts_of_cell(layout: Layout) -> list[Part]:
 
 def joined(parts: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
     """Parts `[n, heads, *shape]` of a cell, one after the other for each head, in words of at most `dtype`'s width."""
-    widths = [array.nbytes // (array.shape[0] * array.shape[1]) if array.size else 0 for array in parts]
+    widths = [math.prod(array.shape[2:]) * array.dtype.itemsize for array in parts]
     word = next(w for w in (4, 2, 1) if w <= dtype.itemsize and all(width % w == 0 for width in widths))
     return jnp.concatenate([_flat_words(array, np.dtype(f"uint{8 * word}")) for array in parts], axis=-1)
 
@@ -79,7 +80,6 @@ def joined(parts: Sequence[jax.Array], dtype: np.dtype) -> jax.Array:
 def _flat_words(array: jax.Array, dtype: np.dtype) -> jax.Array:
     """`[n, heads, words]` of an array `[n, heads, ...]`."""
     own, word, lead = array.dtype.itemsize, dtype.itemsize, array.shape[:2]
-    flat = array.reshape(*lead, -1)
-    if own < word:
-        flat = flat.reshape(*lead, -1, word // own)
-    return jax.lax.bitcast_convert_type(flat, dtype).reshape(*lead, -1)
+    width = math.prod(array.shape[2:]) * own // word
+    shape = (*lead, width, word // own) if own < word else (*lead, width * word // own)
+    return jax.lax.bitcast_convert_type(array.reshape(shape), dtype).reshape(*lead, width)
