@@ -77,6 +77,7 @@ class Blind(NumpyEngine):
 """An engine that is wrong about every lookup."""
 
 C_ENGINE = [f"examples/c_engine/{name}.c" for name in ("engine", "pool", "keys", "json")]
+RTP_ENGINE = ["examples/rtp_engine/engine.cc", "-x", "c", "examples/c_engine/json.c"]
 
 FRAGMENTS = {
     "hkv check --html",
@@ -192,6 +193,7 @@ def documents(installed: Installed) -> None:
     page = (ROOT / "docs" / "versions.md").read_text()
     (folder / "vllm_next.py").write_text(re.findall(r"```python\n# vllm_next.py\n(.*?)```", page, re.DOTALL)[0])
     subprocess.run(["cc", "-std=c11", "-O2", "-o", "my-engine", *C_ENGINE], cwd=folder, check=True)
+    subprocess.run(["c++", "-O2", "-o", "rtp-engine", *RTP_ENGINE], cwd=folder, check=True)
     first = (ROOT / "docs" / "my-engine.md").read_text()
     installed.python("\n".join(re.findall(r"```python\n(.*?)```", first, re.DOTALL)))  # writes the logs of its commands
     library = ["-shared", "-fPIC", "-o", "c_writer.so", "examples/kernels/c_writer.c"]
