@@ -143,9 +143,16 @@ class _Checked:
 
     def print(self) -> None:
         """The index and the problems."""
-        rows = (("-" if value is None else value for value in row.values()) for row in self._rows())
+        rows = (("-" if value is None else value for value in [*row.values()][:7]) for row in self._rows())
         shown = table(">group|medium|>keys|>blocks|>stored|>removed|>stored twice", rows, box=None, pad_edge=False)
         console().print(shown)
+        if bare := sum(self.index.bare.values()):
+            click.echo(
+                f"{bare:,} key{'' if bare == 1 else 's'} came without tokens: two prefixes under one are not seen"
+            )
+        for place, sizes in self.index.sizes.items():
+            if len(sizes) > 1:
+                click.echo(f"{place} has blocks of {' and '.join(map(str, sorted(sizes)))} tokens")
         for problem in self.problems[:SHOWN]:
             click.echo(f"batch {problem.seq}: {problem.name}: {problem.text}")
         if len(self.problems) > SHOWN:
@@ -170,6 +177,8 @@ class _Checked:
                 "stored": index.stored[place],
                 "removed": index.removed[place],
                 "duplicates": index.duplicates[place],
+                "bare": index.bare[place],
+                "sizes": sorted(index.sizes.get(place, ())),
             }
             for place in sorted(
                 places, key=lambda place: (place.medium or "", -1 if place.group is None else place.group)

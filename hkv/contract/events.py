@@ -45,7 +45,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
       parent_block_hash: key of the block before the span, stored or not; None at the start of a prompt.
       token_ids: tokens of the whole span, those of skipped blocks included; pairs of them where SGLang's keys are
         bigrams.
-      block_size: tokens in a block.
+      block_size: tokens in a block; 0, with no tokens, where keys come alone, as by default from vLLM 0.33's CPU tier.
       lora_id: the adapter's number; deprecated in favour of its name.
       medium: medium of the blocks, `GPU` for the engine's own pool.
       lora_name: the adapter's name.
@@ -164,6 +164,10 @@ class Place:
     group: int | None
     medium: str | None
 
+    def __str__(self) -> str:
+        group = "no group" if self.group is None else f"group {self.group}"
+        return f"{group} on {self.medium or 'no medium'}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -200,6 +204,8 @@ class KeyIndex:
       places: for each place, its keys.
       stored: events of each place that stored something; `removed`: that removed something.
       duplicates: keys stored where they were already.
+      bare: keys stored that came without tokens.
+      sizes: sizes of the blocks that were stored, in tokens: several where vLLM 0.33 stores parts of blocks, too.
       whole: True if the stream was followed from its beginning, or from a reset of the cache, without a gap; only
         then can an unknown key be held against the publisher.
     """
@@ -209,6 +215,8 @@ class KeyIndex:
         self.stored: collections.Counter[Place] = collections.Counter()
         self.removed: collections.Counter[Place] = collections.Counter()
         self.duplicates: collections.Counter[Place] = collections.Counter()
+        self.bare: collections.Counter[Place] = collections.Counter()
+        self.sizes: dict[Place, set[int]] = collections.defaultdict(set)
         self.whole = True
         self._past: dict[Place, collections.OrderedDict[Hash, None]] = collections.defaultdict(collections.OrderedDict)
 
@@ -244,7 +252,7 @@ class KeyIndex:
             if entry is None:
                 if self.whole:
                     state = "was removed before" if key in self._past[place] else "was never stored"
-                    yield Problem(seq, "removed unknown", f"{_text(key)} leaves {_where(place)}, where it {state}")
+                    yield Problem(seq, "removed unknown", f"{_text(key)} leaves {place}, where it {state}")
                 continue
             entry.count -= 1
             if entry.count == 0:
@@ -255,16 +263,20 @@ class KeyIndex:
         place = Place(event.group_idx, event.medium)
         known = self.places[place]
         self.stored[place] += 1
-        if event.block_size < 1:
-            yield Problem(seq, "block size", f"blocks of {event.block_size} tokens in {_where(place)}")
-            return
+        size = event.block_size
+        if size == 0 and not event.token_ids:
+            self.bare[place] += len(event.block_hashes)
+        elif size < 1:
+            yield Problem(seq, "block size", f"blocks of {size} tokens in {place}")
+        else:
+            self.sizes[place].add(size)
         if len(event.token_ids) < len(event.block_hashes) * event.block_size:
             count = f"{len(event.block_hashes)} blocks of {event.block_size} tokens"
-            yield Problem(seq, "tokens missing", f"{count} come with {len(event.token_ids)} tokens to {_where(place)}")
+            yield Problem(seq, "tokens missing", f"{count} come with {len(event.token_ids)} tokens to {place}")
         parent = event.parent_block_hash
         dense = event.kv_cache_spec_kind not in SPARSE_KINDS
         if dense and self.whole and parent is not None and parent not in known and parent not in self._past[place]:
-            text = f"a block of {_where(place)} follows {_text(parent)}, which was never stored there"
+            text = f"a block of {place} follows {_text(parent)}, which was never stored there"
             yield Problem(seq, "parent unknown", text)
         contents = _contents(event)
         for key, content in zip(event.block_hashes, contents, strict=True):
@@ -275,7 +287,7 @@ class KeyIndex:
             entry.count += 1
             self.duplicates[place] += 1
             if None not in (entry.content, content) and entry.content != content:
-                yield Problem(seq, "two contents", f"{_text(key)} of {_where(place)} stands for two different prefixes")
+                yield Problem(seq, "two contents", f"{_text(key)} of {place} stands for two different prefixes")
 
     def _remember(self, place: Place, key: Hash) -> None:
         past = self._past[place]
@@ -288,7 +300,7 @@ class KeyIndex:
 def _contents(event: BlockStored) -> Sequence[tuple[Hash | None, tuple[Any, ...]] | None]:
     """Content that each key stands for: the key before it and its tokens; unknown where blocks were skipped."""
     size, hashes = event.block_size, event.block_hashes
-    if len(event.token_ids) != len(hashes) * size:
+    if size < 1 or len(event.token_ids) != len(hashes) * size:
         return [None] * len(hashes)
     parents = [event.parent_block_hash, *hashes[:-1]]
     return [
@@ -298,8 +310,3 @@ def _contents(event: BlockStored) -> Sequence[tuple[Hash | None, tuple[Any, ...]
 
 def _text(key: Hash) -> str:
     return f"key {key[:8].hex()}" if isinstance(key, bytes) else f"key {key:016x}"
-
-
-def _where(place: Place) -> str:
-    group = "no group" if place.group is None else f"group {place.group}"
-    return f"{group} on {place.medium or 'no medium'}"

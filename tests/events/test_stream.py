@@ -31,6 +31,8 @@ zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install 'hk
 
 from tests.events.publisher import Publisher  # noqa: E402
 
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data" / "events"
+
 
 def payload(number: int) -> bytes:
     if number % 3 == 2:
@@ -248,7 +250,31 @@ def test_a_recording_checks(tmp_path: pathlib.Path) -> None:
     assert "12 batches, 12 events: no problems" in done.output
     done = CliRunner().invoke(command, [str(path), "--json", "-"])
     place = {"group": 0, "medium": "GPU", "keys": 4, "blocks": 4, "stored": 8, "removed": 4, "duplicates": 0}
-    assert json.loads(done.stdout)["places"] == [place]
+    assert json.loads(done.stdout)["places"] == [place | {"bare": 0, "sizes": [2]}]
+
+
+def test_events_of_vllm_s_tier_of_host_memory_are_keys() -> None:
+    """Recorded of vLLM 0.33: two keys without tokens or a block size are stored, one of them leaves."""
+    done = CliRunner().invoke(command, [str(DATA / "tier_placeholders.jsonl")])
+    assert done.exit_code == 0, done.output
+    assert "2 keys came without tokens" in done.output
+    assert "2 batches, 3 events: no problems" in done.output
+    done = CliRunner().invoke(command, [str(DATA / "tier_placeholders.jsonl"), "--json", "-"])
+    (place,) = json.loads(done.stdout)["places"]
+    assert (place["medium"], place["keys"], place["bare"], place["sizes"]) == ("CPU", 1, 2, [])
+
+
+def test_a_group_with_blocks_of_two_sizes_is_told(tmp_path: pathlib.Path) -> None:
+    def batch(number: int, size: int) -> bytes:
+        tokens = list(range(size))
+        event = BlockStored([number], None, tokens, size, None, "GPU", None, group_idx=0)
+        return encode_batch(EventBatch(float(number), (event,)))
+
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"".join(recorded_line(Message(each, batch(each, 2 + 2 * (each % 2)))) for each in range(4)))
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.output.count("group 0 on GPU has blocks of 2 and 4 tokens") == 1
+    assert "no problems" in done.output
 
 
 def test_problems_are_printed_and_counted(tmp_path: pathlib.Path) -> None:

@@ -155,7 +155,16 @@ def test_promises() -> None:
     assert problems(stored([1, 2, 3]), stored([3], parent=1, tokens=[4, 5])) == ["two contents"]
     assert problems(stored([1]), stored([1], tokens=[8, 9])) == ["two contents"]
     assert problems(stored([1, 2], tokens=[1, 2, 3])) == ["tokens missing"]
-    assert problems(stored([1], tokens=[], size=0)) == ["block size"]
+    assert problems(stored([1], tokens=[3], size=0), removed(1)) == ["block size"]
+
+
+def test_keys_without_tokens_are_keys() -> None:
+    """As vLLM 0.33's tier of host memory announces them by default."""
+    index = KeyIndex()
+    given = [stored([1], tokens=[], size=0), stored([2], tokens=[], size=0), removed(1), stored([2, 3])]
+    assert index.apply(0, EventBatch(0.0, tuple(given))) == []
+    assert index.keys(Place(0, DEVICE)) == {2, 3}
+    assert index.bare == {Place(0, DEVICE): 2}
 
 
 def test_after_a_gap_absence_proves_nothing() -> None:

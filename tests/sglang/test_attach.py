@@ -36,7 +36,13 @@ DIALECT = registry.dialect_of(structs.NAME)
 LIVE = {"python": InstalledSGLangEngine, "rust": RustSGLangEngine}
 
 
-def drive(session: Session, live: str, features: tuple[str, ...] = FEATURES, seeds: int = 4) -> int:
+@pytest.fixture(autouse=True, scope="module")
+def _importable() -> None:
+    """Stands in for what a server has installed, before anything of SGLang is imported."""
+    importlib.import_module("hkv.dialects.sglang.engines.sglang_objects")
+
+
+def drive(session: Session, live: str, features: tuple[str, ...] = FEATURES, seeds: int = 4, steps: int = 12) -> int:
     """Random traffic through caches under observation; the operations that were compared, up to a difference."""
     compared = 0
     for feature in features:
@@ -44,7 +50,7 @@ def drive(session: Session, live: str, features: tuple[str, ...] = FEATURES, see
             choices = RandomChoices(seed)
             engine = LIVE[live](DIALECT.draw_header(choices, feature, 2, structs.NAME))
             observed = DIALECT.attach(engine.params, session)
-            DIALECT.drive(engine.header, choices, engine.perform, 12)
+            DIALECT.drive(engine.header, choices, engine.perform, steps)
             compared += sum(shadow.operations for shadow in session.shadows[-1:])
             observed.close()
             if any(shadow.difference for shadow in session.shadows[-1:]):
@@ -87,7 +93,7 @@ def test_a_defect_planted_in_a_live_tree_is_noticed(name: str, tmp_path: pathlib
     session = Session(settings)
     with applied(*row.edits):
         with contextlib.suppress(AssertionError, KeyError):  # SGLang's own, once its tree is wrong
-            drive(session, "python", ("window", "full"), seeds=60)
+            drive(session, "python", ("window", "full"), seeds=80, steps=24)
         shadow = session.shadows[-1]
         assert shadow.difference is not None
         (path,) = find_logs([tmp_path])
@@ -198,9 +204,8 @@ def test_a_lock_s_part_on_the_state_is_given_back_alone(
     live: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By `extra_buffer_lazy`, where an allocation finds no free state."""
-    from hkv.dialects.sglang.engines import sglang_objects  # stands in for what a server has installed
+    from sglang.srt.mem_cache.unified_cache.components import mamba
 
-    mamba = importlib.import_module("sglang.srt.mem_cache.unified_cache.components.mamba", sglang_objects.__package__)
     lazy = SimpleNamespace(enable_mamba_extra_buffer_lazy=True, mamba_max_states_per_path=-1)
     monkeypatch.setattr(mamba, "get_exec", lambda: SimpleNamespace(mamba=lazy))
     for beside in ("numpy", "sglang", "sglang-rust"):

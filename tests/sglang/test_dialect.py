@@ -172,6 +172,26 @@ def test_a_planted_defect_is_found_and_made_small(method: str, planted: Any, mon
     assert len(Shrinker(Wrong, SGLangNumpyEngine).shrink(case).operations) <= 12
 
 
+@pytest.mark.parametrize("windowed", [False, True])
+def test_a_case_with_states_is_made_small(windowed: bool) -> None:
+    """A window and states are left out, each by itself."""
+
+    class Wrong(SGLangNumpyEngine):
+        def perform(self, operation: structs.Operation) -> Any:
+            answer = super().perform(operation)
+            return structs.Slots(None) if isinstance(operation, structs.DecodeOp) else answer
+
+    only = Only(
+        dialect=structs.NAME, kinds=frozenset(structs.KINDS if windowed else (structs.KINDS[0], structs.STATES))
+    )
+    runs = (differ(Wrong, SGLangNumpyEngine, "states", seed, 2, 12, only=only) for seed in range(20))
+    cases = [recording.case(parted) for recording, parted in runs if parted is not None]
+    case = next(case for case in cases if len(case.header.groups) == 2 + windowed)
+    small = Shrinker(Wrong, SGLangNumpyEngine).shrink(case)
+    assert [group["kind"] for group in small.header.groups] == ["full_attention"]
+    assert len(small.operations) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

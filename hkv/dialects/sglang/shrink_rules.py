@@ -54,14 +54,17 @@ def _simpler_operations(operation: Any) -> Iterator[Any]:
 
 
 def _smaller_headers(header: structs.Header) -> Iterator[structs.Header]:
-    """No window, or a smaller one; smaller pages, and fewer; an option at its plainest."""
+    """No window or no states, or a smaller window; smaller pages, and fewer; an option at its plainest."""
     change = msgspec.structs.replace
-    if len(header.groups) > 1:
-        yield change(header, groups=header.groups[:1], num_blocks=header.num_blocks[:1])
-        window = header.groups[1]["window"]
+    for place, group in enumerate(header.groups[1:], 1):
+        groups, blocks = list(header.groups), list(header.num_blocks)
+        del groups[place], blocks[place]
+        plain = {"tracked": False, "most_states": -1} if group["kind"] == structs.STATES else {}
+        yield change(header, groups=groups, num_blocks=blocks, **plain)
+        window = group.get("window", 1)
         for less in sorted({1, window // 2, window - 1}):
             if 1 <= less < window:
-                yield change(header, groups=[header.groups[0], {**header.groups[1], "window": less}])
+                yield change(header, groups=[*header.groups[:place], {**group, "window": less}, *groups[place:]])
     for size in (1, 2):
         if size < header.groups[0]["block_size"]:
             yield change(header, groups=[{**group, "block_size": size} for group in header.groups])
@@ -69,7 +72,7 @@ def _smaller_headers(header: structs.Header) -> Iterator[structs.Header]:
         for less in sorted({1, count // 2, count - 4, count - 1}):
             if 1 <= less < count:
                 yield change(header, num_blocks=[*header.num_blocks[:place], less, *header.num_blocks[place + 1 :]])
-    for name, value in {"policy": "lru", "eagle": False, "need_sort": False}.items():
+    for name, value in {"policy": "lru", "eagle": False, "need_sort": False, "most_states": -1}.items():
         if getattr(header, name) != value:
             yield change(header, **{name: value})
 
