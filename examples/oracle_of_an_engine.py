@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 
 import hkv
-from hkv.oracle.comparison import DiffResult
+from hkv.oracle.found_difference import DiffResult
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent
 

@@ -107,7 +107,7 @@ static void do_request(const Json *operation) {
     answer("null");
 }
 
-static void do_drop(Request *request) {
+static void drop_request(Request *request) {
     for (Request **link = &requests; *link != NULL; link = &(*link)->next) {
         if (*link != request) continue;
         *link = request->next;
@@ -119,7 +119,6 @@ static void do_drop(Request *request) {
     free(request->keys);
     free(request->row);
     free(request);
-    answer("null");
 }
 
 /* The prefix cache. */
@@ -277,7 +276,7 @@ static void do_state(void) {
     answer("}}");
 }
 
-/* The protocol: a header, then one operation a line; one answer a line. */
+/* The protocol: a header, then one operation a line; one answer a line. Another header may come at any time. */
 
 /* Why this engine does not implement a configuration, or NULL if it does. */
 static const char *unsupported(const Json *header) {
@@ -295,7 +294,11 @@ static const char *unsupported(const Json *header) {
     return NULL;
 }
 
+/* An empty cache of a configuration; of the one before nothing is left. */
 static void start(const Json *header) {
+    while (requests != NULL) drop_request(requests);
+    num_stored = num_stored_tokens = 0;
+    found_request = NULL;
     block_size = (int)json_int(json_get(header, "groups")->child, "block_size", 1);
     max_model_len = (int)json_int(header, "max_model_len", 0);
     caching = json_bool(header, "caching", 1);
@@ -320,7 +323,8 @@ static void perform_on(Request *request, const char *name, const Json *operation
     } else if (strcmp(name, "free") == 0) {
         do_free(request);
     } else if (strcmp(name, "drop") == 0) {
-        do_drop(request);
+        drop_request(request);
+        answer("null");
     } else {
         answer("{\"error\":\"no such operation\"}");
     }
@@ -354,19 +358,17 @@ static void perform(const Json *operation) {
 int main(void) {
     char *line = NULL;
     size_t room = 0;
-    int started = 0;
     while (getline(&line, &room, stdin) > 0) {
         Json *value = json_parse(line);
         if (value == NULL || value->type != JSON_OBJECT) {
             answer("{\"error\":\"not a JSON object\"}");
-        } else if (started) {
+        } else if (pool.blocks != NULL && json_get(value, "op") != NULL) {
             perform(value);
         } else if (unsupported(value) != NULL) {
-            answer("{\"unsupported\":\"%s\"}", unsupported(value));
+            answer("{\"unsupported\":\"%s\",\"again\":true}", unsupported(value));
         } else {
             start(value);
-            started = 1;
-            answer("null");
+            answer("{\"again\":true}");
         }
         fflush(stdout);
         json_free(value);

@@ -19,6 +19,7 @@ static void leave_queue(Pool *pool, int block) {
 }
 
 void pool_init(Pool *pool, int num_blocks) {
+    free(pool->blocks);
     memset(pool, 0, sizeof *pool);
     pool->num_blocks = num_blocks;
     pool->blocks = calloc((size_t)num_blocks, sizeof(Block));

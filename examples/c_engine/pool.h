@@ -19,6 +19,7 @@ typedef struct {
     Block *blocks;
 } Pool;
 
+/* An empty pool in place of the one before; the first is all zeros. */
 void pool_init(Pool *pool, int num_blocks);
 /* The block that is known by `key`, or 0. */
 int pool_find(const Pool *pool, const uint8_t key[KEY_BYTES]);

@@ -18,7 +18,7 @@ from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
-from hkv.oracle.check import FollowedLog, junit_xml, with_bugs
+from hkv.oracle.check import FollowedLog, junit_xml, reproducing
 from hkv.oracle.check import follow as follow_logs
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
@@ -116,7 +116,7 @@ def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], result: 
     if log is None:
         raise ConfigError("html", path, "a log that can be checked")
     factory = engine_factory(given.engine, given.timeout)
-    engines = () if given.invariants else ((given.engine, lambda header: factory(with_bugs(header, bugs))),)
+    engines = () if given.invariants else ((given.engine, reproducing(factory, bugs)),)
     options = ["--invariants"] if given.invariants else ["--engine", given.engine]
     again = {"checks it again": command_line("check", log.path, *options)}
     recorded = "log" if log.difference is not None or not engines else ""

@@ -25,26 +25,37 @@ from hkv.cli.options import (
 )
 from hkv.cli.output_option import OutputFolder, Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
-from hkv.cli.shrink import print_case, print_log, print_other, shrink_with_bar
+from hkv.cli.shrink import print_found, print_log, shrink_with_bar
 from hkv.contract import registry
 from hkv.contract.options import group, option
 from hkv.errors import ConfigError
-from hkv.oracle.comparison import Comparison, DiffResult, FoundDifference, compare_in_cluster
+from hkv.oracle.comparison import Comparison, compare_in_cluster
 from hkv.oracle.engines import PREFIX, built_in
+from hkv.oracle.found_difference import DiffResult, FoundDifference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _DiffOptions(Reported):
     engines: str | None = option(
         help=f"The engine in doubt and the one that counts, each one of: {FORMS}. Beside one of HKV's own, the other "
-        "is in doubt, whichever comes first.  "
+        "is in doubt, whichever comes first; --definition says otherwise.  "
         f"[default: {defaults(lambda dialect: ','.join(dialect.default_pair))}]"
+    )
+    definition: str | None = option(
+        metavar="ENGINE", help="The one of --engines that is right by declaration; the other is in doubt."
     )
     dialect: str = dialect_option()
     seeds: int = seeds_option(50)
     traffic: TrafficOptions = group(TrafficOptions)
     ids: str = ids_option()
     bugs: Sequence[str] = bugs_option()
+    known: Sequence[str] = option(
+        (),
+        "--known",
+        multiple=True,
+        metavar="NAMES",
+        help="Known upstream defects that the engine in doubt has: seeds that differ in nothing else are counted.",
+    )
     shrink: bool = option(True, "--shrink/--no-shrink", help="Make the failing case small.")
     save: str | None = option(metavar="DIR", type=OutputFolder(), help="Folder for the log of a difference.")
     html: str | None = html_field("every block on both engines, of each difference")
@@ -58,9 +69,9 @@ class _DiffOptions(Reported):
 def command(given: _DiffOptions) -> int:
     """Drive two engines through the same random traffic and compare every answer, the whole state after each step.
 
-    Stops at the first difference of each feature, makes the case small, names the first invariant that each engine
-    breaks on it, and saves the log up to it, with the answers of the engine that counts, for `hkv check`. Seeds whose
-    configuration an engine says it does not implement are counted and left out.
+    Stops at the first difference of each feature that is not --known, makes the case small, names the first invariant
+    that each engine breaks on it, and saves the log up to it, with the answers of the engine that counts, for
+    `hkv check`. Seeds whose configuration an engine says it does not implement are counted and left out.
 
     Exit status: 0 no difference, 1 some, 2 unusable input.
 
@@ -73,7 +84,8 @@ def command(given: _DiffOptions) -> int:
     check_timeout(*pair)
     traffic, bugs = given.traffic, names_of(given.bugs)
     only = traffic.restriction.under(given.dialect)
-    arguments = (pair, only, traffic.version, traffic.steps, given.ids, bugs, given.timeout)
+    own = (names_of(given.known), given.definition)
+    arguments = (pair, only, traffic.version, traffic.steps, given.ids, bugs, given.timeout, *own)
     comparison = Comparison(*arguments)
     chosen = tuple(traffic.features) or comparison.features
     each = range(traffic.first_seed, traffic.first_seed + given.seeds)
@@ -101,7 +113,7 @@ def command(given: _DiffOptions) -> int:
         report.tell(given.shrink)
     result = comparison.result(report.found)
     if given.html is not None:
-        cases = [difference_case(found, comparison.factories, given.ids) for found in report.found]
+        cases = [difference_case(found, comparison.factories(found), given.ids) for found in report.found]
         write_page(given.html, f"hkv diff: {' and '.join(comparison.engines)}", cases)
     _say(result, f"in {len(chosen)} features, {given.seeds} seeds each", report.documents, given)
     return not result.agrees
@@ -115,6 +127,9 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _D
             f"{' and '.join(result.engines)}: {found or 'no'} difference{'s' * (found > 1)} "
             f"{extent}{left_out if result.not_implemented else ''}, {result.operations:,} operations"
         )
+        for name, seeds in result.known.items():
+            behaviour = registry.dialect_of(given.dialect).bugs[name].behaviour
+            click.echo(f"known defect: {seeds} seeds differ in nothing but {name}: {behaviour}")
         for name, meaning in result.not_compared.items():
             click.echo(f"not compared, as an engine lacks it: {name} ({meaning})")
         if result.hint:
@@ -125,6 +140,7 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _D
         "not_implemented": result.not_implemented,
         "differences": differences,
         "not_compared": dict(result.not_compared),
+        "known": dict(result.known),
     }
     write_json(given.json_path, document)
 
@@ -143,10 +159,7 @@ class _Report:
             name = f"{found.feature} seed {found.seed} version {found.version}"
             if self._talk:
                 click.echo(f"{name}: {found.headline}")
-                print_case(
-                    found.case, found.operations_before_shrinking, found.broken, found.shrinking_problem, found.engines
-                )
-                print_other(found.engines, found.broken, found.broken_by_other)
+                print_found(found)
             document = found.record()
             if self._folder is not None:
                 path = pathlib.Path(self._folder) / f"{found.feature}-{found.seed}-v{found.version}.jsonl"

@@ -19,7 +19,7 @@ from hkv.contract.log import Log
 from hkv.contract.options import option
 from hkv.oracle.broken_invariant import Broken, FoundTraffic
 from hkv.oracle.check import Difference
-from hkv.oracle.comparison import FoundDifference
+from hkv.oracle.found_difference import FoundDifference
 from hkv.oracle.history import Engines, Mark, difference_mark, history, invariant_mark
 from hkv.oracle.log_file import log_bytes
 from hkv.page import page

@@ -21,6 +21,7 @@ from hkv.contract.options import argument, option
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import engine_factory
+from hkv.oracle.found_difference import FoundDifference
 from hkv.oracle.history import Engines, invariant_mark
 from hkv.oracle.log_file import log_bytes, read_log
 from hkv.oracle.shrink import Shrinker
@@ -164,13 +165,18 @@ def print_broken(
                 click.echo("          from here on the engine in doubt follows its own answers")
 
 
-def print_other(engines: tuple[str, str], broken: Broken | str, other: Broken | str) -> None:
-    """Prints what the invariants say of the engine that counts, where either breaks one; arguments as of
-    `FoundDifference`."""
+def print_found(found: FoundDifference) -> None:
+    """Prints the case of a difference, and what the invariants say of the engine that counts."""
+    print_case(found.case, found.operations_before_shrinking, found.broken, found.shrinking_problem, found.engines)
+    counts, other = found.engines[1], found.broken_by_other
     if isinstance(other, Broken):
-        click.echo(f"  {engines[1]} breaks {other.name}, line {other.line}, {other.problem}")
-    elif isinstance(broken, Broken):
-        click.echo(f"  {engines[1]}: {other}")
+        click.echo(f"  {counts} breaks {other.name}, line {other.line}, {other.problem}")
+        if found.defined:
+            click.echo(f"  {counts} is the definition: {other.name} may be wrong, or not hold of such caches")
+    elif isinstance(found.broken, Broken):
+        click.echo(f"  {counts}: {other}")
+    if found.known:
+        click.echo(f"  beyond known defects: {', '.join(found.known)}")
 
 
 def print_log(path: pathlib.Path | str) -> None:

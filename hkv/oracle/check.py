@@ -9,7 +9,7 @@ import math
 import pathlib
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -69,7 +69,7 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
     configuration; an engine that says it does not implement it, or cannot start, raises an error of its own.
     """
     try:
-        engine = factory(with_bugs(log.header, bugs))
+        engine = reproducing(factory, bugs)(log.header)
     except (UnsupportedConfigError, EngineProcessError):
         raise
     except HKVError as error:
@@ -78,7 +78,7 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
     dialect = registry.dialect_of(log.header.dialect)
     lacks = dialect.missing_capabilities(engine)
-    given = answers(dialect, engine, log.operations, lambda: factory(with_bugs(log.header, bugs)))
+    given = answers(dialect, engine, log.operations, lambda: reproducing(factory, bugs)(log.header))
     for index, got in enumerate(given):
         operation = log.operations[index]
         want = getattr(operation, "want", None)
@@ -91,27 +91,45 @@ def known_defects(log: Log, factory: EngineFactory, difference: Difference, bugs
     """Names of the fewest upstream defects under which a log agrees that differs without them; empty where none do.
 
     Logs of live engines do not say which defects their traffic ran into: one that was recorded before a defect had a
-    name differs until it is named. Defects are added one at a time, each time the one that moves the first difference
-    furthest, so that a few that show on different lines are found together.
+    name differs until it is named.
     """
-    found: list[str] = []
-    line = difference.line
-    names = [bug.name for bug in registry.dialect_of(log.header.dialect).bugs.values() if bug.part == "manager"]
-    while len(found) < MOST_DEFECTS:
-        reached: dict[str, float] = {}
+
+    def reached(names: tuple[str, ...]) -> float:
+        other = check_log(log, factory, (*bugs, *names))
+        return math.inf if other is None else other.line
+
+    known = registry.dialect_of(log.header.dialect).bugs.values()
+    found, line = fewest_defects(
+        [bug.name for bug in known if bug.part == "manager" and bug.name not in bugs], difference.line, reached
+    )
+    return found if line == math.inf else ()
+
+
+def fewest_defects(
+    names: Sequence[str], place: float, reached: Callable[[tuple[str, ...]], float]
+) -> tuple[tuple[str, ...], float]:
+    """The fewest defects under which two engines agree, and infinity; or those under which they part furthest on.
+
+    Defects are added one at a time, each time the one that moves the first difference furthest, so that a few that show
+    in different places are found together.
+
+    Args:
+      names: of the defects.
+      place: of the first difference without any.
+      reached: place of the first one under some; an HKVError where the configuration or an engine knows no such defect.
+    """
+    found: tuple[str, ...] = ()
+    while len(found) < MOST_DEFECTS and place < math.inf:
+        places = dict[str, float]()
         for name in names:
-            if name not in (*bugs, *found):
-                with contextlib.suppress(HKVError):  # the configuration or the engine knows no such defect
-                    other = check_log(log, factory, (*bugs, *found, name))
-                    reached[name] = math.inf if other is None else other.line
-        best = max(reached, key=lambda name: reached[name], default="")
-        if not best or reached[best] <= line:
-            return ()
-        found.append(best)
-        if reached[best] == math.inf:
-            return tuple(found)
-        line = int(reached[best])
-    return ()
+            if name not in found:
+                with contextlib.suppress(HKVError):
+                    places[name] = reached((*found, name))
+        best = max(places, key=lambda name: places[name], default="")
+        if not best or places[best] <= place:
+            break
+        found, place = (*found, best), places[best]
+    return found, place
 
 
 def judge_log(log: Log) -> tuple[Difference | None, frozenset[str]]:
@@ -136,6 +154,11 @@ def with_bugs(header: AnyHeader, bugs: Sequence[str]) -> AnyHeader:
     if not bugs:
         return header
     return msgspec.structs.replace(header, oplog=max(2, header.oplog), bugs=sorted({*header.bugs, *bugs}))  # type: ignore[attr-defined]
+
+
+def reproducing(factory: EngineFactory, bugs: Sequence[str]) -> EngineFactory:
+    """The factory, whose engines reproduce defects besides those that a header names."""
+    return (lambda header: factory(with_bugs(header, bugs))) if bugs else factory
 
 
 def _difference(log: Log, index: int, field: str, want: Any, got: Any) -> Difference:

@@ -1,162 +1,28 @@
-"""Two engines through the same random traffic, seed after seed: what `hkv diff` finds, as typed values."""
+"""Two engines through the same random traffic, seed after seed: how `hkv diff` finds differences."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hkv.cluster import in_cluster
-from hkv.columns import Columns, columns
 from hkv.contract import registry
-from hkv.contract.answer import EngineFactory
+from hkv.contract.answer import EngineFactory, Mismatch
 from hkv.contract.bugs import bugs_of_part
 from hkv.contract.case import Case
-from hkv.contract.log import describe
-from hkv.errors import ConfigError, EngineFailure, UnsupportedConfigError
+from hkv.errors import ConfigError, EngineFailure, EngineProcessError, HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken, on_its_own
+from hkv.oracle.check import fewest_defects, reproducing
 from hkv.oracle.diagnosis import FURTHER_SEEDS, Diagnosis, SeedTraffic, diagnosed, smaller
 from hkv.oracle.engine import flags_for, make_engine
-from hkv.oracle.engines import trusted_first
-from hkv.oracle.log_file import write_log
-from hkv.oracle.record import Only, differ, draw, features_of
+from hkv.oracle.engines import ProcessFactory, trusted_first
+from hkv.oracle.found_difference import DiffResult, FoundDifference
+from hkv.oracle.record import Only, Recording, differ, draw, features_of
 from hkv.oracle.shrink import Shrinker, repaired
-from hkv.oracle.verbs import EngineLike, Path, named_engine
-
-_LONG = re.compile(r"\[((?:\d+, ){6})(?:\d+, )+(\d+)\]")
-"""A list of more than eight numbers; the first six and the last are shown."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FoundDifference:
-    """Traffic on which two engines differ.
-
-    Attributes:
-      feature: feature of the traffic.
-      seed: of the configuration and the traffic.
-      version: of the log format.
-      case: the operations up to the one that is answered differently, or on to the broken invariant, made small if
-        that was wanted.
-      operations_before_shrinking: number of operations before.
-      engines: names of the engine in doubt and of the one that counts.
-      broken: the first invariant that the engine in doubt breaks on the case, or why none is known, in words.
-      broken_by_other: the same of the engine that counts.
-      shrinking_problem: the error that ended shrinking too early, or None.
-    """
-
-    feature: str
-    seed: int
-    version: int
-    case: Case
-    operations_before_shrinking: int
-    engines: tuple[str, str]
-    broken: Broken | str
-    broken_by_other: Broken | str
-    shrinking_problem: str | None
-
-    @property
-    def line(self) -> int:
-        """Line of the log that `write` writes, 1 for the configuration itself."""
-        return len(self.case.answers) + 1
-
-    @property
-    def operation(self) -> str:
-        """The operation that is answered differently, on one line."""
-        return describe(self.case.differing[-1]) if self.case.operations else "header"
-
-    @property
-    def headline(self) -> str:
-        """First line of a report: the broken invariant, how, and by whom if not by the engine in doubt; or what is
-        wrong with the answer."""
-        if isinstance(self.broken, Broken):
-            return _problem(self.broken)
-        if isinstance(self.broken_by_other, Broken):
-            return f"{self.engines[1]} itself breaks {_problem(self.broken_by_other)}"
-        said = registry.dialect_of(self.case.header.dialect).difference(self.case) if self.case.operations else ""
-        mismatch = self.case.mismatch
-        wrong = mismatch.got if self.case.fails else f"{mismatch.field} is {mismatch.got}, not {mismatch.want}"
-        return said or f"{self.operation}: {wrong}"
-
-    @property
-    def invariant(self) -> str | None:
-        """Name of the broken invariant, or None."""
-        return self.broken.name if isinstance(self.broken, Broken) else None
-
-    def write(self, path: Path) -> None:
-        """Writes the case as a log, with the answers of the engine that counts, whole or not at all."""
-        write_log(path, self.case.header, self.case.differing, self.case.answers)
-
-    def record(self) -> dict[str, Any]:
-        """Record in plain values, for `hkv diff --json`."""
-        return {
-            "seed": self.seed,
-            "version": self.version,
-            "line": self.line,
-            "headline": self.headline,
-            "operation": self.operation,
-            "field": self.case.mismatch.field,
-            "want": self.case.mismatch.want,
-            "got": self.case.mismatch.got,
-            "operations": len(self.case.operations),
-            "operations_before_shrinking": self.operations_before_shrinking,
-            "invariant": self.invariant,
-            "invariant_problem": self.broken.problem if isinstance(self.broken, Broken) else self.broken,
-            "in_doubt": self.engines[0],
-            "invariant_of_other": self.broken_by_other.name if isinstance(self.broken_by_other, Broken) else None,
-            **({} if self.shrinking_problem is None else {"shrinking_problem": self.shrinking_problem}),
-        }
-
-
-def _problem(broken: Broken) -> str:
-    """A broken invariant on one line, long lists of blocks shortened."""
-    return f"{broken.name}: " + _LONG.sub(r"[\1..., \2]", " ".join(broken.problem.split()))
-
-
-@dataclasses.dataclass(frozen=True)
-class DiffResult:
-    """Result of comparing two engines.
-
-    Attributes:
-      engines: names of the engine in doubt and of the one that counts.
-      found: the first difference of each feature that has one.
-      seeds: seeds that both engines implement.
-      not_implemented: seeds that one of them says it does not implement.
-      reason: reason given, the first time; "" where they all are.
-      operations: operations performed.
-      not_compared: what one of the engines says it lacks, with its meaning.
-      hint: options under which both engines implement what is drawn, in words, where they implement little; else "".
-    """
-
-    engines: tuple[str, str]
-    found: tuple[FoundDifference, ...]
-    seeds: int
-    not_implemented: int
-    reason: str
-    operations: int
-    hint: str = ""
-    not_compared: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-
-    @property
-    def agrees(self) -> bool:
-        """True if no difference was found."""
-        return not self.found
-
-    @property
-    def differences(self) -> Columns:
-        """One entry a difference: `feature`, `seed`, `version`, `line`, `operation`, `field`, `invariant`."""
-        return columns(
-            self.found,
-            {
-                "feature": (lambda found: found.feature, str),
-                "seed": (lambda found: found.seed, int),
-                "version": (lambda found: found.version, int),
-                "line": (lambda found: found.line, int),
-                "operation": (lambda found: found.operation, str),
-                "field": (lambda found: found.case.mismatch.field, str),
-                "invariant": (lambda found: found.invariant or "", str),
-            },
-        )
+from hkv.oracle.verbs import EngineLike, named_engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +34,7 @@ class Compared:
     not_implemented: int
     reason: str
     operations: int
+    known: dict[str, int]
     parted: int | None
 
 
@@ -175,11 +42,20 @@ def _shrink(shrinker: Shrinker, case: Case) -> Case:
     return shrinker.shrink(case)
 
 
+def _defined(pair: Sequence[EngineLike], definition: EngineLike) -> tuple[EngineLike, EngineLike]:
+    """The engine that was declared the definition, and the other."""
+    if definition not in pair:
+        raise ConfigError("definition", definition, f"one of the engines: {' and '.join(map(str, pair))}")
+    first, second = pair
+    return (second, first) if second == definition else (first, second)
+
+
 class Comparison:
     """Compares two engines on one seed after the other; other arguments as of `diff`.
 
-    Where one of the engines is HKV's own, the other is in doubt (`trusted_first`), else the first; None for the
-    dialect's default. `engines` are their names then, the one in doubt first.
+    Where one of the engines is declared the `definition`, the other is in doubt; else, where one is HKV's own, the
+    other (`trusted_first`); else the first. None for the dialect's default. `engines` are their names then, the one in
+    doubt first. Differences under `known` defects of the engine in doubt are counted, and the next seed is taken.
     """
 
     def __init__(
@@ -191,24 +67,28 @@ class Comparison:
         ids: str = "exact",
         bugs: Sequence[str] = (),
         timeout: float | None = None,
+        known: Sequence[str] = (),
+        definition: EngineLike | None = None,
     ) -> None:
         rules = registry.dialect_of(only.dialect)
-        counts, doubted = trusted_first(engines or rules.default_pair, only.dialect)
+        pair = engines or rules.default_pair
+        counts, doubted = trusted_first(pair, only.dialect) if definition is None else _defined(pair, definition)
         (tested, self._tested), (right, self._right) = (named_engine(engine, timeout) for engine in (doubted, counts))
         self.engines = tested, right
         self.features = features_of(only, version)
         self._only, self._steps, self._ids = only, steps, ids
         self._versions = rules.drawn_versions(only.kinds) if version is None else (version,)
         self._bugs = bugs_of_part(bugs, "manager", rules.title, rules.bugs)
+        self._known = dict.fromkeys(bugs_of_part(known, "manager", rules.title, rules.bugs), 0)
+        self._defined = definition is not None
         self._operations = self._unsupported = self._compared = 0
         self._reason = ""
         self._not_compared: dict[str, str] = {}
-        self._parted: dict[str, tuple[int, Case]] = {}
+        self._parted: dict[str, tuple[int, Case, tuple[str, ...]]] = {}
 
-    @property
-    def factories(self) -> tuple[tuple[str, EngineFactory], tuple[str, EngineFactory]]:
-        """Both engines by name, the one in doubt first."""
-        return (self.engines[0], self._tested), (self.engines[1], self._right)
+    def factories(self, found: FoundDifference) -> tuple[tuple[str, EngineFactory], tuple[str, EngineFactory]]:
+        """Both engines by name as they differ, the one in doubt first."""
+        return (self.engines[0], self._tested), (self.engines[1], reproducing(self._right, found.known))
 
     def require(self, features: Sequence[str]) -> None:
         """Makes sure that there is traffic about each feature, and that both engines can start."""
@@ -225,21 +105,54 @@ class Comparison:
                 continue
 
     def seed(self, feature: str, seed: int) -> bool:
-        """Compares the engines on one seed; whether they differ."""
-        version = self._version(seed)
+        """Compares the engines on one seed; whether they differ in more than is known."""
         try:
-            recording, parted = differ(
-                self._tested, self._right, feature, seed, version, self._steps, self._ids, self._only, self._bugs
-            )
+            recording, parted = self._differ(feature, seed, ())
+            if parted is not None and sum(engine.restart() for engine in self._programs()):
+                recording, parted = self._differ(feature, seed, ())
+                if parted is None:
+                    said = "an engine that answers as in a fresh process, as it takes another header"
+                    raise EngineProcessError("engines", f"{', '.join(self.engines)}, {feature} seed {seed}", said)
         except UnsupportedConfigError as error:
             self._unsupported += 1
             self._reason = self._reason or str(error.value if error.argument == "header" else error)
             return False
+        names: tuple[str, ...] = ()
+        if parted is not None and self._known:
+            names, recording, parted = self._beyond_known(feature, seed, recording, parted)
         self._compared += 1
         self._operations += len(recording.operations)
         if parted is not None:
-            self._parted[feature] = seed, recording.case(parted)
+            self._parted[feature] = seed, recording.case(parted), names
+        else:
+            self._known |= {name: self._known[name] + 1 for name in names}
         return parted is not None
+
+    def _differ(self, feature: str, seed: int, known: Sequence[str]) -> tuple[Recording, Mismatch | None]:
+        """The traffic of a seed up to the first difference from the right engine as it is with some known defects."""
+        pair = self._tested, reproducing(self._right, known)
+        version = self._version(seed)
+        return differ(*pair, feature, seed, version, self._steps, self._ids, self._only, self._bugs)
+
+    def _programs(self) -> list[ProcessFactory]:
+        return [factory for factory in (self._tested, self._right) if isinstance(factory, ProcessFactory)]
+
+    def _beyond_known(
+        self, feature: str, seed: int, recording: Recording, parted: Mismatch | None
+    ) -> tuple[tuple[str, ...], Recording, Mismatch | None]:
+        """Known defects that make a difference, and the first difference beyond them, if there is one: of all of them
+        where it is as far on then, as what the engine in doubt breaks is not to be laid to one that it is known for."""
+        runs = {(): (recording, parted)}
+
+        def reached(names: tuple[str, ...]) -> float:
+            recording, parted = runs[names] = self._differ(feature, seed, names)
+            return math.inf if parted is None else len(recording.operations)
+
+        every = tuple(self._known)
+        names, place = fewest_defects(every, len(recording.operations), reached)
+        with contextlib.suppress(HKVError):
+            names = every if place < math.inf and place <= reached(every) < math.inf else names
+        return names, *runs[names]
 
     def stretch(self, feature: str, seeds: Iterable[int]) -> Compared:
         """Compares the engines, of which nothing was compared yet, on seeds one after the other, until they differ."""
@@ -250,7 +163,7 @@ class Comparison:
         return self._counts()
 
     def _counts(self) -> Compared:
-        return Compared(self._compared, self._unsupported, self._reason, self._operations, None)
+        return Compared(self._compared, self._unsupported, self._reason, self._operations, dict(self._known), None)
 
     def add(self, feature: str, compared: Compared) -> bool:
         """Counts what was compared elsewhere as if it had been here; whether the engines differ. EngineFailure if they
@@ -260,6 +173,7 @@ class Comparison:
         self._unsupported += compared.not_implemented
         self._reason = self._reason or compared.reason
         self._operations += compared.operations
+        self._known = {name: count + compared.known[name] for name, count in self._known.items()}
         if compared.parted is None:
             return False
         if not self.seed(feature, compared.parted):
@@ -275,8 +189,9 @@ class Comparison:
         again once every difference was yielded, as small as it was by then.
         """
         interrupt: KeyboardInterrupt | None = None
-        for feature, (seed, case) in self._parted.items():
-            shrinker = Shrinker(self._tested, self._right, self._ids)
+        for feature, (seed, case, known) in self._parted.items():
+            right = reproducing(self._right, known)
+            shrinker = Shrinker(self._tested, right, self._ids)
             found = Diagnosis(case, seed, "the engines disagree about the configuration itself")
             further = FURTHER_SEEDS if interrupt is None and not hurried else 0
             traffic = SeedTraffic(feature, self._only, self._version, self._steps, bool(self._bugs), further)
@@ -299,12 +214,12 @@ class Comparison:
             if shrinker.keeps is not None or isinstance(broken, Broken):
                 found = dataclasses.replace(found, broken=broken)
             case = found.case
-            other = on_its_own(self._right, case.header, repaired(case.header, case.operations))[1]
+            other = on_its_own(right, case.header, repaired(case.header, case.operations))[1]
             if isinstance(other, Broken) and isinstance(found.broken, Broken) and other.name == found.broken.name:
-                other = f"both engines break {other.name}: the operations are to blame for that, not an engine"
+                other = f"both engines break {other.name}: it may itself be wrong, or the operations"
                 found = dataclasses.replace(found, broken=other)
             said = (self.engines, found.broken, other, shrinker.problem)
-            yield FoundDifference(feature, found.seed, case.header.oplog, case, whole, *said)
+            yield FoundDifference(feature, found.seed, case.header.oplog, case, whole, *said, known, self._defined)
         if interrupt is not None:
             raise interrupt
 
@@ -319,7 +234,9 @@ class Comparison:
     def so_far(self, found: Sequence[FoundDifference]) -> DiffResult:
         """Result so far, however little was compared."""
         counts = (self._compared, self._unsupported, self._reason, self._operations)
-        return DiffResult(self.engines, tuple(found), *counts, not_compared=dict(self._not_compared))
+        return DiffResult(
+            self.engines, tuple(found), *counts, not_compared=dict(self._not_compared), known=dict(self._known)
+        )
 
     def _hint(self) -> str:
         flags = flags_for(lambda header: (self._tested(header), self._right(header)), self._only.dialect)
@@ -345,11 +262,14 @@ def diff(
     bugs: Sequence[str] = (),
     shrink: bool = True,
     timeout: float | None = None,
+    known: Sequence[str] = (),
+    definition: EngineLike | None = None,
 ) -> DiffResult:
     """Drives two engines through the same random traffic and compares every answer (`hkv diff`).
 
-    Stops at the first difference of each feature, makes the case small, and names the first invariant that either
-    engine breaks on it. Where one of them is HKV's own, the other is in doubt, in whichever order they are given.
+    Stops at the first difference of each feature that is not known, makes the case small, and names the first invariant
+    that either engine breaks on it. Where one of them is the definition, or else HKV's own, the other is in doubt, in
+    whichever order they are given.
 
     Args:
       tested: the engine in doubt.
@@ -366,13 +286,15 @@ def diff(
       bugs: names of upstream defects that both reproduce.
       shrink: whether to make failing cases small.
       timeout: seconds that an engine in a process of its own may take for one answer; None for the default.
+      known: names of upstream defects that the engine in doubt has: seeds that differ in nothing else are counted.
+      definition: whichever of the two engines is right by declaration.
 
     Raises:
       ConfigError: no such dialect, engine, feature, kind or defect; no configuration that both engines implement.
       EngineProcessError, MissingExtraError: an engine cannot start.
     """
     only = Only(frozenset(kinds), max_groups, dialect)
-    comparison = Comparison((tested, right), only, version, steps, ids, bugs, timeout)
+    comparison = Comparison((tested, right), only, version, steps, ids, bugs, timeout, known, definition)
     chosen = tuple(features) or comparison.features
     comparison.require(chosen)
     for feature in chosen:

@@ -79,7 +79,7 @@ def engine_factory(name: str, timeout: float | None = None) -> EngineFactory:
         command = name.removeprefix(PREFIX).strip()
         if not command:
             raise ConfigError("engine", name, "a command line after cmd:")
-        return process_factory(command, TIMEOUT if timeout is None else timeout)
+        return ProcessFactory(command, TIMEOUT if timeout is None else timeout)
     base, at, release = name.partition("@")
     if base in built_in():
         return _built_in(base, release if at else None)
@@ -117,27 +117,37 @@ class EngineProcess:
     """A process that speaks the process protocol, whatever the operations are; the header is sent as the first line.
 
     It refuses a configuration with UnsupportedConfigError or ConfigError, an operation with OperationError; from any
-    method, EngineProcessError: it died, hung or broke the protocol.
+    method, EngineProcessError: it died, hung or broke the protocol. One of `idle`, which wait for another header, is
+    taken before another is started, and goes back there where it says that it takes a header again.
     """
 
-    def __init__(self, header: Any, command: str, timeout: float = TIMEOUT) -> None:
-        self._process = LineProcess(command, timeout)
-        answer = self._say(msgspec.json.encode(header), "the header")
-        if isinstance(answer, dict) and set(answer) == {"unsupported"}:
-            self._process.close()
-            raise UnsupportedConfigError("header", answer["unsupported"], "a configuration that the engine implements")
-        if isinstance(answer, dict) and set(answer) == {"error"}:
-            self._process.close()
-            raise ConfigError("header", answer["error"], "a configuration that the engine accepts")
+    def __init__(
+        self, header: Any, command: str, timeout: float = TIMEOUT, idle: list[LineProcess] | None = None
+    ) -> None:
+        self._process = idle.pop() if idle else LineProcess(command, timeout)
+        answer = said = self._say(msgspec.json.encode(header), "the header")
+        if again := isinstance(said, dict) and said.get("again") is True:
+            answer = {name: value for name, value in said.items() if name != "again"} or None
+        self._end = weakref.finalize(self, _release, self._process, idle if again else None)
         self.lacks: tuple[str, ...] = ()
-        if isinstance(answer, dict) and set(answer) == {"lacks"} and isinstance(answer["lacks"], list):
-            self.lacks = tuple(map(str, answer["lacks"]))
-        elif answer is not None:
-            self._babble(answer, 'null, {"lacks": [...]}, {"unsupported": "why"} or {"error": "why"} to the header')
+        match answer:
+            case None:
+                pass
+            case {"unsupported": why, **more} if not more:
+                self.close()
+                raise UnsupportedConfigError("header", why, "a configuration that the engine implements")
+            case {"error": why, **more} if not more:
+                self.close()
+                raise ConfigError("header", why, "a configuration that the engine accepts")
+            case {"lacks": [*names], **more} if not more:
+                self.lacks = tuple(map(str, names))
+            case _:
+                forms = 'null, {"again": true}, {"lacks": [...]}, {"unsupported": "why"} or {"error": "why"}'
+                self._babble(said, f"{forms} to the header")
 
     def close(self) -> None:
-        """Ends the process; it ends with this object in any case."""
-        self._process.close()
+        """Ends the process, or has it wait for another header; so does the end of this object."""
+        self._end()
 
     def perform(self, operation: Any) -> Any:
         """Has it perform one operation and reads the answer as the type that the operation declares."""
@@ -193,13 +203,32 @@ PREFIX = "cmd:"
 """Prefix of the name of such an engine; its command line follows."""
 
 
-def process_factory(command: str, timeout: float = TIMEOUT) -> EngineFactory:
-    """A factory that starts `command`, split as a shell would, afresh for every header; no shell runs."""
+class ProcessFactory:
+    """Makes engines of a program by its command line, split as a shell would; no shell runs.
 
-    def start(header: Any) -> Any:
-        return registry.dialect_of(header.dialect).process_engine(EngineProcess(header, command, timeout))
+    A program that says that it takes another header is kept, and asked again once an engine of it is let go; any other
+    is started afresh for every header.
+    """
 
-    return start
+    def __init__(self, command: str, timeout: float = TIMEOUT) -> None:
+        self._command, self._timeout = command, timeout
+        self._idle: list[LineProcess] = []
+
+    def __call__(self, header: Any) -> Any:
+        speaker = EngineProcess(header, self._command, self._timeout, self._idle)
+        return registry.dialect_of(header.dialect).process_engine(speaker)
+
+    def restart(self) -> bool:
+        """Has the next header sent to a fresh process; whether one was kept."""
+        kept, self._idle = self._idle, []
+        for process in kept:
+            process.close()
+        return bool(kept)
+
+
+def _release(process: LineProcess, idle: list[LineProcess] | None) -> None:
+    """Lets go of a process: it waits among `idle` if it can, else it ends."""
+    process.close() if idle is None or not process.alive else idle.append(process)
 
 
 # A child process that is spoken to line by line, neither side ever waited for longer than a timeout.
@@ -240,7 +269,7 @@ class LineProcess:
 
     def ask(self, line: bytes, what: str) -> bytes:
         """Sends a line and returns the one that comes back, both without their newline."""
-        if not self._end.alive:
+        if not self.alive:
             raise EngineProcessError("engine", f"cmd:{self.command}", f"a process that still runs, to answer {what}")
         try:
             self._check_silent(what)
@@ -251,7 +280,13 @@ class LineProcess:
             raise
         except KeyboardInterrupt:
             _kill_session(self._process)  # at once: an interrupted command ends without waiting for anyone
+            self.close()
             raise
+
+    @property
+    def alive(self) -> bool:
+        """True until it was ended from here."""
+        return self._end.alive
 
     def close(self) -> None:
         """Ends the process: closes its input, waits a moment, kills what is left."""

@@ -61,7 +61,7 @@ class Shrinker:
         """The case up to the first disagreement, after repairs, and on to the broken invariant that is to be kept.
 
         None if the engines agree, or the right one fails, or another invariant is broken first, or by the right one
-        too: then the operations are to blame.
+        too: then it tells neither engine from the other.
         """
         try:
             pair = make_pair(self.tested, self._right, header, self._ids)

@@ -62,9 +62,14 @@ def test_it_says_what_it_does_not_implement(engine: str) -> None:
 def test_bad_input_is_answered(engine: str) -> None:
     header = '{"oplog":1,"dialect":"vllm-0.33","groups":[{"kind":"full_attention","block_size":2}],"num_blocks":4,'
     header += '"hash":"sha256_cbor","hash_block_size":2,"max_model_len":64}'
+    request = '{"op":"request","id":"r1","tokens":[1]}'
     text = f'{header}\nnonsense\n{{"op":"jump"}}\n{{"op":"free","id":"r1"}}\n{{"op":"reset"}}\n'
+    text += f"{request}\n{request}\n{header}\n{request}\n"
     done = subprocess.run([engine.removeprefix("cmd:")], input=text, capture_output=True, text=True, check=True)
     answers = done.stdout.splitlines()
-    assert answers[0] == "null"
+    assert answers[0] == '{"again":true}'
     assert all(answer.startswith('{"error":') for answer in answers[1:4])
     assert answers[4] == '{"ok":true}'
+    assert answers[5] == "null"
+    assert answers[6].startswith('{"error":')
+    assert answers[7:] == ['{"again":true}', "null"]  # another header: nothing is left of what came before it

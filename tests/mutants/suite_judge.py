@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from hkv.contract import registry
 from hkv.contract.log import describe
 from hkv.errors import MissingExtraError
-from hkv.oracle.comparison import Comparison, FoundDifference
+from hkv.oracle.comparison import Comparison
+from hkv.oracle.found_difference import FoundDifference
 from hkv.oracle.record import Only
 from hkv.testing.planting import applied
 from tests.mutants.row import Planted, Verdict

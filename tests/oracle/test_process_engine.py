@@ -155,6 +155,9 @@ def test_an_engine_that_does_not_read_is_noticed(program) -> None:
     [
         ('{"unsupported": "windows"}', UnsupportedConfigError),
         ('{"error": "no blocks"}', ConfigError),
+        ('{"error": "no blocks", "again": true}', ConfigError),
+        ('{"again": 1}', EngineProcessError),
+        ('{"again": true, "lacks": 3}', EngineProcessError),
         ("17", EngineProcessError),
         ("ready", EngineProcessError),
     ],
@@ -221,6 +224,62 @@ def test_check_and_diff_report_a_death_as_the_difference(program, tmp_path: path
     assert done.exit_code == 1
     assert "ended with exit status 7" in done.output
     assert "lookup" in done.output
+
+
+KEPT = SERVE.replace(
+    """engine = NumpyEngine(msgspec.json.decode(sys.stdin.buffer.readline(), type=Header))
+say(None)
+""",
+    "open(STARTED, 'a').write('.')\n",
+).replace(
+    """    name = fields["op"]
+""",
+    """    name = fields.get("op")
+    if name is None:
+        engine = NumpyEngine(msgspec.convert(fields, Header))
+        say({"again": True})
+        continue
+""",
+)
+
+
+def test_a_program_that_takes_another_header_is_kept(program, tmp_path: pathlib.Path) -> None:
+    """Through configurations, through candidates of shrinking, past a header that it does not implement."""
+    started = tmp_path / "started"
+    text = f"STARTED = {str(started)!r}\n{KEPT}"
+    how = ["--feature", "core", "--seeds", "6", "--steps", "4"]
+    done = CliRunner().invoke(diff, ["--engines", f"cmd:{program(text)},numpy", *how])
+    assert done.exit_code == 0, done.output
+    assert started.read_text() == "."
+    wrong = text.replace(
+        '    name = fields.get("op")\n',
+        '    name = fields.get("op")\n    fields |= {"in_flight": 0} if "in_flight" in fields else {}\n',
+    )
+    done = CliRunner().invoke(diff, ["--engines", f"cmd:{program(wrong)},numpy", "--feature", "core", "--seeds", "60"])
+    assert done.exit_code == 1
+    assert "shrunk from" in done.output
+    assert len(started.read_text()) < 8
+    choosy = text.replace(
+        "        engine = NumpyEngine",
+        """        if fields["oplog"] == 1:
+            say({"unsupported": "version 1", "again": True})
+            continue
+        engine = NumpyEngine""",
+    )
+    started.unlink()
+    done = CliRunner().invoke(diff, ["--engines", f"cmd:{program(choosy)},numpy", *how])
+    assert "of them not implemented (version 1)" in done.output
+    assert started.read_text() == "."
+
+
+def test_a_program_that_does_not_begin_anew_is_refused(program, tmp_path: pathlib.Path) -> None:
+    text = f"engine = None\nSTARTED = {str(tmp_path / 'started')!r}\n{KEPT}".replace(
+        "        engine = NumpyEngine(", "        engine = engine or NumpyEngine("
+    )
+    how = ["--engines", f"cmd:{program(text)},numpy", "--feature", "core", "--version", "1", "--seeds", "9"]
+    done = CliRunner().invoke(diff, how)
+    assert isinstance(done.exception, EngineProcessError)
+    assert "answers as in a fresh process" in str(done.exception)
 
 
 def test_seeds_that_are_not_implemented_are_counted(program) -> None:

@@ -9,7 +9,6 @@ import msgspec
 
 from hkv.contract.case import Best, Candidates, LifecycleRepair, ShrinkRules
 from hkv.dialects.rtp_llm import log as structs
-from hkv.dialects.rtp_llm.config import HYBRID, SINGLE
 from hkv.dialects.rtp_llm.lifecycle import RtpLifecycle
 from hkv.dialects.rtp_llm.log import RtpHeader, RtpOp, to_rtp_config
 
@@ -135,8 +134,6 @@ def _smaller_headers(header: RtpHeader) -> Iterator[RtpHeader]:
         groups = header.groups[:index] + header.groups[index + 1 :]
         counts = header.num_blocks[:index] + header.num_blocks[index + 1 :] if apart else header.num_blocks
         yield change(header, groups=groups, num_blocks=counts)
-        if header.dialect == HYBRID and len(groups) == 1:
-            yield change(header, groups=groups, dialect=SINGLE)
     for index, count in enumerate(header.num_blocks):
         for size in sorted({2, count // 2, count - 4, count - 1}):
             if 2 <= size < count:

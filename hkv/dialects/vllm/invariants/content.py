@@ -18,7 +18,7 @@ from hkv.dialects.vllm.log.structs import CacheEvent, ConnectorHit, Hit
 from hkv.keys.chained import extra_keys
 
 
-@invariant("identity", "B-I6")
+@invariant("identity", "B-I6", needs=("keys",))
 def identity(moment: Moment) -> Iterator[str]:
     """Equal keys mean equal prefixes, and equal prefixes have equal keys.
 
@@ -34,7 +34,7 @@ def identity(moment: Moment) -> Iterator[str]:
             yield f"one prefix of {moment.ledger.length(prefix)} tokens has keys {sorted(keys)}"
 
 
-@invariant("index", "B-I5", "B-I30", "B-I31")
+@invariant("index", "B-I5", "B-I30", "B-I31", needs=("keys",))
 def index(moment: Moment) -> Iterator[str]:
     """The key of a block in a row names what the row's owner has there: its group, its column, its tokens.
 
@@ -171,7 +171,7 @@ REPORTED_BY_COLUMNS = "hit-reported-by-columns"
 LOOKUPS = (oplog.LookupOp, oplog.ConnectorLookupOp)
 
 
-@remembering("event index", "B-I34", after=(oplog.EventsOp, *LOOKUPS), needs=("events",))
+@remembering("event index", "B-I34", after=(oplog.EventsOp, *LOOKUPS), needs=("events", "keys"))
 class EventIndex:
     """Index of cached keys that a router rebuilds from the event stream. One for each run.
 
@@ -288,7 +288,7 @@ class EventIndex:
 # KV events say whose blocks they are: kinds of groups, adapters, extra keys.
 
 
-@invariant("event fields", "B-I34", after=(oplog.EventsOp,), needs=("events",))
+@invariant("event fields", "B-I34", after=(oplog.EventsOp,), needs=("events", "keys"))
 def event_fields(moment: Moment) -> Iterator[str]:
     """A stored event names its group's kind and window, and of each key the adapter, extra keys and tokens it covers.
 

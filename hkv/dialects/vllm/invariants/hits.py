@@ -24,7 +24,7 @@ from reference.hits import HasEntry, connector_hit_by_definition, hit_alignment,
 # What a connector is told comes first: its invariants say more of a wrong row than those of any hit.
 
 
-@invariant("connector hits", "B-I8", after=(ConnectorLookupOp,))
+@invariant("connector hits", "B-I8", after=(ConnectorLookupOp,), needs=("keys",))
 def connector_hits(moment: Moment) -> Iterator[str]:
     """Of a hit that a connector is told, every block holds the request's own prefix up to its column, in its group.
 
@@ -114,7 +114,7 @@ def truncation(moment: Moment) -> Iterator[str]:
             yield f"group {group} keeps {answer.blocks[group]}, not {left}, of {operation.tokens} tokens"
 
 
-@invariant("soundness", "B-I8", after=(LookupOp, ConnectorLookupOp))
+@invariant("soundness", "B-I8", after=(LookupOp, ConnectorLookupOp), needs=("keys",))
 def soundness(moment: Moment) -> Iterator[str]:
     """At a hit of h tokens every group can resume: what the query at h reads is in blocks that hold this very prefix.
 
@@ -156,7 +156,7 @@ def _wrong(moment: Moment, group: int, column: int, end: int, exactly: bool) -> 
     return ""
 
 
-@invariant("maximality", "B-I9", after=(LookupOp,))
+@invariant("maximality", "B-I9", after=(LookupOp,), needs=("keys",))
 def maximality(moment: Moment) -> Iterator[str]:
     """No longer hit exists: the definition of a hit, tried at every length, finds none.
 
@@ -178,7 +178,7 @@ def maximality(moment: Moment) -> Iterator[str]:
         yield f"{best} tokens can be resumed from, {answer.hit} were found"
 
 
-@invariant("draft margin", "B-I12", after=(LookupOp,))
+@invariant("draft margin", "B-I12", after=(LookupOp,), needs=("keys",))
 def draft_margin(moment: Moment) -> Iterator[str]:
     """An EAGLE group at a hit of h tokens also holds the unit after h, which the hit gives up; others need not.
 
@@ -267,7 +267,7 @@ def monotonicity(moment: Moment) -> Iterator[str]:
 # States that a connector is offered are there.
 
 
-@invariant("offers", "B-I15", "B-I17", after=(oplog.OffloadsOp, oplog.FinalizeOp))
+@invariant("offers", "B-I15", "B-I17", after=(oplog.OffloadsOp, oplog.FinalizeOp), needs=("keys",))
 def offers(moment: Moment) -> Iterator[str]:
     """A state that is offered lies in a block that is in use, under the key of exactly the tokens that are said.
 
