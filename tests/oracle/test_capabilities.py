@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -26,6 +27,14 @@ OTHER = {
         "state": lambda: _other_keys(engine.state()),
         "events": lambda: [_other_key(event) for event in engine.events()],
     },
+    "no keys": lambda engine: {
+        "state": lambda: _renamed(engine.state(), lambda block, entry: ""),
+        "events": lambda: [msgspec.structs.replace(event, keys=None, parent=None) for event in engine.events()],
+    },
+    "keys of blocks": lambda engine: {
+        "state": lambda: _renamed(engine.state(), lambda block, entry: block),
+        "events": lambda: [msgspec.structs.replace(event, keys=None, parent=None) for event in engine.events()],
+    },
     "order": lambda engine: {"state": lambda: _sorted_queue(engine.state())},
     "references": lambda engine: {"state": lambda: msgspec.structs.replace(engine.state(), refs={})},
     "state": lambda engine: {"state": lambda: CacheState([], {}, {}, {})},
@@ -34,7 +43,11 @@ OTHER = {
 
 
 def _other_keys(state: CacheState) -> CacheState:
-    cached = {block: (group, tokens, key[::-1]) for block, (group, tokens, key) in state.cached.items()}
+    return _renamed(state, lambda block, entry: entry[2][::-1])
+
+
+def _renamed(state: CacheState, key: Callable[[str, tuple[int, int, str]], str]) -> CacheState:
+    cached = {block: (*entry[:2], key(block, entry)) for block, entry in state.cached.items()}
     return msgspec.structs.replace(state, cached=cached)
 
 
@@ -47,12 +60,17 @@ def _sorted_queue(state: CacheState) -> CacheState:
     return msgspec.structs.replace(state, free=sorted(state.free))
 
 
+def lack(what: str) -> str:
+    """The capability that an engine lacks."""
+    return "keys" if "keys" in what else what
+
+
 class Lacking:
     """The reference, but for one thing; it says so if `honest`."""
 
     def __init__(self, header: Header, what: str, honest: bool) -> None:
         self._engine = NumpyEngine(header)
-        self.lacks = (what,) if honest else ()
+        self.lacks = (lack(what),) if honest else ()
         self._other: dict[str, Any] = OTHER[what](self._engine)
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +101,7 @@ def test_only_what_an_engine_has_is_compared(what: str) -> None:
         comparison.require(["core"])
         parted = any(comparison.seed("core", seed) for seed in range(3))
         assert parted == (not honest)
-        assert set(comparison.so_far(()).not_compared) == ({what} if honest else set())
+        assert set(comparison.so_far(()).not_compared) == ({lack(what)} if honest else set())
 
 
 @pytest.mark.parametrize("what", OTHER)
@@ -96,9 +114,10 @@ def test_logs_are_compared_by_what_an_engine_has(what: str) -> None:
 @pytest.mark.parametrize("what", [name for name in OTHER if name != "state"])
 def test_only_what_an_engine_has_is_judged(what: str) -> None:
     watching = Watching(lambda header: Lacking(header, what, True), Only(), 2)
-    assert [watching.seed("core", seed) for seed in range(3)] == [None] * 3
-    assert set(watching.lacks) == {what}
-    assert bool(watching.not_asked) == (what != "keys")
+    for feature in ("core", "eagle", "sharing") if lack(what) == "keys" else ("core",):
+        assert [watching.seed(feature, seed) for seed in range(3)] == [None] * 3
+    assert set(watching.lacks) == {lack(what)}
+    assert watching.not_asked
 
 
 def test_an_engine_without_a_state_cannot_be_judged() -> None:

@@ -73,10 +73,11 @@ def shorter(found: Hit) -> Hit:
 
 HEADLINES: dict[str, type[NumpyEngine]] = {
     "eagle 2 0: maximality: after lookup r1: 6 tokens can be resumed from, 0 were found": altering("lookup", shorter),
-    "core 2 0: the shared prefix that the lookup of r1 names is of 1 tokens, no multiple of 12: no group has "
+    "core 2 0: the shared prefix that the lookup of r1 names is of 1 tokens, no multiple of 12: the search comes to no "
     "more than the hit": altering("lookup", lambda hit: changed(hit, shared_prefix=hit.shared_prefix + 1)),
-    "core 2 17: the shared prefix that the lookup of r6 names is of 0 tokens: one group alone has the first 16"
-    " cached": altering("lookup", lambda hit: changed(hit, shared_prefix=0)),
+    "core 2 17: the shared prefix that the lookup of r6 names is of 0 tokens: the search comes to 16": altering(
+        "lookup", lambda hit: changed(hit, shared_prefix=0)
+    ),
     "core 2 0: soundness: after lookup r2: a hit of 12 tokens needs column 0 of group 0, and block 2 there is "
     "not cached": altering(
         "lookup", lambda hit: changed(hit, blocks=[[block + 1 for block in row] for row in hit.blocks])

@@ -16,7 +16,8 @@ class Found(NamedTuple):
     Attributes:
       hit: tokens that need not be computed.
       blocks: for each group, the row that the request would begin with; empty lists for groups without a hit.
-      shared_prefix: the longest hit of a single group, in tokens, when that is longer than `hit`; else 0.
+      shared_prefix: the longest prefix that the search came to, in tokens, each group asked within what those before it
+        found, when that is longer than `hit`; else 0.
     """
 
     hit: int

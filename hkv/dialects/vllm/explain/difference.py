@@ -50,7 +50,7 @@ def difference(case: Case) -> str:
         case oplog.LookupOp() if field == "shared_prefix":
             unit = hit_alignment(to_config(case.header))
             said = f"the shared prefix that the lookup of {operation.id} names is of {got} tokens"
-            due = f"one group alone has the first {want} cached" if want else "no group has more than the hit"
+            due = f"the search comes to {want}" if want else "the search comes to no more than the hit"
             return f"{said}{f', no multiple of {unit}' if got % unit else ''}: {due}"
         case oplog.ConnectorLookupOp() if field == "hits":
             group = next(group for group, pair in enumerate(itertools.zip_longest(want, got)) if len(set(pair)) > 1)

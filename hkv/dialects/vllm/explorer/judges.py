@@ -35,7 +35,7 @@ class Moment:
       status: status that the cache answered.
       before, after: the cache.
       ledger_before, ledger: state of every request, as the operations alone tell it.
-      shared_prefix: longest hit of a single group, as a lookup reported it.
+      shared_prefix: longest prefix that the search came to, as a lookup reported it.
     """
 
     space: Space
@@ -95,7 +95,7 @@ def moment_of(
       space: the space.
       define: its definitions.
       move: the operation.
-      answer: its status, and the single-group hit of a lookup.
+      answer: its status, and the longest prefix of the search of a lookup.
       pictures: the cache before and after it.
       ledger: before it.
     """

@@ -109,7 +109,7 @@ class Program:
       space: as given.
       parameters: its configuration as data.
       perform: of the parameters, worlds and rows, the states after the operations, and int32[k, 2], status and
-        single-group hit that were answered.
+        longest prefix of the search that were answered.
       assess: judges and names: of worlds, rows, and both that `perform` returned.
     """
 

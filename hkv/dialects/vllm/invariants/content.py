@@ -65,7 +65,7 @@ def _holds_checkpoints(config: VllmConfig, group: int) -> bool:
     return kinds.layer(spec).checkpoint_blocks > 0
 
 
-@invariant("key life", "B-I5")
+@invariant("key life", "B-I5", needs=("keys",))
 def key_life(moment: Moment) -> Iterator[str]:
     """Keys come when blocks are filled and go when blocks are handed out, evicted, filled further or reset; only then.
 

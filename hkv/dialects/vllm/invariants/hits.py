@@ -239,7 +239,7 @@ def consistency(moment: Moment) -> Iterator[str]:
     if not _may_be_hit(moment, answer.hit):
         yield f"a hit of {answer.hit} tokens is not below the request's length or not aligned"
     if answer.shared_prefix and answer.shared_prefix <= answer.hit:
-        expected = f"0, or more than the hit of {answer.hit}: the longest prefix that one group alone has cached"
+        expected = f"0, or more than the hit of {answer.hit}: the longest prefix that the search came to"
         yield f"shared_prefix is {answer.shared_prefix}: expected {expected}"
     for group, row in enumerate(answer.blocks):
         cached = config.topology.groups[group].spec.prefix_cacheable

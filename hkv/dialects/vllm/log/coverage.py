@@ -21,7 +21,7 @@ RULES = {
     "hit/mamba": "a recurrent state is found",
     "hit/inside-block": "a hit ends inside a block",
     "hit/unequal-blocks": "groups with different block sizes agree on a hit",
-    "hit/shared-prefix": "one group alone would have hit longer",
+    "hit/shared-prefix": "the search for the hit came to more, which a later group shortened",
     "hit/eagle": "a hit under the EAGLE drop rule",
     "hit/lookahead-hash": "a hit on hashes that look ahead",
     "hit/context-parallel": "a hit on blocks split over ranks",

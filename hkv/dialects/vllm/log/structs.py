@@ -83,7 +83,7 @@ class ExtraKeys(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_d
 
 
 class Hit(msgspec.Struct, forbid_unknown_fields=True):
-    """Answer to `lookup`: `hit` tokens, the blocks per group, and the longest single-group hit when it is longer."""
+    """Answer to `lookup`: `hit` tokens, the blocks per group, and what the search came to when it is longer."""
 
     hit: Count
     blocks: Rows

@@ -21,7 +21,7 @@ WRITES = ("table", "chains", "rows", "requests")
 
 
 class Hit(NamedTuple):
-    """Result of a lookup, in tokens: the hit, and the longest hit of a single group if that is longer, else 0.
+    """Result of a lookup, in tokens: the hit, and the longest prefix that the search came to if that is longer, else 0.
 
     fails: whether an upstream defect that was asked for by name makes the lookup fail; it found nothing then.
     """

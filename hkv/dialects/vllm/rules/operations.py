@@ -125,7 +125,7 @@ class Column(enum.IntEnum):
     VALUE = 1
     """LOOKUP: tokens hit. ALLOCATE: tokens adopted. RESET: 1 if done. EVICT: ids dropped."""
     SHARED_PREFIX = 2
-    """LOOKUP: the longest hit of a single group if that is longer than the hit, else 0."""
+    """LOOKUP: the longest prefix that the search came to if that is longer than the hit, else 0."""
     IDS = 3
     """Index of its first block id in `Results.ids`."""
     COPIES = 4
