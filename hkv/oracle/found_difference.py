@@ -1,4 +1,4 @@
-"""What `hkv diff` finds, as typed values: a difference on a small case, and the result of a comparison."""
+"""Results of `hkv diff`, as typed values: a difference on a small case, and all that a comparison found."""
 
 from __future__ import annotations
 
