@@ -76,18 +76,22 @@ def packed(data: dict[str, Any]) -> bytes:
     return zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(parts), 9)
 
 
+INTEGERS = ("uint8", "int8", "uint16", "int16", "int32")
+"""Kinds of columns of integers, from narrow to wide; `data.js` knows each."""
+
+
 def _column(values: np.ndarray) -> tuple[str, bytes]:
-    """Kind and bytes of a column: the narrowest integers that hold it, or its differences where it never falls."""
+    """Kind and bytes of a column: the narrowest integers that hold it, or its differences where it never falls.
+
+    Beyond int32 they are float64, which every integer below 2^53 is, as numbers are in JavaScript.
+    """
     values = values.astype(np.int64)
     steps = np.diff(values, prepend=0)
-    delta = len(values) > 1 and values[0] >= 0 and (steps >= 0).all()
+    delta = len(values) > 1 and values[0] >= 0 and (steps >= 0).all() and values[-1] < 1 << 31
     values = steps if delta else values
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    kind = next(
-        name
-        for name in ("uint8", "int8", "uint16", "int16", "int32")
-        if np.iinfo(name).min <= low and high <= np.iinfo(name).max
-    )
+    fits = (name for name in INTEGERS if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
+    kind = next(fits, "float64")
     return f"{kind}+" if delta else kind, values.astype(kind).tobytes()
 
 

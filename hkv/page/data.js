@@ -16,6 +16,7 @@ async function unpack(bytes) {
 
 const KINDS = {
   uint8: Uint8Array, int8: Int8Array, uint16: Uint16Array, int16: Int16Array, int32: Int32Array,
+  float64: Float64Array,
 };
 
 const LINED = ["operations", "answers"]; // texts of which single lines are asked for

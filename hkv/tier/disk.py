@@ -232,7 +232,7 @@ def _decode(path: pathlib.Path, key: bytes) -> StoredObject:
         raise _DamagedError("not this object: its header names another format or key")
     try:
         metadata = json.loads(header.get("metadata", ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _DamagedError("its metadata is not JSON") from None
     if data.dtype != np.uint8 or data.ndim != 1 or not isinstance(metadata, dict):
         raise _DamagedError("not a flat uint8 array")

@@ -8,6 +8,7 @@ import itertools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hkv.contract import registry
@@ -16,8 +17,8 @@ from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import history
 from hkv.oracle.side import CACHED, FREE, HELD, EngineSide
 from hkv.oracle.verbs import record
-from hkv.page import page
-from tests.page.reading import Markup, cells_of, data_of
+from hkv.page import _column, packed, page
+from tests.page.reading import Markup, cells_of, data_in, data_of
 
 LOGS = (
     ("vllm-0.33", "partial"),
@@ -120,3 +121,15 @@ def test_a_page_is_small_and_the_same_each_time() -> None:
     first, second = (page("x", history("x", log.header, log.operations, NUMPY, recorded="log")) for _ in range(2))
     assert first == second
     assert len(page("", {})) < 300_000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [5], [0, 9_000_000_000_000], [2**31 - 1, 2**31], [-(2**31), 2**31], [-(2**40), 3], [2**52, 2**53 - 1], [7, 3]],
+)
+def test_a_column_holds_any_integer_that_javascript_has(values: list[int]) -> None:
+    """Timestamps in milliseconds are beyond int32; sums of differences are no wider than int32 on a page."""
+    column = data_in(packed({"column": np.array(values, np.int64)}))["column"]
+    assert column.tolist() == values
+    kind, _ = _column(np.array(values, np.int64))
+    assert not kind.endswith("+") or values[-1] < 2**31

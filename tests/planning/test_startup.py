@@ -220,9 +220,12 @@ def test_weights_from_an_index(tmp_path: pathlib.Path) -> None:
     index.write_text('{"metadata": {"total_size": 1001}, "weight_map": {}}')
     assert size_of_weights(str(index), 4) == 251
     assert size_of_weights("2GiB", 4) == 2 << 30
-    index.write_text("{}")
-    with pytest.raises(HKVError, match="total_size"):
-        size_of_weights(str(index), 4)
+    for text in ("{}", "[]", '{"metadata": 3}', "[" * 200_000 + "]" * 200_000, "{", "\xff"):
+        index.write_bytes(text.encode("latin-1"))
+        with pytest.raises(HKVError, match=r"total_size|nested too deeply|as --weights names it"):
+            size_of_weights(str(index), 4)
+    with pytest.raises(HKVError, match=r"nested|JSON object"):
+        parse_speculation("[" * 200_000 + "]" * 200_000)
 
 
 def test_a_window_longer_than_the_request_is_capped() -> None:

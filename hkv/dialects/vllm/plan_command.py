@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +19,7 @@ from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.errors import ConfigError, FileError, PlanError
+from hkv.files import decode_json, read_whole
 from hkv.limits import MAX_MEMORY, parse_bytes, parse_length, show_bytes
 from hkv.model.released import find
 
@@ -112,12 +111,9 @@ def size_of_weights(text: str | None, ranks: int) -> int | None:
         return None
     if not text.endswith(INDEX_SUFFIX):
         return parse_bytes(text, "--weights")
-    try:
-        total = json.loads(pathlib.Path(text).read_text(encoding="utf-8"))["metadata"]["total_size"]
-    except OSError as error:
-        raise FileError(text, None, "", error.strerror, "a file that can be read, as --weights names it") from None
-    except (ValueError, KeyError, TypeError):
-        total = None
+    index = decode_json(read_whole(text), text, None, "an index of safetensors, as --weights names it")
+    metadata = index.get("metadata") if isinstance(index, dict) else None
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
     if not isinstance(total, int | float) or not 1 <= total <= MAX_MEMORY * ranks:
         raise FileError(
             text, None, "metadata.total_size", total, "bytes of all tensors, as an index of safetensors has"

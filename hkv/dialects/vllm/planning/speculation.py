@@ -80,7 +80,7 @@ def parse_speculation(text: str) -> Speculation:
     """The speculation that a `--speculative-config` asks for: a JSON object with vLLM's field names."""
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, Mapping):
         example = '{"method": "mtp", "num_speculative_tokens": 1}'
