@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hkv.contract.bugs import check_bugs
+from hkv.dialects.rtp_llm.bugs import BUGS
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS, MAX_RANKS, MAX_TOKENS, check_whole
 from hkv.model.group_policy import CpMapping, CpSlice, EvictPolicy, GroupPolicy, GroupType
@@ -38,7 +39,7 @@ class RtpConfig:
         groups' blocks hold the tokens of all of them. Requests then come with their cache, and a first allocation takes
         over nothing (RTP-LLM `disable_decode_first_malloc_device_reuse`), so that where such a block is cached under
         the key of its position, as RTP-LLM caches it, nobody reads it there.
-      bugs: names of upstream defects to reproduce; none is known.
+      bugs: names of upstream defects to reproduce (`hkv.dialects.rtp_llm.bugs`).
     """
 
     topology: Topology
@@ -54,7 +55,7 @@ class RtpConfig:
     bugs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_bugs(self.bugs, {})
+        check_bugs(self.bugs, BUGS)
         pools = self.topology.num_pools
         if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != pools:
             raise ConfigError("num_blocks", self.num_blocks, f"a tuple of {pools}, one number a pool")

@@ -126,22 +126,24 @@ def _alone(cache: SharedBlockCache, tree: PrefixTree, group: int, least: int) ->
         if not tree.is_leaf(leaf):
             continue
         for _, key in tree.chain(leaf)[1:]:
-            if _item(cache, key).has(group):
-                evicted.append(_take_slot(cache, key, group))
+            # Looked up as a hit is: a key that is passed over becomes the most recently used, too.
+            item = cache.items.get(key)
+            assert item is not None
+            if item.has(group):
+                evicted.append(_take_slot(cache, item, group))
                 break
     return evicted
 
 
-def _take_slot(cache: SharedBlockCache, key: int, group: int) -> Evicted:
-    item = cache.items.get(key)
-    assert item is not None
+def _take_slot(cache: SharedBlockCache, item: Item, group: int) -> Evicted:
     blocks = tuple(block if index == group else NULL for index, block in enumerate(item.blocks))
     item.blocks[group] = NULL
     item.matchable[group] = False
     cache.evictions += 1
+    cache.version += 1
     if item.count == 0:
-        cache.remove(key)
-    return Evicted(key, blocks, item.namespace, item.dependency)
+        cache.remove(item.key)
+    return Evicted(item.key, blocks, item.namespace, item.dependency)
 
 
 def _take_chain(cache: SharedBlockCache, chain: list[Name]) -> list[Evicted]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hkv.dialects.rtp_llm.config import NULL
+from hkv.dialects.rtp_llm.config import NULL, SINGLE
 from reference.dialects.rtp_llm.allocator import Allocator
 from reference.dialects.rtp_llm.eviction import select
 from reference.dialects.rtp_llm.pool import CACHE, CONNECTOR, REQUEST, BlockPool
@@ -109,6 +109,6 @@ def _column(source: Resource, position: int) -> list[int]:
 
 def _is_tail(allocator: Allocator, source: Resource, position: int, begun: bool) -> bool:
     """True if a key without blocks is kept as the mark of a partly filled block."""
-    if len(allocator.kinds) == 1:
+    if allocator.config.name == SINGLE:
         return position >= len(source.groups[0])
     return begun and position == len(source.keys) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hkv.dialects.rtp_llm.bugs import FORGETS_ALIGNMENT, KEEPS_FREED_LISTS
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
 from reference.dialects.rtp_llm.operation import CopyPair
@@ -28,7 +29,8 @@ def fork_single(
     for row, count in zip(resource.rows, uses, strict=True):
         if count == 0:
             kind.free(row.groups[0].blocks)
-            row.groups[0].resize(0)
+            if KEEPS_FREED_LISTS not in allocator.config.bugs:
+                row.groups[0].resize(0)
     wanted = sum(count - 1 for row, count in zip(resource.rows, uses, strict=True) if count and len(row.groups[0]))
     if copy_last and not kind.make_room(wanted):
         return None
@@ -121,6 +123,7 @@ def _assemble(
 
 def _shared(allocator: Allocator, original: Resource) -> Resource:
     row = original.copy()
+    row.aligned = original.aligned and FORGETS_ALIGNMENT not in allocator.config.bugs
     for kind, blocks in zip(allocator.kinds, row.groups, strict=True):
         held = list(blocks.blocks)
         blocks.resize(0)

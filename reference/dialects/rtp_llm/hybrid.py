@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hkv.dialects.rtp_llm.bugs import LEAKS_STATES
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
 from reference.dialects.rtp_llm.allocator import Allocator
@@ -37,23 +38,34 @@ class HybridAllocator(Allocator):
     def group_need(self, info: MallocInfo, kind: Kind, current: int) -> Need:
         """Blocks that a new request takes of one group, when `current` slots are there already."""
         common, seq = (self.effective(kind.group, tokens) for tokens in (info.common, info.tokens.seq))
-        return kind.first_need(common, seq, info.tokens.reserve, current, info.reuse)
+        return kind.first_need(common, seq, info.tokens.reserve, current if info.reuse else 0, info.reuse)
 
     def begin(self, info: MallocInfo) -> MallocResult:
-        """Cached blocks, then the verdict on what is left to take, then fresh blocks for what is common."""
+        """Cached blocks, then the verdict on what is left to take, then fresh blocks for what is common.
+
+        A group that finds none for what is common leaves the request empty: why it did is asked after that.
+        """
         row = info.resource.rows[0]
         reused = self._adopt(row) if info.device_cache else 0
         verdict = self.capacity(info, available=True)
-        need, reserve = self.first_need(info), self.config.reserve_blocks
-        if verdict is MallocVerdict.NONE and reserve and need > 0 and self.available < need + reserve:
-            verdict = MallocVerdict.RETRYABLE
         if verdict is not MallocVerdict.NONE:
             return MallocResult(0, verdict)
+        done: list[_Step] = []
         for kind, blocks in zip(self.kinds, row.groups, strict=True):
-            if kind.malloc(blocks, self.effective(kind.group, info.common), info.reuse) is None:
+            length = len(blocks)
+            filled = kind.malloc(blocks, self.effective(kind.group, info.common), info.reuse)
+            if filled is None:
+                self._empty(info.resource, done)
                 return MallocResult(0, MallocVerdict.INTERNAL_ERROR)
+            done.append(_Step(kind, blocks, length, filled))
         self.share(info)
         return MallocResult(reused_tokens(self, reused))
+
+    def _empty(self, resource: BatchResource, done: list[_Step]) -> None:
+        """Give everything back (RTP-LLM `rollbackInitMalloc`)."""
+        for step in done if LEAKS_STATES in self.config.bugs else ():
+            step.blocks.remove(step.filled)
+        self.free(resource)
 
     def _adopt(self, row: Resource) -> int:
         """Take over what is cached under all keys but the last; how many keys."""

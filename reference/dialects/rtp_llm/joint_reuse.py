@@ -56,7 +56,9 @@ def _lists(allocator: Allocator, keys: int, hits: dict[int, list[int]], last: di
             lists.append(hits[kind.group][:keys])
             continue
         compact = allocator.mapper.mapping(kind.policy) is CpMapping.COMPACT_LAST_RANK
-        slots = keys * (1 if compact else allocator.mapper.size)
+        # States lie at logical slots, whatever their mapping.
+        windows = kind.policy.group_type is GroupType.SWA
+        slots = keys * (1 if compact and windows else allocator.mapper.size)
         blocks = [NULL] * slots
         if slots and kind.group in last:
             blocks[-1] = last[kind.group]

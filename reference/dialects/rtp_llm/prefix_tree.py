@@ -1,7 +1,7 @@
 """The prefix tree over cached keys: which key builds on which, so that eviction takes leaves before what they stand on.
 
-Nodes are named by namespace and key. A parent is found by name whenever it is looked for, so a child may come before it
-and is attached when it comes, and hangs loose while it is away.
+Nodes are named by namespace and key. A child may come before its parent and is attached when that comes. Children of a
+node that leaves are roots from then on, also when it returns, until they are entered again.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ class PrefixTree:
             self.nodes[name].access = self._tick()
 
     def remove(self, key: int) -> None:
-        """Take every name of a key out; what builds on it hangs loose."""
+        """Take every name of a key out; what builds on it are roots now."""
         for name in self.names(key):
             self._detach(name, self.nodes.pop(name))
+            for child in self._below.pop(name, ()):
+                self.nodes[child].parent = None
 
     def children(self, name: Name) -> list[Name]:
         """Names that build on a name."""
