@@ -16,7 +16,7 @@ class Node(enum.IntEnum):
     PARENT = 0
     """The node that it builds on, in the tree or not."""
     CHILD = 1
-    """A node that builds on it, the first of its list of siblings; kept while the node itself is not in the tree."""
+    """A node that builds on it, the first of its list of siblings, which may come before the node itself."""
     NEXT = 2
     """The next sibling."""
     PREVIOUS = 3

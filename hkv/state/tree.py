@@ -1,8 +1,8 @@
 """A tree of cached keys by links through the nodes' own rows: which key builds on which, and where eviction may begin
 (RTP-LLM's prefix tree of `SharedBlockCache`, whose leaves are evicted first).
 
-A node is named by its row, in the tree or not, so that a child may come before its parent and hangs loose while that
-is away. Links may not close a circle: a key builds on shorter prefixes.
+A node is named by its row, in the tree or not, so that a child may come before its parent and waits for it. Links may
+not close a circle: a key builds on shorter prefixes.
 
 The least recently used leaf is found by its place. A use moves a node to the next place. Leaves are the members of a
 bitmap of places, of one level for each factor of 32, so that finding the first leaf from a place on costs two words a
@@ -71,13 +71,30 @@ def insert_above(work: T, present: Scalar, node: Scalar, upper: Scalar) -> T:
 
 
 def leave(work: T, present: Scalar, node: Scalar) -> T:
-    """Takes a node out, if `present` and it is in; its children hang loose."""
+    """Takes a node out, if `present` and it is in; its children wait for it, unless they are made roots (`orphan`)."""
     work, (parent, flags, place) = _words(work, present, node, Node.PARENT, Node.FLAGS, Node.PLACE)
     there = jnp.asarray(present) & (flags != 0)
     work = _detach(work, there & (parent != 0), node)
     work = work.write_if(there, "nodes", flags & LEAF, work.node(node, Node.FLAGS))
     work = refresh(work, there, node)
     return forget(work, there, node, place)
+
+
+def orphan(work: T, present: Scalar, node: Scalar) -> T:
+    """Makes the children of a node that has just left the tree roots, if `present`."""
+    work, (child,) = _words(work, present, node, Node.CHILD)
+
+    def one(w: T, local: tuple[Scalar]) -> tuple[T, tuple[Scalar]]:
+        each = local[0] - 1
+        w, (after,) = _words(w, each >= 0, each, Node.NEXT)
+        for field in (Node.PARENT, Node.NEXT, Node.PREVIOUS):
+            w = w.write("nodes", 0, w.node(each, field))
+        return w, (after,)
+
+    work, _ = loop(lambda c: c[0] != 0, one, work, (jnp.where(present, child, 0),), writes=("nodes",))
+    for field in (Node.CHILD, Node.HELD):
+        work = work.write_if(present, "nodes", 0, work.node(node, field))
+    return work
 
 
 def mark(work: T, present: Scalar, node: Scalar, flags: Scalar) -> T:

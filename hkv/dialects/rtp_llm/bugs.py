@@ -12,14 +12,14 @@ BUGS = listed(
         name=LEAKS_STATES,
         engine="RTP-LLM HybridKVCacheAllocator::rollbackInitMalloc",
         contract="a request that is refused holds nothing",
-        behaviour="states that were put into the holes of a prefix taken over are forgotten when a later group finds no "
+        behaviour="states that were put into holes of a prefix taken over are forgotten when a later group finds no "
         "block: nobody gives their references back",
     ),
     Bug(
         name=KEEPS_FREED_LISTS,
         engine="RTP-LLM SingleTypeKVCacheAllocator::updateKVBlock",
         contract="every block of a request's lists has a reference of that request",
-        behaviour="a fork that finds no block for its copies has given the blocks of dropped sequences back, and leaves "
+        behaviour="a fork that finds no block for its copies has given the blocks of dropped sequences back and leaves "
         "them in their lists: when the request ends they are given back again",
     ),
     Bug(

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hkv.contract.dialect import Dialect
+from hkv.dialects.rtp_llm.bugs import BUGS
 from hkv.dialects.rtp_llm.config import NAMES
 from hkv.model.topology import Topology
 
@@ -32,6 +33,7 @@ class RtpLlmDialect(Dialect):
     title = "RTP-LLM"
     versions = (2,)
     kinds = ("FULL", "LINEAR", "SWA")
+    bugs = BUGS
     engines = MappingProxyType(
         {
             "numpy": "hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm import machine as rtp_cache
+from hkv.dialects.rtp_llm.bugs import FORGETS_ALIGNMENT, KEEPS_FREED_LISTS
+from hkv.dialects.rtp_llm.config import SINGLE
 from hkv.dialects.rtp_llm.engines.engine import check_unused, taken
 from hkv.dialects.rtp_llm.engines.jax_reading import RtpReader
 from hkv.dialects.rtp_llm.log import to_rtp_config
@@ -172,9 +175,15 @@ class RtpJaxEngine:
         if not self._reader.running(self._state, request.slot):
             raise OperationError("id", operation.id, "a request with blocks")
         self._do(RtpCode.INSERT, request, resident=int(operation.resident))
-        request.keys = [keys.without_partial() for keys in request.keys]
+        aligned = all(keys.aligned for keys in request.keys)
+        request.keys = [RollingKeys(keys.keys if aligned else keys.keys[:-1], True) for keys in request.keys]
 
     def _free(self, request: HostRequest) -> None:
+        if KEEPS_FREED_LISTS in self.config.bugs and self.config.name == SINGLE:
+            left = collections.Counter(dict(enumerate(np.asarray(self._state.references)[0, :, Role.REQUEST].tolist())))
+            left.subtract(block for (blocks,) in self._lists(request) for block in blocks)
+            for block in (block for block, count in left.items() if count < 0):
+                raise OperationError("block", block, "a block with a request reference")
         self._do(RtpCode.FREE, request)
         request.keys = [RollingKeys() for _ in request.keys]
 
@@ -191,7 +200,12 @@ class RtpJaxEngine:
         if sources:
             request.tokens = [list(request.tokens[source]) for source in sources]
             request.chains = [request.chains[source] for source in sources]
-            request.keys = [request.keys[source] for source in sources]
+            forked = [source in sources[place + 1 :] for place, source in enumerate(sources)]
+            forgets = FORGETS_ALIGNMENT in self.config.bugs
+            request.keys = [
+                RollingKeys(keys.keys, keys.aligned and not (forgets and shared))
+                for keys, shared in zip([request.keys[source] for source in sources], forked, strict=True)
+            ]
         tags = self.config.topology.tags
         copies = ids[: 3 * int(row[RtpColumn.COUNT])].reshape(-1, 3).tolist()
         return structs.Fork([(tags[group], old, new) for group, old, new in copies], self._lists(request))

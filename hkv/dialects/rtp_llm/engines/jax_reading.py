@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hkv.dialects.rtp_llm import log as structs
-from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.dialects.rtp_llm.config import NULL, SINGLE, RtpConfig
 from hkv.keys.rolling import RollingKeys
 from hkv.state.pooled import (
     ITEM_WORDS,
@@ -70,7 +70,7 @@ class RtpReader:
         for position in range(len(keys.keys)):
             real = any(position < len(blocks) and blocks[position] > 0 for blocks in lists)
             last = bool(chosen) and position == len(keys.keys) - 1
-            tail = position >= len(lists[0]) if self._groups == 1 else last
+            tail = position >= len(lists[0]) if self._config.name == SINGLE else last
             if real or (dummy_tail and not keys.aligned and tail):
                 chosen.append(position)
         columns = [[blocks[p] if p < len(blocks) else NULL for p in chosen] for blocks in lists]

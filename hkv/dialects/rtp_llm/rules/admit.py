@@ -56,8 +56,9 @@ class Capacity(NamedTuple):
 def need(view: RtpView, work: PooledWorkspace, shape: Shape, ask: Ask, reused: Scalar) -> tuple[Scalar, Scalar]:
     """Blocks that a first allocation takes in one group: for all sequences, and for each (RTP-LLM `getNeed`).
 
-    `reused` slots it has already. Nothing is read of `work`.
+    `reused` slots it has already, which count only where it reuses. Nothing is read of `work`.
     """
+    reused = jnp.where(ask.reuse, reused, 0)
     # Under context parallelism a rank holds its share of the blocks, and asks for as many tokens as fill those.
     common, seq = effective(view, shape.group, ask.common), effective(view, shape.group, ask.seq)
     shared, filled, whole = slots(shape, common), slots(shape, seq), total(shape, seq, ask.reserve)
@@ -69,7 +70,7 @@ def need(view: RtpView, work: PooledWorkspace, shape: Shape, ask: Ask, reused: S
         early = (position < shared) & has_block(shape, position, shared, jnp.int32(0), ask.reuse)
         late = has_block(shape, position, filled, ask.reserve, ask.reuse)
         # Of a hit, a LINEAR group brings one block: that under the last key.
-        fresh = ~(ask.reuse & (position == reused - 1))
+        fresh = position != reused - 1
         own = jnp.where(shape.linear, late & ~early & fresh, late & (position >= reused) & (position < filled))
         return w, (position + 1, first + (shape.linear & early & fresh), rest + own)
 
@@ -77,8 +78,7 @@ def need(view: RtpView, work: PooledWorkspace, shape: Shape, ask: Ask, reused: S
     window = jnp.maximum(whole - jnp.maximum(filled, reused), 0)
     rest = rest + jnp.where(shape.linear, 0, window)
     # FULL groups are credited with all that was reused, as far as it lies in what the sequences share.
-    credit = jnp.where(ask.reuse, jnp.clip(reused, 0, shared), 0)
-    first = jnp.where(shape.full, shared - credit, first)
+    first = jnp.where(shape.full, shared - jnp.clip(reused, 0, shared), first)
     return first, jnp.where(shape.full, jnp.maximum(whole - shared, 0), rest)
 
 

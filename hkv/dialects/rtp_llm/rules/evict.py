@@ -216,32 +216,36 @@ def _has_above(work: PooledWorkspace, leaf: Scalar, group: Scalar, enabled: Scal
 def _above_leaf(
     work: PooledWorkspace, leaf: Scalar, group: Scalar, enabled: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
-    """The node of a leaf's chain above it, nearest to it, under whose key a group has a block; and whether there is."""
+    """The node of a leaf's chain above it, nearest to it, under whose key a group has a block; and whether there is.
+
+    Keys are looked up as for a hit: each is the most recently used then, in the order of keys.
+    """
 
     def climb(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         node, _, _ = local
         above = tree.look_up(w, node)
         further = (above.parent != 0) & ~above.pinned & above.alone
         node = jnp.where(further, above.parent - 1, node)
-        has = w.read("items", w.cached(prefix_tree.key_of(w, node), group)) != 0
-        return w, (node, further & ~has, further & has)
+        key = prefix_tree.key_of(w, node)
+        w, (block, *seen) = w.peek(further, "items", w.cached(key, group), *item_table.neighbours(w, key))
+        w = item_table.use(w, further, further, key, seen)
+        return w, (node, further & (block == 0), further & (block != 0))
 
-    work, (node, _, found) = loop(lambda c: c[1], climb, work, (leaf, enabled, False), reads=("nodes", "items"))
+    start = (leaf, enabled, False)
+    work, (node, _, found) = loop(lambda c: c[1], climb, work, start, reads=("nodes",), writes=("items",))
     return work, node, found
 
 
 def _take_slot(
     work: PooledWorkspace, view: RtpView, present: Scalar, key: Scalar, group: Scalar
 ) -> tuple[PooledWorkspace, Scalar]:
-    """Takes a group's block from a key, which counts as used in the order of keys; whether the key has no other."""
-    places = work.cached(key, group), *item_table.neighbours(work, key)
-    work, (block, *seen) = work.peek(present, "items", *places)
-    # Taking one group's block touches the item, as `SharedBlockCache` does: the key is the most recently used now.
-    work = item_table.use(work, present, present, key, seen)
+    """Takes a group's block from a key, which is a change of the cache; whether the key has no other."""
+    work, (block,) = work.peek(present, "items", work.cached(key, group))
     work = work.write_if(present, "items", 0, work.cached(key, group))
     work = role_counts.release(work, present, view.pool_of(group), block, jnp.int32(Role.CACHE))
-    work, (evictions,) = work.peek(present, "counters", work.counter(Counter.EVICTIONS))
-    work = work.write_if(present, "counters", evictions + 1, work.counter(Counter.EVICTIONS))
+    for counter in (Counter.EVICTIONS, Counter.VERSION):
+        work, (count,) = work.peek(present, "counters", work.counter(counter))
+        work = work.write_if(present, "counters", count + 1, work.counter(counter))
 
     def look(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         return w, (local[0] + 1, w.read("items", w.cached(key, local[0])) == 0)

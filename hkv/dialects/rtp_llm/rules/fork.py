@@ -217,8 +217,11 @@ def _fresh(
 
 
 def _drop(work: PooledWorkspace, view: RtpView, at: Fork, enabled: Scalar) -> PooledWorkspace:
-    """Gives the blocks of sequences back that are not continued, but for recycled ones, and empties their lists."""
-    groups = view.num_groups
+    """Gives the blocks of sequences back that are not continued, but for recycled ones, and empties their lists.
+
+    The defect KEEPS leaves the lists of a single group as they are, also where the fork is refused then.
+    """
+    groups, keeps = view.num_groups, view.whole(CacheField.KEEPS) != 0
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, Scalar]]:
         sequence, group = local
@@ -234,7 +237,7 @@ def _drop(work: PooledWorkspace, view: RtpView, at: Fork, enabled: Scalar) -> Po
 
         end = jnp.where(dropped, length - last_kept, 0)
         w = fori_loop(0, end, body, w, writes=("rows", *role_counts.WRITES))
-        w = w.write_if(dropped, "requests", 0, w.length(at.slot, sequence, group))
+        w = w.write_if(dropped & ~keeps, "requests", 0, w.length(at.slot, sequence, group))
         over = group + 1 == groups
         return w, (sequence + over, jnp.where(over, 0, group + 1))
 
@@ -247,6 +250,7 @@ def _move(work: PooledWorkspace, view: RtpView, at: Fork, making: Scalar) -> tup
     need."""
     groups, scratch = view.num_groups, work.scratch_slot
     slots = jnp.where(making, at.slot, scratch), jnp.where(making, scratch, at.slot)
+    forgets = view.whole(CacheField.FORGETS) != 0
 
     def one(w: PooledWorkspace, local: tuple[Scalar, Scalar, Scalar]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
         sequence, group, copies = local
@@ -258,6 +262,8 @@ def _move(work: PooledWorkspace, view: RtpView, at: Fork, making: Scalar) -> tup
         # All uses but the last share the blocks; the last one takes the list over, without references given or taken.
         w = lists.copy_list(w, view, group, source, target, left > 1)
         w, copied = _copy_last(w, view, at, (sequence, group, origin), (left > 1) & at.copy)
+        # A defect: that the last key is of a whole block is not copied, and one such sequence decides for all.
+        w = w.write_if(forgets & (left > 1), "requests", 0, w.request(at.slot, PooledRequest.ALIGNED))
         over = group + 1 == groups
         w = w.write_if(over & making, "requests", left - 1, w.mark(scratch, origin, Mark.LEFT))
         w = _copy_keys(w, at, source, target, over)

@@ -157,10 +157,13 @@ class Sweep(enum.IntEnum):
     """Everything."""
 
 
-def sweep(work: PooledWorkspace, view: RtpView, growth: Growth, lists: Scalar, mode: Scalar) -> PooledWorkspace:
+def sweep(
+    work: PooledWorkspace, view: RtpView, growth: Growth, lists: Scalar, mode: Scalar, leaky: Scalar
+) -> PooledWorkspace:
     """Gives blocks of the first `lists` lists back, group by group and sequence by sequence.
 
-    `growth` has, for UNDO and CLEAN, the lengths for which the lists grew.
+    `growth` has, for UNDO and CLEAN, the lengths for which the lists grew. Of the first `leaky` lists, holes that the
+    last `extend` filled are emptied without giving their references back (a defect, `CacheField.LEAKS`).
     """
     groups = view.num_groups
     undo, clean, clear = (mode == int(each) for each in Sweep)
@@ -185,7 +188,8 @@ def sweep(work: PooledWorkspace, view: RtpView, growth: Growth, lists: Scalar, m
             # One loop for three ways to give back: giving back is what takes long to compile.
             goes = clear | (undo & brought) | (clean & ~on_grid(shape, position, growth.reuse))
             goes = goes & (block != 0)
-            v = role_counts.let_go(v, goes, shape.pool, block, jnp.int32(Role.REQUEST), seen)
+            leaks = (done < leaky) & shape.linear & (position < start) & (noted != 0)
+            v = role_counts.let_go(v, goes & ~leaks, shape.pool, block, jnp.int32(Role.REQUEST), seen)
             return v.write_if(goes, "rows", 0, row + position)
 
         first = jnp.where(undo & ~shape.linear, start, 0)

@@ -90,11 +90,14 @@ def malloc(
         )
         w, grown = lists.extend(w, view, growth)
         failed = jnp.logical_or(grown.refused, grown.broken)
-        # A request that grew gives back what decoding does not need; one that failed is what it was before.
-        mode = jnp.where(clear, int(Sweep.CLEAR), jnp.where(failed, int(Sweep.UNDO), int(Sweep.CLEAN)))
+        # A request that grew gives back what decoding does not need; one that failed is what it was before. What
+        # several groups have begun in vain is given back before the reason is asked for (`rollbackInitMalloc`).
+        begun = begin & grown.refused & ~single
+        mode = jnp.where(clear | begun, int(Sweep.CLEAR), jnp.where(failed, int(Sweep.UNDO), int(Sweep.CLEAN)))
         swept = jnp.where(grow & (failed | ~(new | flags.keep)), grown.done, 0)
-        swept = jnp.where(clear, ask.batch * view.num_groups, swept)
-        w = lists.sweep(w, view, growth, swept, mode)
+        swept = jnp.where(clear, ask.batch * view.num_groups, jnp.where(begun, view.num_groups, swept))
+        leaky = jnp.where(begun & (view.whole(CacheField.LEAKS) != 0), grown.done, 0)
+        w = lists.sweep(w, view, growth, swept, mode, leaky)
         at = at._replace(hit=jnp.where(check, hit, at.hit), estimate=jnp.where(check, verdict.need, at.estimate))
         status = _status(view, at, verdict, single, (grown.refused, grown.broken))
         return w, at._replace(stage=_next(at.stage, status, new), status=status)
@@ -123,10 +126,7 @@ def _status(view: RtpView, at: Progress, verdict: Capacity, single: Scalar, fail
     left = jnp.maximum(at.estimate - at.hit, 0)
     beside = (reserve > 0) & (left > 0) & (verdict.available < left + reserve)
     alone = jnp.where(beside, int(Status.NOT_EVICTABLE), int(Status.OK))
-    tight = (reserve > 0) & (verdict.need > 0) & (verdict.available < verdict.need + reserve)
-    several = jnp.where(verdict.not_now | tight, not_now, int(Status.OK))
-    several = jnp.where(verdict.never, never, several)
-    # Judged before anything is given back, while what the request took still counts.
+    several = jnp.where(verdict.never, never, jnp.where(verdict.not_now, not_now, int(Status.OK)))
     reason = jnp.where(verdict.not_now, not_now, int(Status.NOT_EVICTABLE))
     grown = jnp.where(refused, int(Status.NOT_EVICTABLE), jnp.where(broken, int(Status.TAIL_MISSING), int(Status.OK)))
     said = {

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hkv.dialects.rtp_llm.bugs import FORGETS_ALIGNMENT, KEEPS_FREED_LISTS, LEAKS_STATES
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, SINGLE, RtpConfig
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, GroupType
@@ -34,6 +35,9 @@ CacheField = enum.IntEnum(
         "SHARING",
         "ALONE",
         "ADOPTS",
+        "LEAKS",
+        "KEEPS",
+        "FORGETS",
     ),
     start=0,
 )
@@ -42,8 +46,9 @@ CacheField = enum.IntEnum(
 BLOCK: tokens between two keys. STEP: blocks between two states kept for reuse. RESERVE: blocks that a first allocation
 leaves free. RANKS: ranks that share the sequence, as far as the allocator minds them. SINGLE: one full group. APART: a
 pool for each group. REUSED: tokens that a reused key stands for. TOTAL: blocks of all pools that can be handed out.
-SHARING: those of pools that have a part of the reserve. ALONE: a bit for each
-group that may lose blocks alone, under the prefix tree. ADOPTS: whether a new request may take over cached blocks.
+SHARING: those of pools that have a part of the reserve. ALONE: a bit for each group that may lose blocks alone, under
+the prefix tree. ADOPTS: whether a new request may take over cached blocks. LEAKS, KEEPS, FORGETS: whether a defect of
+RTP-LLM is reproduced (`hkv.dialects.rtp_llm.bugs`).
 """
 
 GroupField = enum.IntEnum(
@@ -74,7 +79,7 @@ POOL: where its blocks come from. BLOCK: tokens in one. FULL, LINEAR: its type; 
 that an allocation brings. KEPT: those that decoding keeps. GRID: whether blocks on the grid may stay. CHECKED: blocks
 at the end that must be there. REUSE: whether its policy allows reuse. VOTES: whether a hit needs its block under the
 last key. DEALT: whether its blocks are dealt out to ranks one by one. CANONICAL: whether they are cached under the
-keys of virtual blocks. COMPACT: whether a slot stands for all ranks' tokens. LOGICAL: tokens that a slot stands for.
+keys of virtual blocks. COMPACT: whether a hit takes one slot for all ranks' tokens. LOGICAL: tokens of a slot.
 EXPLICIT: whether its pool has a size of its own. TOTAL does not belong to the group of that row, but to the pool of
 that number: blocks that can be handed out.
 """
@@ -149,6 +154,9 @@ def of_config(config: RtpConfig, groups: int) -> RtpParameters:
         "SHARING": sum(sharing),
         "ALONE": np.uint32(sum(1 << group for group in config.independent_groups)).view(np.int32),
         "ADOPTS": config.prefill_cp_size == 1,
+        "LEAKS": LEAKS_STATES in config.bugs,
+        "KEEPS": KEEPS_FREED_LISTS in config.bugs,
+        "FORGETS": FORGETS_ALIGNMENT in config.bugs,
     }.items():
         cache[CacheField[name]] = value
     return RtpParameters(cache=cache, groups=table)  # type: ignore[arg-type]
@@ -175,7 +183,7 @@ def _group(config: RtpConfig, group: int) -> dict[str, int]:
         "VOTES": linear or (swa and policy.enable_prefix_reuse),
         "DEALT": mapping is CpMapping.BLOCK_ROUND_ROBIN,
         "CANONICAL": mapping is not CpMapping.NONE,
-        "COMPACT": mapping is CpMapping.COMPACT_LAST_RANK,
+        "COMPACT": swa and mapping is CpMapping.COMPACT_LAST_RANK,
         "LOGICAL": config.mapper.logical_block_size(mapping, spec.block_size),
         "EXPLICIT": policy.explicit_block_num != 0,
     }

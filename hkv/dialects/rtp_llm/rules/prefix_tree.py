@@ -68,11 +68,14 @@ def enter(
 
 
 def remove(work: PooledWorkspace, present: Scalar, key: Scalar) -> PooledWorkspace:
-    """Takes all nodes of a key out, if `present`."""
+    """Takes all nodes of a key out, if `present`. What builds on them are roots, until it is entered again."""
     names = work.sizes.buckets.names
 
     def one(i: Scalar, w: PooledWorkspace) -> PooledWorkspace:
-        return tree.leave(w, i >= 0, key * names + i)
+        node = key * names + i
+        w, (flags,) = w.peek(i >= 0, "nodes", w.node(node, Node.FLAGS))
+        # Children of a node that is not in the tree wait for it: they came first.
+        return tree.orphan(tree.leave(w, i >= 0, node), flags != 0, node)
 
     if names:
         work = fori_loop(jnp.where(present, 0, names), names, one, work, writes=WRITES)

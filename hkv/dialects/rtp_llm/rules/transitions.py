@@ -211,7 +211,7 @@ def allocate(
     if RtpCode.MALLOC not in only:
         growth = lists.Growth(op.slot, op.batch, op.tokens, op.reserve, ask.reuse)
         count = jnp.where(frees, op.batch * view.num_groups, 0)
-        return lists.sweep(work, view, growth, count, jnp.int32(lists.Sweep.CLEAR)), answer
+        return lists.sweep(work, view, growth, count, jnp.int32(lists.Sweep.CLEAR), jnp.int32(0)), answer
     flags = malloc.Flags(op.flag(RtpArgument.DEVICE_CACHE), op.flag(RtpArgument.KEEP))
     work, status, hit = malloc.malloc(work, view, ask, keys, flags, start)
     answer = answer._replace(status=jnp.where(asks, status, answer.status))
