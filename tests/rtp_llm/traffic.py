@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from hkv.dialects.rtp_llm import log as structs
+from hkv.dialects.rtp_llm.bugs import FORGETS_ALIGNMENT, LEAKS_STATES
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
@@ -38,6 +39,7 @@ def draw_config(rng: random.Random, *, roomy: bool = False) -> RtpConfig:
         independent_eviction=rng.random() < 0.5,
         cp_size=ranks,
         cp_rank=rng.randrange(ranks),
+        bugs=frozenset(name for name in (LEAKS_STATES, FORGETS_ALIGNMENT) if rng.random() < 0.2),
     )
 
 
