@@ -30,4 +30,4 @@ BUGS = listed(
         "drops the last key of every sequence as though it were of a partly filled one",
     ),
 )
-"""What RTP-LLM does against its own contracts."""
+"""Defects of its allocators."""
