@@ -130,6 +130,8 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _D
         for name, seeds in result.known.items():
             behaviour = registry.dialect_of(given.dialect).bugs[name].behaviour
             click.echo(f"known defect: {seeds} seeds differ in nothing but {name}: {behaviour}")
+        if result.failed:
+            click.echo(f"seeds that ended where both engines failed: {result.failed} ({result.failure})")
         for name, meaning in result.not_compared.items():
             click.echo(f"not compared, as an engine lacks it: {name} ({meaning})")
         if result.hint:
@@ -138,6 +140,7 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _D
         "engines": list(result.engines),
         "operations": result.operations,
         "not_implemented": result.not_implemented,
+        "failed": result.failed,
         "differences": differences,
         "not_compared": dict(result.not_compared),
         "known": dict(result.known),

@@ -34,6 +34,8 @@ class Compared:
     not_implemented: int
     reason: str
     operations: int
+    failed: int
+    failure: str
     known: dict[str, int]
     parted: int | None
 
@@ -81,8 +83,8 @@ class Comparison:
         self._bugs = bugs_of_part(bugs, "manager", rules.title, rules.bugs)
         self._known = dict.fromkeys(bugs_of_part(known, "manager", rules.title, rules.bugs), 0)
         self._defined = definition is not None
-        self._operations = self._unsupported = self._compared = 0
-        self._reason = ""
+        self._operations = self._unsupported = self._compared = self._failed = 0
+        self._reason = self._failure = ""
         self._not_compared: dict[str, str] = {}
         self._parted: dict[str, tuple[int, Case, tuple[str, ...]]] = {}
 
@@ -122,6 +124,8 @@ class Comparison:
             names, recording, parted = self._beyond_known(feature, seed, recording, parted)
         self._compared += 1
         self._operations += len(recording.operations)
+        self._failed += recording.failed is not None
+        self._failure = self._failure or recording.failed or ""
         if parted is not None:
             self._parted[feature] = seed, recording.case(parted), names
         else:
@@ -163,7 +167,10 @@ class Comparison:
         return self._counts()
 
     def _counts(self) -> Compared:
-        return Compared(self._compared, self._unsupported, self._reason, self._operations, dict(self._known), None)
+        return Compared(*self._counted(), dict(self._known), None)
+
+    def _counted(self) -> tuple[int, int, str, int, int, str]:
+        return self._compared, self._unsupported, self._reason, self._operations, self._failed, self._failure
 
     def add(self, feature: str, compared: Compared) -> bool:
         """Counts what was compared elsewhere as if it had been here; whether the engines differ. EngineFailure if they
@@ -173,6 +180,8 @@ class Comparison:
         self._unsupported += compared.not_implemented
         self._reason = self._reason or compared.reason
         self._operations += compared.operations
+        self._failed += compared.failed
+        self._failure = self._failure or compared.failure
         self._known = {name: count + compared.known[name] for name, count in self._known.items()}
         if compared.parted is None:
             return False
@@ -233,10 +242,8 @@ class Comparison:
 
     def so_far(self, found: Sequence[FoundDifference]) -> DiffResult:
         """Result so far, however little was compared."""
-        counts = (self._compared, self._unsupported, self._reason, self._operations)
-        return DiffResult(
-            self.engines, tuple(found), *counts, not_compared=dict(self._not_compared), known=dict(self._known)
-        )
+        lacks, known = dict(self._not_compared), dict(self._known)
+        return DiffResult(self.engines, tuple(found), *self._counted(), not_compared=lacks, known=known)
 
     def _hint(self) -> str:
         flags = flags_for(lambda header: (self._tested(header), self._right(header)), self._only.dialect)

@@ -121,6 +121,8 @@ class DiffResult:
       not_implemented: seeds that one of them says it does not implement.
       reason: reason given, the first time; "" where they all are.
       operations: operations performed.
+      failed: seeds that ended with an error of both engines; what comes after it was not compared.
+      failure: error of the engine that counts, the first time; "" where there was none.
       not_compared: what one of the engines says it lacks, with its meaning.
       known: number of seeds, by the known defect, that differ in nothing else.
       hint: options under which both engines implement what is drawn, in words, where they implement little; else "".
@@ -132,6 +134,8 @@ class DiffResult:
     not_implemented: int
     reason: str
     operations: int
+    failed: int = 0
+    failure: str = ""
     hint: str = ""
     not_compared: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     known: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])

@@ -24,11 +24,12 @@ DRAWS = 2_000
 @dataclasses.dataclass
 class Recording:
     """A configuration, operations, and the answers to them so far: of one that ended the run, where it gave any, the
-    last."""
+    last; `failed`, the error with which both of two engines ended it, or None."""
 
     header: Any
     operations: list[Any] = dataclasses.field(default_factory=list)
     answers: list[Any] = dataclasses.field(default_factory=list)
+    failed: str | None = None
 
     def case(self, mismatch: Mismatch) -> Case:
         """The failing case that it is."""
@@ -158,8 +159,9 @@ def differ(
         if mismatch is not None:
             raise _Parted(mismatch)
         if isinstance(want, Failure):
-            # A defect that was asked for by name ends both engines alike: nothing comes after it.
-            raise _Parted(None if want.named else Mismatch("error", want.message, "the same"))
+            # Both failed, and there is no answer to go on from; a defect that was asked for by name had to end them.
+            recording.failed = None if want.named else want.message
+            raise _Parted(None)
         return want
 
     try:

@@ -16,6 +16,7 @@ from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
 from hkv.errors import ConfigError, HKVError, OperationError
+from hkv.oracle.comparison import diff
 from hkv.oracle.exploration import BreadthFirst, PlainWorld
 from hkv.oracle.record import Only, differ, record
 from hkv.oracle.shrink import Shrinker
@@ -170,6 +171,22 @@ def test_a_planted_defect_is_found_and_made_small(method: str, planted: Any, mon
     runs = (differ(Wrong, SGLangNumpyEngine, "window", seed, 2, 12, only=only) for seed in range(60))
     case = next(recording.case(parted) for recording, parted in runs if parted is not None)
     assert len(Shrinker(Wrong, SGLangNumpyEngine).shrink(case).operations) <= 12
+
+
+def test_an_operation_at_which_both_engines_fail_is_no_difference() -> None:
+    class Failing(SGLangNumpyEngine):
+        def perform(self, operation: structs.Operation) -> Any:
+            if isinstance(operation, structs.DecodeOp):
+                raise OperationError("token", operation.token, "another")
+            return super().perform(operation)
+
+    alike = diff(Failing, Failing, dialect=structs.NAME, features=["full", "window"], seeds=4)
+    assert alike.agrees
+    assert alike.failed > 0
+    assert "expected another" in alike.failure
+    parted = diff(Failing, "numpy", dialect=structs.NAME, features=["full"], seeds=4, shrink=False)
+    assert not parted.agrees
+    assert not parted.failed
 
 
 @pytest.mark.parametrize("windowed", [False, True])
