@@ -26,7 +26,7 @@ Side = tuple[str, ReplayResult]
 
 @dataclasses.dataclass(frozen=True)
 class HitChange:
-    """Hits of one replay against those of the first. Tokens of requests that both admitted.
+    """Hits of one replay against those of the first; a request that was refused hits nothing.
 
     Attributes:
       name: names the replay.
@@ -114,7 +114,7 @@ def _total(results: Sequence[ReplayResult], name: str) -> np.ndarray:
 
 def _change(name: str, first: Columns, other: Columns) -> HitChange:
     there, here = first["admitted"] >= 0, other["admitted"] >= 0
-    more = np.where(there & here, other["hit"] - first["hit"], 0)
+    more = other["hit"] - first["hit"]
     longer, shorter = more > 0, more < 0
 
     def by_cause(chosen: np.ndarray, sign: int) -> dict[str, int]:

@@ -57,6 +57,26 @@ def test_what_changes_adds_up(saved):
     assert compared([sides[0], read_side(saved[2])]).changes[0] == result.changes[0]
 
 
+def test_refused_requests_hit_nothing_and_count_among_all_prompts(saved, tmp_path):
+    """Changes add up to the difference of the totals, and causes to all prompts, where one replay refuses some."""
+    trace, *_, large = saved
+    paths = [str(tmp_path / "short.json"), str(tmp_path / "tiny.json")]
+    run("replay", trace, *GROUPS, "--num-blocks", "2000", "--max-model-len", "200", "--json", paths[0])
+    run("replay", trace, *GROUPS, "--num-blocks", "20", "--json", paths[1])
+    sides = [read_side(path) for path in (large, *paths)]
+    result = compared(sides)
+    assert sides[1][1].totals["too_long"]
+    assert sides[2][1].totals["never_fit"]
+    assert len({side.totals["prompt_tokens"] for _, side in sides}) == 1
+    for place, (change, (_, side)) in enumerate(zip(result.changes, sides[1:], strict=True), start=1):
+        assert change.other
+        assert change.gained - change.lost == side.totals["hit_tokens"] - sides[0][1].totals["hit_tokens"] < 0
+        assert sum(change.lost_to.values()) == change.lost
+        told = sum(result.causes[cause][place] for cause in ("hit", *CAUSES))
+        assert told == result.totals["prompt_tokens"][place]
+        assert result.totals["hit_rate"][place] == side.totals["hit_tokens"] / told
+
+
 def test_a_replay_against_itself(saved, tmp_path):
     again = tmp_path / "again.json"
     shutil.copy(saved[1], again)

@@ -11,7 +11,7 @@ import pytest
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
 from hkv.dialects.vllm.schedule.run import cache_config, with_match_unit
 from hkv.dialects.vllm.schedule.tier import Tier
-from hkv.dialects.vllm.schedule.tiered import MENDED, TieredCache
+from hkv.dialects.vllm.schedule.tiered import ENDLESS, MENDED, TieredCache
 from hkv.replay.optimal import optimal_hits, reuse
 from hkv.replay.plot import drawn_sweep
 from hkv.replay.result import totals
@@ -217,16 +217,19 @@ def test_hits_of_both_tiers_and_causes_add_up_to_the_prompts() -> None:
     numbers = totals(outcome)
     assert numbers["hit_tokens"] + sum(outcome.missed.tokens.values()) == numbers["prompt_tokens"]
     assert 0 < numbers["loaded_tokens"] < numbers["hit_tokens"]
-    assert sum(numbers["tier_first_missing"].values()) > 0
-    assert numbers["tier_first_missing"]["evicted"] > 0
+    assert numbers["tier_evicted"] > 0
     interned = InternedTrace(trace)
     bound = optimal_hits(reuse(interned, cache.hit_units, SCHEDULE.max_model_len), cache.pools)
     assert numbers["hit_tokens"] <= bound.sum() + cache.finer * len(trace)
     titles = [title for title, _, _ in cache.rows(numbers)]
     assert titles[:2] == ["hit on the GPU", "hit in the tier"]
-    mended = cache.changed(1_000, 10, SCHEDULE)[MENDED]
+    changed = cache.changed(1_000, 10, SCHEDULE)
+    mended, endless = changed[MENDED], changed[ENDLESS]
     assert isinstance(mended, TieredCache)
     assert not mended.tier.config.bugs
+    larger = totals(replay(trace, endless, SCHEDULE, Timing(step_ms=50), causes=False))
+    assert (larger["tier_evicted"], larger["tier_refused"]) == (0, 0)
+    assert larger["hit_tokens"] > numbers["hit_tokens"]
 
 
 def test_a_window_of_one_token_more_than_chunks_is_hit_without_the_defect_alone() -> None:

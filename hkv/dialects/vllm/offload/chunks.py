@@ -1,14 +1,13 @@
 """The second tier's chunks for replays: the rules of `reference.dialects.vllm.offload.pool`, at a cost of its own.
 
 An operation costs as much as the keys it names, however many chunks there are: both policies keep their lists in
-ordered dictionaries. A pool also says why a key is not there, and counts what it did, which replays are asked about.
+ordered dictionaries. A pool also counts what it did, which replays are asked about.
 vLLM 0.33 `CPUOffloadingManager`, `LRUCachePolicy`, `ARCCachePolicy`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,15 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 Key: TypeAlias = tuple[int, int]
 """Name of a chunk: the interned prefix that ends with it, and its group."""
-
-
-class Absence(enum.Enum):
-    """Reason why a chunk is not in the tier."""
-
-    NOT_OFFERED = "not offered"
-    TOO_SELDOM = "offered too seldom"
-    NO_ROOM = "no room"
-    EVICTED = "evicted"
 
 
 class PreparedStore(NamedTuple):
@@ -99,7 +89,6 @@ class Chunks:
         self._policy: _Lru | _Arc = (_Lru if policy == "lru" else _Arc)(self.chunks, capacity)
         self._handed_out, self._free = 0, list[int]()
         self._offers: OrderedDict[Key, int] = OrderedDict()
-        self._absent: dict[Key, Absence] = {}
         self._idle = 0
 
     def begin(self, request: Any) -> _Uses:
@@ -107,10 +96,6 @@ class Chunks:
         if request.uses is None:
             request.uses = (0, _Uses())
         return request.uses[1]
-
-    def absence(self, key: Key) -> Absence | None:
-        """Reason why a key is not there, the last one; None where it is."""
-        return None if key in self.chunks else self._absent.get(key, Absence.NOT_OFFERED)
 
     def settled(self) -> list[int]:
         """Chunks that no request used last which has not ended, the next to leave first.
@@ -134,8 +119,6 @@ class Chunks:
                 ready += [key] * (chunk.readers >= 0)
             elif self._threshold < 2 or self._offers.get(key, 0) >= self._threshold:
                 absent.append(key)
-            else:
-                self._absent.setdefault(key, Absence.TOO_SELDOM)
         self._policy.miss([key for key in absent if key not in uses.missed])
         uses.missed.update(absent)
         wanted = {*absent, *ready}
@@ -145,8 +128,6 @@ class Chunks:
         evicted = self._make_room(len(absent), keys)
         if evicted is None:
             self.counts.refused += 1
-            for key in absent:
-                self._absent[key] = Absence.NO_ROOM
             return None
         ids = [self._take() for _ in absent]
         for key, id in zip(absent, ids, strict=True):
@@ -193,7 +174,6 @@ class Chunks:
             return None
         for key in leaving:
             self._free.append(self.chunks.pop(key).id)
-            self._absent[key] = Absence.EVICTED
         self._idle -= len(leaving)
         self.counts.evicted += len(leaving)
         return leaving

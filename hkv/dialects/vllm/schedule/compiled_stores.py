@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import offers, pool, states
+from hkv.dialects.vllm.rules.offload import lru, offers, pool, states
 from hkv.dialects.vllm.rules.offload.parameters import TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.offload.words import Job, SlotWord
@@ -163,7 +163,9 @@ def _store(
         count = jnp.where(state.there, one, count)
     lacking, room = pool.has_room(w, tier, count, idle)
     refused = (count > 0) & ~room
-    w = pool.note_refused(w, of, jnp.where(refused, count, 0)).replace(refused=w.refused + refused)
+    w = w.replace(refused=w.refused + refused)
+    if not w.room.arc:  # What found no room is marked as the request's own, and may be stored by others.
+        w = lru.part(w, refused, w.user(of.request), of.units)
     taken = jnp.where(room, count, 0)
     w = pool.evict(w, view, tier, view.prefix_of, jnp.where(taken > 0, lacking, 0))
     w, flushes = pool.insert(w, tier, of, taken, finished, step)

@@ -214,9 +214,6 @@ def _admitted(
     w = w.write_if(took, "running_words", current.tokens, w.running_word(slot, Running.CAME))
     w = w.write_if(runs | held, "tables", 0, w.slot_word(slot, SlotWord.OFFERS))
     w = compiled_loads.begin(w, view, trace, step, current, loads)
-    asked = trace.request(current.request, Arriving.ASKED)
-    start = w.local + w.external
-    w = lookup.note_missing(w, view, slot, start, asked, took & (current.preemptions == 0), current.tokens)
     w = w.set(jnp.where(hopeless | given_up, slot, w.spare_slot), Request.LIVE, EMPTY)
     return w, m.when(blocked, mode=int(Mode.FAILED), status=BLOCKED)
 

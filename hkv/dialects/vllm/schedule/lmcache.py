@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.chunks import Absence, Counts
+from hkv.dialects.vllm.offload.chunks import Counts
 from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.schedule.schedule import Diagnosis
 from hkv.dialects.vllm.schedule.tier import Tier
@@ -24,7 +24,7 @@ from hkv.dialects.vllm.schedule.tiered import TieredCache
 from hkv.dialects.vllm.schedule.tiered_replay import TieredReplay
 from hkv.errors import ConfigError
 from hkv.replay.run import COMPILED, REFERENCE, Progress
-from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule
+from hkv.replay.schedule import Arrival, Recorder, Schedule
 from reference.dialects.vllm.offload.offloaded import Job
 from reference.dialects.vllm.offload.orders import Orders, Step, TransferJob
 from reference.dialects.vllm.request import Request
@@ -108,16 +108,11 @@ class Objects:
     def __init__(self, capacity: int) -> None:
         self.capacity, self.used, self.counts = capacity, 0, Counts()
         self._objects: OrderedDict[Key, _Object] = OrderedDict()
-        self._absent: dict[Key, Absence] = {}
 
     def ready(self, key: Key) -> bool:
         """True for an object that can be read."""
         found = self._objects.get(key)
         return found is not None and found.ready
-
-    def absence(self, key: Key) -> Absence | None:
-        """Reason why an object cannot be read, the last one; None where it can."""
-        return None if self.ready(key) else self._absent.get(key, Absence.NOT_OFFERED)
 
     def blocks(self, key: Key) -> int:
         """Blocks of an object that is there."""
@@ -131,7 +126,6 @@ class Objects:
         new = [key for key in keys if key not in self._objects]
         if self.used + len(new) * blocks > self.capacity:
             self.counts.refused += 1
-            self._absent.update(dict.fromkeys(new, Absence.NO_ROOM))
             return []
         for key in reversed(new):
             self._objects[key] = _Object(blocks)
@@ -178,7 +172,6 @@ class Objects:
         for key in leaving:
             self.used -= (blocks := self._objects.pop(key).blocks)
             self.counts.evicted += blocks
-            self._absent[key] = Absence.EVICTED
         return bool(leaving)
 
 
@@ -370,6 +363,9 @@ class LmcacheCache(TieredCache):
         self.chunk, self.second = chunk, max(1, second)
         object_kinds(tier.config, chunk)
 
+    def with_tier(self, config: OffloadConfig) -> LmcacheCache:
+        return LmcacheCache(dataclasses.replace(self.tier, config=config), self.chunk, self.second)
+
     def warnings(self, longest: int) -> Sequence[str]:
         del longest
         return ()
@@ -406,18 +402,3 @@ class LmcacheReplay(TieredReplay):
             if not self._server.objects.tick():
                 break
         super()._step(step)
-
-    def _note_missing(self, live: LiveRequest, hit: int) -> None:
-        asked, state = live.arrival.asked, self._server.requests[live.id]
-        for key in self._missing_keys(state, hit, asked):
-            if (reason := self._server.objects.absence(key)) is not None:
-                self._lacked[reason.value] += asked - hit
-                return
-
-    def _missing_keys(self, state: Tracked, hit: int, asked: int) -> Iterator[Key]:
-        """Objects by which whole chunks beyond a hit could have been had, one after the other."""
-        first, end = hit // self._cache.chunk, asked // self._cache.chunk
-        for number, kind in enumerate(self._server.kinds):
-            for chunk in kind.wanted(end):
-                if chunk >= first:
-                    yield self._server.key(state, number, chunk)

@@ -11,7 +11,6 @@ import numpy as np
 
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.offload.chunks import Absence
 from hkv.dialects.vllm.offload.config import HEAD_AGES, RESET_REVIVES, OffloadConfig
 from hkv.dialects.vllm.rules.offload import arc, arrays
 from hkv.dialects.vllm.rules.offload.arrays import COUNTS, TierArrays, TierRoom
@@ -148,7 +147,7 @@ class TierResident(ScheduleResident):
 
     Attributes:
       cache: the cache.
-      counts: int32[62], the scalars of `TierArrays`, by `COUNTS`.
+      counts: int32[58], the scalars of `TierArrays`, by `COUNTS`.
       tier: static sizes.
     """
 
@@ -386,7 +385,6 @@ class TierReplay(compiled.CompiledReplay):
         extra |= {f"tier_{name}": counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps", "waits")}
         size = tier.chunk_bytes * tier.copies
         extra |= {
-            "tier_first_missing": {each.value: counts[f"lacked_{place}"] for place, each in enumerate(Absence)},
             "tier_stored_bytes": counts["stored"] * size,
             "tier_loaded_bytes": counts["loaded"] * size,
             "tier_slower_loads": counts["slower"] if told else None,

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.offload.capacity import warnings
+from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.schedule.drafted import DraftedReplay
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, header
 from hkv.dialects.vllm.schedule.schedule import Diagnosis
 from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.dialects.vllm.schedule.tiered_replay import TieredReplay, no_way_out
 from hkv.errors import ConfigError, EngineFailure
+from hkv.limits import MAX_BLOCKS
 from hkv.replay import dispatches
 from hkv.replay.agreement import compare, compare_outcomes
 from hkv.replay.optimal import BoundedPool
@@ -27,6 +29,9 @@ from hkv.replay.schedule import Arrival, Recorder, Schedule
 
 if TYPE_CHECKING:
     from hkv.dialects.vllm.schedule.tier_dispatches import TierReplay
+
+ENDLESS = "A tier that evicts nothing"
+"""Name of the change to a tier that has room for whatever it is offered."""
 
 MENDED = "Offloading without vLLM's defects"
 """Name of the change that takes those away that `hkv.dialects.vllm.offload.config.BUGS` names."""
@@ -44,9 +49,16 @@ class TieredCache(VllmReplayedCache):
         self.finer = self.hit_units.unit - 1
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
-        mended = Tier(**{**vars(self.tier), "config": dataclasses.replace(self.tier.config, bugs=frozenset())})
-        found = {} if not self.tier.config.bugs else {MENDED: TieredCache(self.config, mended)}
-        return {**super().changed(tokens, requests, schedule), **found}
+        config, sizes = self.tier.config, self.config.block_sizes
+        needed = 2 * sum(tokens // size + 2 * requests for size in sizes)  # LMCache keeps a fifth free
+        found = {ENDLESS: {"num_chunks": min(max(needed, config.num_chunks), MAX_BLOCKS)}}
+        found |= {MENDED: {"bugs": frozenset()}} if config.bugs else {}
+        tiers = {change: self.with_tier(dataclasses.replace(config, **each)) for change, each in found.items()}
+        return {**super().changed(tokens, requests, schedule), **tiers}
+
+    def with_tier(self, config: OffloadConfig) -> TieredCache:
+        """The same cache with another tier, which is as fast."""
+        return TieredCache(self.config, dataclasses.replace(self.tier, config=config))
 
     def warnings(self, longest: int) -> Sequence[str]:
         return warnings(self.tier.config, longest)
@@ -122,8 +134,6 @@ class TieredCache(VllmReplayedCache):
         hits, loaded = totals["hit_tokens"], totals["loaded_tokens"]
         prompt = max(totals["prompt_tokens"], 1)
         stored, read = totals["tier_stored"], totals["tier_read"]
-        missing = totals["tier_first_missing"]
-        behind = ", ".join(f"{tokens:,} behind one {reason}" for reason, tokens in missing.items() if tokens) or "none"
         rows = [
             ("hit on the GPU", f"{(hits - loaded) / prompt:.2%}", f"{hits - loaded:,} tokens"),
             ("hit in the tier", f"{loaded / prompt:.2%}", f"{loaded:,} tokens, loaded"),
@@ -136,7 +146,6 @@ class TieredCache(VllmReplayedCache):
             ("stores flushed", totals["tier_flushed"], "their blocks were handed out, and a step waited"),
             ("waited for chunks", totals["tier_waits"], f"requests, {totals['tier_wait_steps']:,} steps together"),
             ("waited for loads", totals["tier_loads"], f"requests, {totals['tier_load_steps']:,} steps together"),
-            ("behind the first chunk missing", sum(missing.values()), f"tokens computed before: {behind}"),
         ]
         if (slower := totals["tier_slower_loads"]) is not None:
             saved = f"{totals['tier_saved_steps']:,.0f} steps of prefill saved less their loads"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.chunks import Absence, Chunks
+from hkv.dialects.vllm.offload.chunks import Chunks
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.dialects.vllm.schedule.tier import Link, Tier
 from hkv.errors import ConfigError
@@ -25,7 +25,6 @@ from reference.dialects.vllm import live as operations
 from reference.dialects.vllm.connector import truncate
 from reference.dialects.vllm.kinds.kind import Demand
 from reference.dialects.vllm.offload.connector import Connector, Orders, Step
-from reference.dialects.vllm.offload.lookup import chunks_of_hit
 
 
 def no_way_out(num_blocks: int, step: int) -> ConfigError:
@@ -71,7 +70,6 @@ class TieredReplay(Replay):
         self._due: list[tuple[int, int]] = []
         self._now = 0
         self._counts: collections.Counter[str] = collections.Counter()
-        self._lacked: collections.Counter[str] = collections.Counter()
         self._waited: set[str] = set()
         self._ahead = 0  # slots beyond its tokens that a step may want of a request
         self._clear()
@@ -87,7 +85,6 @@ class TieredReplay(Replay):
         extra |= {f"tier_{name}": self._counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps")}
         extra |= {
             "tier_waits": len(self._waited),
-            "tier_first_missing": {each.value: self._lacked[each.value] for each in Absence},
             "tier_stored_bytes": counts.stored * self._tier.chunk_bytes * self._tier.copies,
             "tier_loaded_bytes": counts.loaded * self._tier.chunk_bytes * self._tier.copies,
             "tier_slower_loads": self._counts["slower"] if told else None,
@@ -263,8 +260,6 @@ class TieredReplay(Replay):
         self._observer.looked_up(live, start)
         if not self._allocate(live, new, local, rows, external):
             return Refusal.PUT_OFF
-        if not live.preemptions:
-            self._note_missing(live, start)
         self._observer.admitted(self._now, live, start, external)
         live.computed = start
         operations.computed(manager, live.id, start)
@@ -353,15 +348,3 @@ class TieredReplay(Replay):
             self._counts["slower"] += load > external / self._tier.step_tokens
             self._counts["tokens"] += external
             self._counts["chunks"] += chunks
-
-    def _note_missing(self, live: LiveRequest, hit: int) -> None:
-        """Notes why the tier did not bring what a pool that evicts nothing has: the first chunk that is not there."""
-        asked = live.arrival.asked
-        if asked <= hit:
-            return
-        state = self._connector.requests[live.id]
-        for key in chunks_of_hit(self._tier.config, state.keys, hit, asked):
-            reason = self._chunks.absence(key)
-            if reason is not None:
-                self._lacked[reason.value] += asked - hit
-                return

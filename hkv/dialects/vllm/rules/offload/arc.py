@@ -14,7 +14,7 @@ from jax import lax
 
 from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
 from hkv.dialects.vllm.rules.offload.parameters import TierNumber, TierView
-from hkv.dialects.vllm.rules.offload.words import EVICTED, GHOST, NO_ROOM, ArcWord, ChunkNode, GhostWord
+from hkv.dialects.vllm.rules.offload.words import GHOST, ArcWord, ChunkNode, GhostWord
 from hkv.state.loops import Scalar, divide, loop, remainder
 
 MOST_GROUPS = 10
@@ -149,13 +149,13 @@ def _remember(w: Any, tier: TierView, enabled: Scalar, entry: Scalar, often: Sca
     w = w.write_if(enabled & ~again, "arc", rows + 1, int(ArcWord.ROWS))
     w = w.write_if(enabled, "arc", count + 1, _gone(often))
     w = w.write_if(enabled, "ghosts", entry, w.ghost(row, GhostWord.ENTRY))
-    w = w.write_if(enabled, "ghosts", often, w.ghost(row, GhostWord.STATE))
+    w = w.write_if(enabled, "ghosts", often, w.ghost(row, GhostWord.OFTEN))
     w = w.write_if(enabled, "where", GHOST - row, entry)
     w = _ghost_to_end(w, enabled, row, often)
     over = enabled & (count + 1 > tier.number(TierNumber.CAPACITY))
     w, (oldest,) = w.peek(over, "ghosts", w.ghost(w.ghost_ends + often, GhostWord.NEXT))
-    w, (name, state) = w.peek(over, "ghosts", w.ghost(oldest, GhostWord.ENTRY), w.ghost(oldest, GhostWord.STATE))
-    w = w.write_if(over, "where", jnp.where(state & 2 != 0, NO_ROOM, EVICTED), name)
+    w, (name,) = w.peek(over, "ghosts", w.ghost(oldest, GhostWord.ENTRY))
+    w = w.write_if(over, "where", 0, name)
     return _forget(w, over, oldest, often)
 
 
@@ -179,8 +179,7 @@ def miss(w: Any, tier: TierView, count: Scalar) -> Any:
         v = v.write("marks", bits | bit, place)
         gone = first & (value <= GHOST)
         row = jnp.where(gone, GHOST - value, v.ghost_spare)
-        v, (state,) = v.peek(gone, "ghosts", v.ghost(row, GhostWord.STATE))
-        of = state & 1
+        v, (of,) = v.peek(gone, "ghosts", v.ghost(row, GhostWord.OFTEN))
         moved = zip(target, added(target, up, capacity), less(target, down), strict=True)
         target = [jnp.where(gone, jnp.where(of == 0, more, fewer), old) for old, more, fewer in moved]
         v = _ghost_to_end(_ghost_out(v, gone, row), gone, row, of)
@@ -191,23 +190,6 @@ def miss(w: Any, tier: TierView, count: Scalar) -> Any:
     for name, word in zip(names[2:], words, strict=True):
         w = w.write_if(count > 0, "arc", word, int(name))
     return w
-
-
-def note_refused(w: Any, entry: Scalar) -> Any:
-    """There was no room for an entry, whose name may be remembered."""
-    w, (value,) = w.peek(entry >= 0, "where", entry)
-    gone = value <= GHOST
-    row = jnp.where(gone, GHOST - value, w.ghost_spare)
-    w, (state,) = w.peek(gone, "ghosts", w.ghost(row, GhostWord.STATE))
-    w = w.write_if(gone, "ghosts", state | 2, w.ghost(row, GhostWord.STATE))
-    return w.write_if(~gone, "where", NO_ROOM, entry)
-
-
-def reason(w: Any, value: Scalar) -> tuple[Any, Scalar]:
-    """Reason why there is no chunk, by a value of `where`."""
-    gone = value <= GHOST
-    w, (state,) = w.peek(gone, "ghosts", w.ghost(jnp.where(gone, GHOST - value, w.ghost_spare), GhostWord.STATE))
-    return w, jnp.where(gone, jnp.where(state & 2 != 0, NO_ROOM, EVICTED), value)
 
 
 def use(w: Any, ready: Scalar, place: Scalar, group: Scalar, marked: Scalar) -> Any:
@@ -222,7 +204,7 @@ def inserted(w: Any, enabled: Scalar, chunk: Scalar, entry: Scalar, value: Scala
     """A chunk is new in the list of those that one request used; its name is remembered no more."""
     gone = enabled & (value <= GHOST)
     row = jnp.where(gone, GHOST - value, w.ghost_spare)
-    w, (state,) = w.peek(gone, "ghosts", w.ghost(row, GhostWord.STATE))
+    w, (state,) = w.peek(gone, "ghosts", w.ghost(row, GhostWord.OFTEN))
     w = _forget(w, gone, row, state & 1)
     w, (bits,) = w.peek(enabled, "marks", place)
     w = w.write_if(enabled, "marks", bits | stored(remainder(entry, jnp.int32(w.sizes.buckets.groups))), place)

@@ -35,8 +35,7 @@ COUNTS = (
     *("held", "visited", "kept", "aside", "ended", "local", "external", "retired", "reserved"),
     *("load_step", "load_high", "load_low", "store_step", "store_high", "store_low"),
     *("stored", "read_once", "loaded", "evicted", "refused", "peak", "flushed", "waits", "wait_steps", "loads"),
-    *("load_steps", "slower", "loaded_tokens", "load_chunks", "lacked_0", "lacked_1", "lacked_2", "lacked_3"),
-    *("handing", "overflow"),
+    *("load_steps", "slower", "loaded_tokens", "load_chunks", "handing", "overflow"),
 )
 """Names of the scalars, in the order in which they are kept between dispatches."""
 
@@ -49,7 +48,7 @@ class TierArrays(Workspace):
       nodes: int32[chunks * node_words + (users + 3) * 16], `ChunkNode` of chunks, `User` of requests, and as many words
         each for the ends of two lists and a spare.
       frees: int32[chunks + 1], a stack of chunks that came back.
-      where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk, or the reason why it has no chunk.
+      where: int32[(keys + 1) * groups], by key and group, 1 plus its chunk; else 0, or `GHOST` and below.
       marks: int32[trace keys + 1], groups in which the request has used the chunk that ends there, a bit each.
       told: int32, shaped as `rows`: the step in which an entry was told; -1 where it was gone when a cursor passed it,
         `FOREVER` where it was not, and nobody looks any more.
@@ -133,10 +132,6 @@ class TierArrays(Workspace):
     slower: Scalar
     loaded_tokens: Scalar
     load_chunks: Scalar
-    lacked_0: Scalar
-    lacked_1: Scalar
-    lacked_2: Scalar
-    lacked_3: Scalar
     handing: Scalar
     overflow: Scalar
 

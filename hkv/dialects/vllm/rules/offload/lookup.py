@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from hkv.dialects.vllm.rules.offload import arc, lru, pool
+from hkv.dialects.vllm.rules.offload import lru, pool
 from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
 from hkv.dialects.vllm.rules.offload.words import LOADED, LOADING, LOADS, ChunkNode, SlotWord, ToldRow
@@ -192,33 +192,6 @@ def _loading(
     end_group = jnp.where(enabled, view.num_groups, 0)
     w, (_, found) = loop(lambda c: (c[0] < end_group) & ~c[1], of_group, w, (0, False), writes=READS)
     return w, enabled & found
-
-
-def note_missing(w: Any, view: Any, slot: Scalar, hit: Scalar, asked: Scalar, enabled: Scalar, tokens: Scalar) -> Any:
-    """Notes why the tier did not bring what lies between a hit and where it is asked about: its first missing chunk."""
-    width = w.sizes.buckets.groups
-
-    def of_group(v: Any, carried: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
-        group, _ = carried
-        first, stop = _of_hit(view, group, hit, asked, tokens)
-        scale = view.group(group, GroupField.SCALE)
-
-        def one(u: Any, at: tuple[Scalar, Scalar]) -> tuple[Any, tuple[Scalar, Scalar]]:
-            key = u.read("chains", u.chain(slot) + (at[0] + 1) * scale - 1)
-            return u, (at[0] + 1, u.read("where", key * width + group))
-
-        v, (_, value) = loop(lambda c: (c[0] < stop) & (c[1] > 0), one, v, (first, 1), reads=("chains", "where"))
-        return v, (group + 1, value)
-
-    end_group = jnp.where(enabled & (asked > hit), view.num_groups, 0)
-    w, (_, value) = loop(lambda c: (c[0] < end_group) & (c[1] > 0), of_group, w, (0, 1), writes=("chains", "where"))
-    if w.room.arc:
-        w, value = arc.reason(w, value)
-    short = jnp.maximum(asked - hit, 0)
-    for reason in range(4):
-        name = f"lacked_{reason}"
-        w = w.replace(**{name: getattr(w, name) + jnp.where((end_group > 0) & (value == -reason), short, 0)})
-    return w
 
 
 # Loads.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
-from hkv.dialects.vllm.rules.offload.words import ENDED, EVICTED, ChunkNode, User
+from hkv.dialects.vllm.rules.offload.words import ENDED, ChunkNode, User
 from hkv.state.loops import Scalar, loop
 
 
@@ -128,7 +128,7 @@ def _evict_of(
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
         unit, done, left, unused, gone, busy = local
         # What the trip before found, so that each trip writes `where` before it reads it.
-        v = v.write("where", EVICTED, gone)
+        v = v.write("where", 0, gone)
         bits = v.read("marks", prefix.start + unit) & ~done
         pick = jnp.where(ended, bits, bits & -bits)
         group = jnp.maximum(31 - lax.clz(pick), 0)
@@ -152,7 +152,7 @@ def _evict_of(
     w, (unit, _, left, unused, gone, busy) = loop(
         lambda c: (c[2] > 0) & (c[0] >= 0), body, w, start, reads=("marks", "nodes"), writes=("where", "frees")
     )
-    w = w.write("where", EVICTED, gone).replace(unused=unused)
+    w = w.write("where", 0, gone).replace(unused=unused)
     return w, count - left, jnp.maximum(unit, busy) + 1
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules.offload import arc, lru, pool, states, tracker
 from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
-from hkv.dialects.vllm.rules.offload.words import FOREVER, NOT_OFFERED, TOO_SELDOM, Handed, SlotWord, ToldRow
+from hkv.dialects.vllm.rules.offload.words import FOREVER, Handed, SlotWord, ToldRow
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.dialects.vllm.rules.retire import Kept
 from hkv.state.loops import Scalar, divide, guarded, loop, remainder
@@ -160,10 +160,8 @@ def collect(
             return jnp.where(gone, 0, block), entry, u.read("where", entry)
 
         def fast(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-            place, phase, inside, count, mark, marked, *seldom, _ = at
+            place, phase, inside, count, mark, marked, _ = at
             u = u.write("marks", marked, mark)
-            if tracks:
-                u = u.write("where", TOO_SELDOM, seldom[0])
             block, entry, value = look(u, place)
             offered = (block != 0) & (inside | (phase >= kept.least))
             if u.room.again:
@@ -173,34 +171,29 @@ def collect(
             lacked = offered if lists else offered & (value <= 0)
             known = offered & ~lacked
             if tracks and not lists:
-                worth = tracker.is_worth(u, view, entry)
-                seldom = [jnp.where(lacked & ~worth & (value == NOT_OFFERED), entry, u.where.shape[0] - 1)]
-                lacked = lacked & worth
+                lacked = lacked & tracker.is_worth(u, view, entry)
             mark = marks + place * scale
             words = (entry, block, mark) if u.room.arc else (entry, block)
             for word, each in enumerate(words):
                 u = u.write("offers", each, jnp.where(lacked, u.offer(count) + word, u.offers.shape[0] - 1))
             marked = u.read("marks", mark) | bit
             mark = jnp.where(lacked & (not (lists or u.room.arc)), mark, spare)
-            return u, (place + 1, kept.next_phase(phase), inside, count + lacked, mark, marked, *seldom, known)
+            return u, (place + 1, kept.next_phase(phase), inside, count + lacked, mark, marked, known)
 
         def stretch(u: Any, at: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
             place, count, idle = at
             inside, until = kept.stretch(place, stop)
             place = kept.skip(place, inside, until)
             looked = ("rows", "told", "keys", "chains")
-            unseldom = (u.where.shape[0] - 1,) if tracks else ()
-            u, (place, _, _, count, mark, marked, *seldom, known) = loop(
+            u, (place, _, _, count, mark, marked, known) = loop(
                 lambda c: (c[0] < until) & ~c[-1],
                 fast,
                 u,
-                (place, kept.phase(place), inside, count, spare, 0, *unseldom, False),
-                reads=(*looked, "tracker", "tracked") if tracks else (*looked, "where"),
-                writes=("marks", "offers", *(("where",) if tracks else ())),
+                (place, kept.phase(place), inside, count, spare, 0, False),
+                reads=(*looked, "where", *(tracker.WRITES if tracks else ())),
+                writes=("marks", "offers"),
             )
             u = u.write("marks", marked, mark)
-            if tracks:
-                u = u.write("where", TOO_SELDOM, seldom[0])
             u, (key,) = u.peek(known, "chains", chain + (place - 1) * scale)
             u, (value,) = u.peek(known, "where", key * width + group)
             unit = place * scale - 1

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload import arc, lru
 from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber, TierView
-from hkv.dialects.vllm.rules.offload.words import LOADING, NO_ROOM, READ, SEVERAL, ChunkNode, Handed, Job, User
+from hkv.dialects.vllm.rules.offload.words import LOADING, READ, SEVERAL, ChunkNode, Handed, Job, User
 from hkv.state.loops import Scalar, loop, remainder
 
 USE_WRITES = ("nodes", "marks", "idle")
@@ -76,20 +76,6 @@ def has_room(w: Any, tier: TierView, count: Scalar, offered_idle: Scalar) -> tup
     """Chunks that must leave for `count` new ones, and whether as many can, none of those just offered."""
     lacking = jnp.maximum(count - (w.unused + tier.number(TierNumber.CAPACITY) - w.handed_out), 0)
     return lacking, lacking <= w.idle - offered_idle
-
-
-def note_refused(w: Any, of: Prefix, count: Scalar) -> Any:
-    """Notes of `count` entries of a request that there was no room."""
-
-    def body(v: Any, local: tuple[Scalar]) -> tuple[Any, tuple[Scalar]]:
-        entry = v.read("offers", v.offer(local[0]))
-        v = arc.note_refused(v, entry) if v.room.arc else v.write("where", NO_ROOM, entry)
-        return v, (local[0] + 1,)
-
-    writes = ("where", "ghosts") if w.room.arc else ("where",)
-    w, _ = loop(lambda c: c[0] < count, body, w, (0,), reads=("offers",), writes=writes)
-    # They are marked as its own, and may be stored by others.
-    return w if w.room.arc else lru.part(w, count > 0, w.user(of.request), of.units)
 
 
 def insert(w: Any, tier: TierView, of: Prefix, count: Scalar, late: Scalar, step: Scalar) -> tuple[Any, Scalar]:

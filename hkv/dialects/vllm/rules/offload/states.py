@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from hkv.dialects.vllm.rules.offload import arc, lru, pool, tracker
 from hkv.dialects.vllm.rules.offload.parameters import TierField, TierNumber
 from hkv.dialects.vllm.rules.offload.pool import Prefix
-from hkv.dialects.vllm.rules.offload.words import NOT_OFFERED, TOO_SELDOM, ToldRow, TrackerWord
+from hkv.dialects.vllm.rules.offload.words import ToldRow, TrackerWord
 from hkv.dialects.vllm.rules.parameters import GroupField
 from hkv.state import key_table
 from hkv.state.loops import Scalar, divide, loop, remainder
@@ -162,7 +162,6 @@ def offer(w: Any, view: Any, of: Prefix, state: State, limit: Scalar, enabled: S
         w, (row,) = w.peek(enabled, "tracked", entry)
         w, (times,) = w.peek(row > 0, "tracker", w.tracker_word(row - 1, TrackerWord.OFFERS))
         worth = times >= view.tier.number(TierNumber.THRESHOLD)
-        w = w.write_if(lacked & ~worth & (value == NOT_OFFERED), "where", TOO_SELDOM, entry)
         lacked = lacked & worth
     w, _, _ = pool.use(w, enabled & (value > 0), value - 1, of, unit, group, jnp.int32(0))
     w = w.write_if(lacked, "offers", state.block, w.offer(0) + 1)

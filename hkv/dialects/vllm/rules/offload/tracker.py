@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from hkv.dialects.vllm.rules.offload.linked_lists import put_last, take_out
 from hkv.dialects.vllm.rules.offload.parameters import TierNumber
-from hkv.dialects.vllm.rules.offload.words import TOO_SELDOM, TrackerWord
+from hkv.dialects.vllm.rules.offload.words import TrackerWord
 from hkv.state.loops import Scalar, loop
 
 WRITES = ("tracker", "tracked")
@@ -63,11 +63,6 @@ def is_worth(w: Any, view: Any, entry: Scalar) -> Scalar:
     row = w.read("tracked", entry)
     times = w.read("tracker", w.tracker_word(jnp.where(row > 0, row - 1, w.room.tracked + 1), TrackerWord.OFFERS))
     return (row > 0) & (times >= view.tier.number(TierNumber.THRESHOLD))
-
-
-def seldom(w: Any, entry: Scalar) -> Any:
-    """Notes that an entry was offered too seldom; of none, the spare one."""
-    return w.write("where", TOO_SELDOM, entry)
 
 
 def _take_out(w: Any, enabled: Scalar, row: Scalar) -> Any:

@@ -59,10 +59,7 @@ USER_WORDS = 16
 READ, LOADING = 1, 2
 """Bits of `ChunkNode.BLOCK` of a chunk that can be read: it was read once; it is being loaded while others run."""
 
-NOT_OFFERED, TOO_SELDOM, NO_ROOM, EVICTED = 0, -1, -2, -3
-"""Values of `where` that say why there is no chunk."""
-
-GHOST = -4
+GHOST = -1
 """Value of `where` of a name that ARC remembers in row 0 of `ghosts`; row `n` is `GHOST - n`."""
 
 
@@ -73,8 +70,8 @@ class GhostWord(enum.IntEnum):
     NEXT = 1
     """The next one of its list; of a row that came back, 1 plus the next such row."""
     PREVIOUS = 2
-    STATE = 3
-    """1 if several requests had used it; 2 more if there was no room for it since it left."""
+    OFTEN = 3
+    """1 if several requests had used it."""
 
 
 class ArcWord(enum.IntEnum):
