@@ -48,7 +48,7 @@ def _relaxed(policy: GroupPolicy) -> GroupPolicy:
 
 
 def _group(rng: random.Random, tag: str, kind: GroupType, size: int, ranks: int) -> Group:
-    policy: dict[str, Any] = {"evict_policy": rng.choice(list(EvictPolicy)[:2])}
+    policy: dict[str, Any] = {"evict_policy": rng.choice(list(EvictPolicy))}
     if kind is not FULL:
         policy["active_tail_blocks"] = rng.randint(0, 3)
     if kind is SWA:

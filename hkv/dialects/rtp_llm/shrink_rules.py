@@ -86,13 +86,15 @@ PLAIN: dict[str, Any] = {
     "reserve": 0,
     "reuse": True,
     "device_cache": True,
+    "length": None,
     "resident": False,
     "copy_last": True,
     "connector": True,
     "sequence": 0,
     "remaining": 0,
 }
-"""Fields and their plainest values; of an estimate, `sequences` and `reuse` are plainest at 0 and false."""
+"""Fields and their plainest values; of an estimate, `sequences` and `reuse` are plainest at 0 and false. The device's
+cache is asked for with `reuse` alone."""
 
 
 def _simpler_operations(operation: RtpOp) -> Iterator[RtpOp]:
@@ -105,7 +107,7 @@ def _simpler_operations(operation: RtpOp) -> Iterator[RtpOp]:
     plain = {**PLAIN, "sequences": 0, "reuse": False} if isinstance(operation, structs.PeakOp) else PLAIN
     for name, value in plain.items():
         if getattr(operation, name, value) != value:
-            yield change(operation, **{name: value})
+            yield change(operation, **{name: value}, **({"reuse": True} if name == "device_cache" else {}))
     if isinstance(operation, structs.ForkOp) and len(operation.sources) > 1:
         for place in range(len(operation.sources)):
             yield change(operation, sources=operation.sources[:place] + operation.sources[place + 1 :])

@@ -43,8 +43,12 @@ def drive_rtp(header: RtpHeader, choices: Choices, perform: RtpPerform, steps: i
 
 @dataclasses.dataclass
 class _Request:
+    """A stream, with what it asks of the cache for as long as it lives (RTP-LLM `StreamCacheResource`)."""
+
     id: str
     texts: list[list[int]]
+    reuse: bool
+    device_cache: bool
 
 
 class RtpTraffic:
@@ -69,6 +73,10 @@ class RtpTraffic:
         sharing = 1 if len(header.num_blocks) > 1 else len(header.groups)
         room = (min(header.num_blocks) - 1 - header.reserve_blocks) // sharing * header.block_size * header.cp_size
         self._longest = max(3, min(60, room))
+        # Upstream throws where several sequences share all tokens and a window's last blocks are checked.
+        checked = any(group.type == SWA and group.validate_tail_blocks for group in header.groups)
+        fork = header.feature == "fork"
+        self._widths = (1,) if checked else (1, 1, 2, 3) if fork else (1, 1, 1, 1, 1, 1, 2, 3)
 
     def step(self) -> None:
         """One round."""
@@ -136,8 +144,10 @@ class RtpTraffic:
         choices = self._choices
         self._arrived += 1
         tokens = self._prompt()
-        sequences = choices.pick((1, 1, 2, 3)) if self._header.feature == "fork" else 1
-        request = _Request(f"r{self._arrived}", [list(tokens) for _ in range(sequences)])
+        sequences = choices.pick(self._widths)
+        reuse = choices.chance(88)
+        texts = [list(tokens) for _ in range(sequences)]
+        request = _Request(f"r{self._arrived}", texts, reuse, device_cache=reuse and choices.chance(92))
         self._waiting.append(request)
         self._perform(structs.RequestOp(id=request.id, tokens=tokens, sequences=sequences, reserve=self._reserve))
 
@@ -169,7 +179,7 @@ class RtpTraffic:
             del self._texts[self._choices.integer(0, MEMORY - 1)]
 
     def _admit(self, request: _Request) -> bool:
-        answer = self._malloc(request)
+        answer = self._malloc(request, first=True)
         if answer.verdict == "granted":
             self._waiting.remove(request)
             self._running.append(request)
@@ -179,9 +189,18 @@ class RtpTraffic:
             self._perform(structs.DropOp(id=request.id))
         return False
 
-    def _malloc(self, request: _Request) -> structs.Malloc:
-        choices = self._choices
-        operation = structs.MallocOp(id=request.id, reuse=choices.chance(88), device_cache=choices.chance(92))
+    def _malloc(self, request: _Request, *, first: bool = False) -> structs.Malloc:
+        """Blocks, and on a decode server neither reuse nor the device's cache at first (RTP-LLM `initKVBlock`).
+
+        A request that grows may count tokens that are still to come, or fewer than have come since (`incrKVBlock`).
+        """
+        choices, warm = self._choices, not first or self._header.prefill_cp_size == 1
+        length = None
+        if not first and choices.chance(10):
+            length = max(1, len(request.texts[0]) + choices.integer(-3, 4))
+        operation = structs.MallocOp(
+            id=request.id, reuse=request.reuse and warm, device_cache=request.device_cache and warm, length=length
+        )
         answer = self._perform(operation)
         assert isinstance(answer, structs.Malloc)
         return answer
@@ -375,8 +394,9 @@ def _group(choices: Choices, tag: str, kind: str, size: int, ranks: int, *, apar
         tag=tag,
         type=kind,
         block_size=size * (ranks if compact else 1),
+        kernel_block_size=choices.pick((0, 1, 2)) if kind == FULL and size % 2 == 0 else 0,
         enable_prefix_reuse=reuse,
-        evict_policy=choices.pick(("CHAIN", "INDEPENDENT")),
+        evict_policy=choices.pick(("CHAIN", "CHAIN", "INDEPENDENT", "INDEPENDENT", "NONE")),
         explicit_block_num=choices.integer(6, 20) if apart and kind == SWA and choices.chance(20) else 0,
         active_tail_blocks=None if kind == FULL else choices.integer(0, 3),
         # A hit brings a window one block, and none without reuse. Upstream throws where two are to be there, after such

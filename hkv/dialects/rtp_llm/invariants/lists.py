@@ -145,7 +145,7 @@ def retention(moment: RtpMoment) -> Iterator[str]:
 
     Holds after a granted `malloc`. A first allocation gives nothing back, whatever a hit brought. Exceptions: one
     group alone gives nothing back; under context parallelism positions are a rank's own; with `length` the end is not
-    that of all tokens; SWA lists are not filled afterwards.
+    that of all tokens, nor is it of a list that an earlier one made longer; SWA lists are not filled afterwards.
     """
     operation, config = moment.operation, moment.config
     assert isinstance(operation, structs.MallocOp)
@@ -165,7 +165,7 @@ def retention(moment: RtpMoment) -> Iterator[str]:
             before = old[sequence][group] if old else []
             for position, block in enumerate(blocks):
                 grid = step and (position + 1) % step == 0
-                missing = linear and slots - tail <= position < slots
+                missing = linear and slots - tail <= position < slots == len(blocks) - max(record.reserve - 1, 0)
                 if block == NULL and (missing or (linear and grid and position < slots)):
                     yield f"group {group} has no state at {position} of {blocks}"
                 if block != NULL and old and position < end and not grid:
@@ -180,11 +180,11 @@ def ownership(moment: RtpMoment) -> Iterator[str]:
     """A block that is cached or shared holds one whole prefix: the same, at the same place, for all that name it.
 
     Holds after every operation. A cached block in a list is full, and its key is that of the list's own tokens.
-    Exceptions: context parallelism, and requests that were forked without copies, with a reserve, after an insertion,
-    or freed and begun anew: a fork copies the last slot alone, and with slots in reserve the block that is written next
-    lies before it; copies go into last blocks of sequences that are given up, cached or not (RTP-LLM enters what has
-    ended, which nobody forks); a first allocation takes all sequences for equal, up to what was the common length when
-    they came. What such a request entered is not judged either.
+    Exceptions: context parallelism, and requests that were forked without copies, with slots ahead, after an insertion,
+    or of several sequences freed and begun anew: a fork copies the last slot alone, and with slots ahead the block that
+    is written next lies before it; copies go into last blocks of sequences that are given up, cached or not (RTP-LLM
+    enters what has ended, which nobody forks); a first allocation takes all sequences for equal, up to what was the
+    common length when they came. What such a request entered is not judged either.
     """
     if moment.config.cp_size > 1:
         return

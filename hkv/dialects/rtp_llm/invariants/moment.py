@@ -29,18 +29,16 @@ class RtpRecord:
     Attributes:
       tokens: of each sequence.
       reserve: tokens to come in a step beyond the next one's.
-      shared: whether sequences were forked and may write into one another's blocks: without copies; with a reserve,
-        where the one copied block is not the one that is written next; or freed and begun anew, as if they were equal;
-        or after their blocks were entered, when a copy may go into a block of a sequence that is given up.
+      shared: whether sequences may write into one another's blocks: forked without copies; forked with slots ahead,
+        where the one copied block is not the one that is written next; freed and begun anew, as if they were equal; or
+        forked after their blocks were entered, when a copy may go into a block of a sequence that is given up.
       entered: whether its blocks were entered into the cache since it last waited.
-      forked: whether its sequences were ever forked.
     """
 
     tokens: list[list[int]]
     reserve: int
     shared: bool = False
     entered: bool = False
-    forked: bool = False
 
 
 class RtpLedger:
@@ -79,12 +77,13 @@ class RtpLedger:
             case structs.ForkOp() if operation.sources and isinstance(answer, structs.Fork):
                 record = self.requests[operation.id]
                 if answer.copies is not None:
-                    record.forked = True
+                    slots = -(-len(record.tokens[0]) // self._config.block_size)
+                    ahead = any(len(blocks) > slots for row in lists.get(operation.id, []) for blocks in row)
                     record.tokens = [list(record.tokens[source]) for source in operation.sources]
-                    record.shared |= not operation.copy_last or record.reserve > 0 or record.entered
+                    record.shared |= not operation.copy_last or ahead or record.entered
             case structs.FreeOp():
                 record = self.requests[operation.id]
-                record.shared, record.entered = record.forked and len(record.tokens) > 1, False
+                record.shared, record.entered = len(record.tokens) > 1, False
             case structs.DropOp():
                 del self.requests[operation.id]
             case structs.InsertOp():
