@@ -18,7 +18,7 @@ SOURCE = EXAMPLES / "rtp_engine" / "engine.cc"
 
 MISTAKES = {
     "rtp hit": ("hits + 1 < (int)first.keys.size()", "hits < (int)first.keys.size()"),
-    "rtp references": ("    if (use(key) != nullptr) return;", "    use(key);"),
+    "after insert": ("    if (use(key) != nullptr) return;", "    use(key);"),
     "rtp version": ("    version++;", ""),
     "rtp order of blocks": ("take_over(sequence, *unheld.begin())", "take_over(sequence, *unheld.rbegin())"),
     "rtp adoption": ("items.splice(items.end(), items, found)", "items.splice(items.begin(), items, found)"),
