@@ -192,8 +192,12 @@ class PlainWatch:
           InvariantError: an invariant does not hold after it.
         """
         answer = self._engine.perform(operation)
-        moment = PlainMoment(self._header, operation, answer, self._state, self._engine.perform(self._look))
+        moment = self.moment(operation, answer, self._engine.perform(self._look))
         for invariant in self._invariants:
             invariant(moment)
         self._state = moment.after
         return answer
+
+    def moment(self, operation: Any, answer: Any, after: Any) -> PlainMoment:
+        """The moment that invariants are asked of; dialects that know more of one than two states make their own."""
+        return PlainMoment(self._header, operation, answer, self._state, after)

@@ -12,6 +12,7 @@ import msgspec
 from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import MissingEntry, Resumption
 from hkv.contract.explore_command import TOKENS, Space
+from hkv.contract.invariant import judged
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.engines import places
@@ -111,18 +112,17 @@ class SGLangDialect(Dialect):
 
     @property
     def invariants(self) -> Mapping[str, Invariant]:
-        from hkv.dialects.sglang.invariants import INVARIANTS
+        from reference.dialects.sglang.invariants import INVARIANTS
 
         return INVARIANTS
 
     def watch(self, engine: Any, header: structs.Header) -> PlainWatch:
-        from hkv.contract.invariant import PlainWatch
+        from reference.dialects.sglang.invariants.moment import Watch
 
         if header.tree:
             raise self.unsupported("invariants of a tree alone, which logs of live caches are about")
-        if "tree" in self.missing_capabilities(engine):
-            raise self.unsupported("an engine that shows its tree, which invariants look at")
-        return PlainWatch(engine, header, self.invariants.values(), structs.StateOp())
+        asked = judged(self.invariants.values(), self.missing_capabilities(engine))
+        return Watch(engine, header, asked, structs.StateOp())
 
     def snapshot(self, header: structs.Header, state: Any) -> Snapshot:
         from hkv.dialects.sglang.snapshot import snapshot
