@@ -118,6 +118,51 @@ def test_a_window_needs_what_is_behind_it() -> None:
     assert performed(engine, structs.AdmitOp(id="c", tokens=[0, 1, 2, 3, 8]))[0].hit == 4
 
 
+def twice_used_leave_last(engine: Any) -> list[list[int]]:
+    """First tokens of the prompts that are left, evicted one by one under `slru`: of three that were entered three,
+    two times and once, in this order."""
+    left = []
+    for name, times in (("a", 3), ("b", 2), ("c", 1)):
+        prompt = [ord(name), 1, 2, 3]
+        for _ in range(times):
+            performed(engine, *entered(name, prompt))
+    for _ in range(3):
+        performed(engine, structs.EvictOp(tokens=[4]))
+        left.append([node.tokens[0] for node in engine.perform(structs.StateOp()).nodes if node.parent == -1])
+    return left
+
+
+SLRU = [[97, 98], [98], []]
+"""The one that was entered once leaves first, though it was used last; then the others, by their use alone."""
+
+
+def test_a_node_is_kept_from_its_second_use_on() -> None:
+    assert twice_used_leave_last(SGLangNumpyEngine(header(20, policy="slru", bugs=sorted(BUGS)))) == SLRU
+
+
+def rooms(make: Any) -> list[list[int]]:
+    """Tokens, and states, of each pool that are free once room for so many was made."""
+    found = []
+    for window, states, tokens in ((None, 0, 4), (2, 0, 2), (2, 0, 4), (None, 5, 4)):
+        given = header(8, window=window, bugs=sorted(BUGS))
+        given.num_blocks[0] = 20 if window else 8
+        if states:
+            given.groups.append({"kind": "mamba", "block_size": 1})
+            given.num_blocks.append(states)
+        engine = make(given)
+        performed(engine, *entered("a", [1, 2, 3, 4]), *entered("b", [5, 6, 7, 8]))
+        found.append(engine.perform(structs.RoomOp(tokens=tokens)).available)
+    return found
+
+
+ROOMS = [[4], [12, 2], [14, 4], [4, 4]]
+"""As many as were asked for in the pool that lacked them, and not a node more."""
+
+
+def test_room_is_made_for_what_is_asked_and_no_more() -> None:
+    assert rooms(SGLangNumpyEngine) == ROOMS
+
+
 def test_an_explanation_names_what_each_group_lacks() -> None:
     operations = [
         *entered("a", [0, 1, 2, 3]),

@@ -18,7 +18,7 @@ from hkv.oracle.comparison import Comparison
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import find_logs, read_log
 from hkv.oracle.record import Only, record
-from tests.sglang.test_dialect import entered, header, replayed
+from tests.sglang.test_dialect import ROOMS, SLRU, entered, header, replayed, rooms, twice_used_leave_last
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -114,6 +114,12 @@ def test_what_a_pass_computed_beyond_a_request_s_end_is_not_entered() -> None:
 
         DIALECT.drive(given, choices, perform, 12)
     assert ended > 3
+
+
+def test_what_leaves_is_as_in_sglang() -> None:
+    installed = engine_factory("sglang")
+    assert twice_used_leave_last(installed(header(20, policy="slru", bugs=sorted(BUGS)))) == SLRU
+    assert rooms(installed) == rooms(engine_factory("sglang-rust")) == ROOMS
 
 
 def test_a_replay_is_that_of_the_engine_request_by_request() -> None:

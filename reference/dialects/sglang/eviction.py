@@ -42,18 +42,11 @@ def evict(tree: RadixTree, wanted: Mapping[str, int]) -> dict[str, int]:
 def evict_for(tree: RadixTree, tokens: int = 0, states: int = 0) -> None:
     """Evicts until there is room for so many tokens in each pool, and states, or nothing more may leave.
 
-    The engine counts what a pool lacks before it begins, and looks at the pool again after every node. The window's
-    walk stops, too, once it freed what was lacking, although slots of a page may be all that it frees.
+    The engine looks at the pool after every node. It counts what it frees of what was lacking, too, which comes to the
+    same: a node's slots are whole pages (`evict_for_alloc`).
     """
     due = {FULL: tokens, SWA: tokens, MAMBA: states}
-    lacking = {name: due[name] - room for name, room in tree.pools.available.items()}
-
-    def enough(name: str, freed: int) -> bool:
-        if lacking[name] <= 0:
-            return True
-        return tree.pools.available[name] >= due[name] or (name != FULL and freed >= lacking[name])
-
-    _Eviction(tree).run(enough)
+    _Eviction(tree).run(lambda name, freed: tree.pools.available[name] >= due[name])
 
 
 def evict_steps(tree: RadixTree, component: str, steps: int) -> None:

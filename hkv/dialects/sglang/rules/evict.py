@@ -31,8 +31,7 @@ class Wanted(NamedTuple):
 
     Attributes:
       full, window, states: so many of each pool; or, if `room`, until there is room for so many.
-      room: whether it makes room. The engine counts what a pool lacks before it begins, and looks at the pool again
-        after every node. The walks of window and states stop, too, once they freed what was lacking.
+      room: whether it makes room: then pools are looked at after every node.
     """
 
     full: Scalar
@@ -52,16 +51,11 @@ class Freed(NamedTuple):
 def evict(work: RadixWorkspace, view: SGLangView, present: Scalar, wanted: Wanted) -> tuple[RadixWorkspace, Freed]:
     """Frees what is wanted, or as much as there is, if `present` (`evict`, `evict_for_alloc`)."""
     room, due = wanted.room, wanted[:3]
-    work, free = _room(work, view, jnp.asarray(present) & room)
-    lacking = [want - there for want, there in zip(due, free, strict=True)]
 
     def enough(stage: Scalar, freed: Freed, now: tuple[Scalar, ...]) -> Scalar:
         found = jnp.bool_(False)
         for pool in POOLS:
-            there = (lacking[pool] <= 0) | (now[pool] >= due[pool])
-            if pool != FULL:
-                there = there | (freed[pool] >= lacking[pool])
-            found = jnp.where(stage == pool, jnp.where(room, there, freed[pool] >= due[pool]), found)
+            found = jnp.where(stage == pool, jnp.where(room, now[pool], freed[pool]) >= due[pool], found)
         return found
 
     def one(w: RadixWorkspace, local: tuple[Scalar, ...]) -> tuple[RadixWorkspace, tuple[Scalar, ...]]:
