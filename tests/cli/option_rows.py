@@ -232,7 +232,7 @@ ROWS = [
     ),
     *_rows(
         f"{REPLAYED} --dialect sglang-0.5.23 --groups full:16,swa:16:64 --num-blocks 60",
-        "--swa-full-tokens-ratio 9;--schedule-policy fcfs",
+        "--swa-full-tokens-ratio 9;--schedule-policy replay",
     ),
     *_rows(
         REPLAY_RTP_MODEL,

@@ -316,7 +316,8 @@ def test_a_trace_is_replayed_and_a_window_s_share_decides_hits() -> None:
 
 def test_a_preempted_request_is_computed_again_in_chunks() -> None:
     given = {"dialect": structs.NAME, "engine": "numpy", "step_tokens": 300}
-    found = replay_trace(CHATS, CACHE, 240, limit=15, **given)
+    options = {"schedule_policy": "replay"}
+    found = replay_trace(CHATS, CACHE, 240, limit=15, dialect_options=options, **given)
     assert found.totals["preemptions"] > 0
     fits = (
         found.requests["prompt"] + found.requests["output"] <= 2100

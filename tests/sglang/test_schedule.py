@@ -14,11 +14,14 @@ import pytest
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
+from hkv.dialects.sglang.replay_command import REPLAY
 from hkv.dialects.sglang.scheduler import INIT_RATIO, POLICIES, Budget, SGLangScheduler
-from hkv.errors import OperationError
+from hkv.errors import ConfigError, OperationError
 from hkv.oracle.engines import engine_factory
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule
-from tests.sglang.test_dialect import header, replayed
+from hkv.replay.verb import replay_trace
+from hkv.spec import FullAttention, spec_from_text
+from tests.sglang.test_dialect import CHATS, header, replayed
 
 
 def arrivals(count: int, seed: int) -> list[Arrival]:
@@ -60,8 +63,24 @@ def test_every_request_ends_and_everything_is_given_back(policy: str) -> None:
 
 
 def test_a_policy_decides_hits_of_a_trace() -> None:
-    totals = {policy: replayed(600, schedule_policy=policy).totals["hit_tokens"] for policy in ("", *POLICIES)}
+    totals = {policy: replayed(600, schedule_policy=policy).totals["hit_tokens"] for policy in (REPLAY, *POLICIES)}
     assert len(set(totals.values())) > 1
+    assert replayed(600).totals["hit_tokens"] == totals[POLICIES[0]]
+
+
+def test_the_default_is_sglang_s_own_schedule() -> None:
+    """As its engine has it; but for states, of which its scheduler is not ruled, and the compiled schedule."""
+    own, every = replayed(300), replayed(300, schedule_policy=REPLAY)
+    assert own.totals["preemptions"] < every.totals["preemptions"]
+    assert list(own.requests["hit"]) == list(replayed(300, schedule_policy="fcfs").requests["hit"])
+    with pytest.raises(ConfigError, match="replay for --engine jax"):
+        replayed(300, "jax")
+    shape = {"num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
+    groups = [FullAttention(block_size=16, **shape), spec_from_text("mamba:16")]
+    given = {"dialect": structs.NAME, "engine": "numpy", "limit": 5}
+    assert replay_trace(CHATS, groups, [600, 60], **given).totals["hit_tokens"] >= 0
+    with pytest.raises(OperationError, match="states"):
+        replay_trace(CHATS, groups, [600, 60], dialect_options={"schedule_policy": "fcfs"}, **given)
 
 
 def test_states_are_refused_by_name() -> None:

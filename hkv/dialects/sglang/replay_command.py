@@ -1,8 +1,8 @@
 """Request traces through SGLang's cache, token by token, as its scheduler asks of it.
 
 A request takes what is cached and gets slots for a chunk; after each chunk it is entered, so that others find it. Then
-tokens are decoded one by one, and the window slides every so many. The schedule, that is who runs when, is the one that
-`hkv replay` has for every dialect, so that what differs is the cache; or SGLang's own, if a policy of it is named.
+tokens are decoded one by one, and the window slides every so many. The schedule, that is who runs when, is SGLang's,
+or the one that `hkv replay` has for every dialect, so that what differs is the cache; with states it is that one alone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from hkv.spec import spec_to_log
 RATIO = 0.8
 """SGLang's `--swa-full-tokens-ratio`."""
 
+REPLAY = "replay"
+"""`--schedule-policy`: the schedule of `hkv replay` under every dialect, in place of SGLang's."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGLangOptions:
@@ -38,7 +41,10 @@ class SGLangOptions:
         RATIO, type=Number(0.001, 1000), help="SGLang: tokens of the window's pool as a share of the full pool's."
     )
     schedule_policy: str = option(
-        "", type=("", *POLICIES), help="SGLang: its own scheduler, with this policy, in place of the replay's."
+        "",
+        type=("", *POLICIES, REPLAY),
+        help="SGLang: policy of its own scheduler; or the schedule that replays have under every dialect. "
+        f"[default: {POLICIES[0]}; {REPLAY} where there are states]",
     )
 
 
@@ -47,7 +53,7 @@ class SGLangCache(PlainCache):
 
     def require_compiled(self) -> None:
         if self._loop is not SGLangLoop:
-            expected = "none for --engine jax: SGLang's scheduler has no compiled form; --engine numpy has it"
+            expected = f"{REPLAY} for --engine jax: SGLang's scheduler has no compiled form; --engine numpy has it"
             raise ConfigError("schedule_policy", self._loop.args[0], expected)  # type: ignore[attr-defined]
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
@@ -113,6 +119,7 @@ class SGLangReplay(PlainReplayCommand):
         return header
 
     def of_groups(self, options: dict[str, Any]) -> StudiedCache:
-        policy = options["schedule_policy"]
-        self._loop = functools.partial(SGLangScheduler, policy) if policy else SGLangLoop
+        stateful = any(spec_to_log(spec)["kind"] == structs.STATES for spec in options["groups"])
+        policy = options["schedule_policy"] or (REPLAY if stateful else POLICIES[0])
+        self._loop = SGLangLoop if policy == REPLAY else functools.partial(SGLangScheduler, policy)
         return super().of_groups(options)

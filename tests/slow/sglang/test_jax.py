@@ -157,6 +157,7 @@ def test_a_state_moves_into_larger_sizes() -> None:
 def test_a_trace_fares_as_with_the_reference(groups: str, blocks: Any, step_tokens: int) -> None:
     """Every request's result, every step, all that is left in the cache; with small chunks requests are preempted."""
     given: dict[str, Any] = {"dialect": "sglang-0.5.23", "engine": "jax", "check": True, "limit": 30}
+    given["dialect_options"] = {"schedule_policy": "replay"}
     specs = [spec_from_text(each) for each in groups.split(",")]
     found = replay_trace(CHATS, specs, blocks, step_tokens=step_tokens, **given)
     assert found.totals["hit_tokens"] > 0
