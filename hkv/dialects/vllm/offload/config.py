@@ -25,9 +25,10 @@ POLICIES = ("lru", "arc")
 """`eviction_policy`."""
 
 
-RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST_LIMIT, LAZY_WALK, LAZY_RENEWS = (
+RESET_REVIVES, WINDOW_PAST_CHUNK, DROP_PAST_TAIL, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST_LIMIT, *LAZY = (
     "reset-revives-window-blocks",
     "window-past-a-chunk-never-hits",
+    "draft-drop-misses-window-tail",
     "head-ages-while-tail-loads",
     "tail-evicts-its-own-head",
     "step-beyond-the-tier-stores-nothing",
@@ -35,6 +36,7 @@ RESET_REVIVES, WINDOW_PAST_CHUNK, HEAD_AGES, OWN_HEAD, ALL_OR_NOTHING, TAIL_PAST
     "lazy-walk-goes-on",
     "lazy-store-renews",
 )
+LAZY_WALK, LAZY_RENEWS = LAZY
 
 OF_THE_CACHE = OFFER_OUTLIVES, EXTERNAL_NOT_COUNTED, COPIED_BEFORE_WRITTEN = (
     "offer-outlives-state",
@@ -59,6 +61,14 @@ BUGS = listed(
         contract="a window's chunks that are stored for a boundary are enough to resume there",
         behaviour="of a window of one token more than whole chunks, a lookup asks for one chunk more than is stored: "
         "what was stored is hardly ever found",
+        part="manager",
+    ),
+    Bug(
+        name=DROP_PAST_TAIL,
+        engine="vLLM 0.33 OffloadingConnectorScheduler._build_store_jobs",
+        contract="a window's chunks that are stored for a boundary are enough to resume there",
+        behaviour="the tail that retention leaves of a prompt ends with its last whole chunk, whether or not a draft's "
+        "layers are there: a lookup drops their last chunk, and of the window before that the first was not stored",
         part="manager",
     ),
     Bug(
@@ -221,6 +231,16 @@ class OffloadConfig:
         if spec.most_read:  # chunks of tokens that are attended to alone
             return -(-spec.most_read // size)
         return 1 if spec.snapshot else None
+
+    def resumes_at(self, prompt: int) -> int:
+        """Most tokens at which a prompt that comes again can resume, before they are aligned (`replay_boundaries`).
+
+        The last token is computed again, and what a draft's group gives up has to be behind them.
+        """
+        if DROP_PAST_TAIL in self.bugs:
+            return prompt - 1
+        sizes = [self.chunk_tokens[group] for group in self.eagle]
+        return max(0, min([prompt - 1, *(prompt // size * size - size for size in sizes)]))
 
     def load_window(self, group: int, length: int) -> int | None:
         """Chunks that resuming at a length takes, which may end inside one (`load_window_size_in_chunks`)."""

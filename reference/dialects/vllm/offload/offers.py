@@ -106,7 +106,7 @@ def _mask(
     segment = alignment if interval is None else interval or None
     boundaries: list[int] = []
     if interval is not None:
-        boundaries = [request.num_prompt - 1] + [request.shared_prefix] * bool(request.shared_prefix)
+        boundaries = [config.resumes_at(request.num_prompt)] + [request.shared_prefix] * bool(request.shared_prefix)
     mask = tail_mask(columns, segment, need, int(drops), boundaries, size, alignment)
     if mask is None or segment is None or horizon is None or drops:
         return mask
