@@ -47,7 +47,7 @@ class VllmPlanCommand(PlanCommand):
 
     def plan(self, memory: int | None, options: dict[str, Any]) -> ModelPlan:
         planned, size = _planned(memory, options), options["kv_offloading_size"]
-        report = planned.report() | ({} if size is None else {"offloading": planned_tier(planned, size).record()})
+        report = planned.report() | ({} if size is None else {"offloading": _offloading(planned, size)})
         return ModelPlan(report, lambda console: print_served(console, report, planned.served))
 
     def serve_line(self, options: dict[str, Any], engines: int) -> str:
@@ -64,6 +64,14 @@ class VllmPlanCommand(PlanCommand):
 
     def capacity(self, memory: int | None, options: dict[str, Any]) -> Capacity:
         return capacity_of(_planned(memory, options))
+
+
+def _offloading(planned: CachePlan, gib: float) -> dict[str, Any]:
+    """The second tier of a plan, and prompts that it would not find again."""
+    from hkv.dialects.vllm.offload.found_again import warnings
+
+    tier = planned_tier(planned, gib)
+    return {**tier.record(), "warnings": warnings(tier.config, tier.longest)}
 
 
 def _planned(memory: int | None, options: dict[str, Any]) -> CachePlan:

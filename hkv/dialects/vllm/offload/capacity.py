@@ -1,4 +1,4 @@
-"""Room of a second tier: chunks that a prompt takes in it, tokens that it holds, and warnings of what does not fit.
+"""Room of a second tier: chunks that a prompt takes in it, and tokens that it holds.
 
 All groups share one pool of chunks. Full attention takes a chunk for each whole one of a prompt, a window those before
 lengths that loads can end at, a recurrent group its states. vLLM 0.33 reports `cpu_kv_cache_size_tokens` as if a window
@@ -12,11 +12,10 @@ import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from hkv.dialects.vllm.offload.config import BUGS, WINDOW_PAST_CHUNK, OffloadConfig, chunk_bytes
+from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig, chunk_bytes
 from hkv.dialects.vllm.planning.cache_plan import CachePlan, copies_in_a_chunk
 from hkv.errors import ConfigError, PlanError
 from hkv.model.topology import Topology
-from hkv.spec import spec_to_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,6 @@ class PlannedTier:
             "longest_prompt_that_fits": longest_prompt(self.config, self.longest),
             "tokens": held_tokens(self.config, self.longest),
             "cpu_kv_cache_size_tokens": reported_tokens(self.config, self.longest),
-            "warnings": warnings(self.config, self.longest),
         }
 
 
@@ -61,8 +59,8 @@ def planned_tier(plan: CachePlan, gib: float) -> PlannedTier:
     config = OffloadConfig(
         cache=dataclasses.replace(
             cache,
-            topology=Topology.of_specs(cache.topology.specs, ()),
-            eagle=False,
+            topology=Topology.of_specs(cache.topology.specs, cache.eagle_group_ids),
+            eagle=bool(cache.eagle_group_ids),
             retention_interval=0,
             offloads=any(spec.keeps_states for spec in cache.topology.specs),
         ),
@@ -70,31 +68,10 @@ def planned_tier(plan: CachePlan, gib: float) -> PlannedTier:
         workers=ranks * len(served.workers),
         step_tokens=plan.settings.max_num_batched_tokens,
         eagle=cache.eagle_group_ids,
+        drafts=int(bool(cache.eagle_group_ids)),
         bugs=frozenset(BUGS),
     )
     return PlannedTier(config, chunk, cache.max_model_len)
-
-
-def warnings(config: OffloadConfig, longest: int) -> list[str]:
-    """Warnings of a tier whose longest prompt has so many tokens, a sentence each."""
-    found = [text for group in range(len(config.chunk_tokens)) if (text := _seldom_hit(config, group))]
-    chunks, step = f"{config.num_chunks:,} chunks", min(config.step_tokens, longest)
-    if (new := sum(_most_new(config, group, step) for group in range(len(config.chunk_tokens)))) > config.num_chunks:
-        found.append(
-            f"a step of {step:,} tokens of one prompt offers up to {new:,} new chunks to a tier of {chunks}: none of "
-            "them is stored, and every step offers all of them again"
-        )
-    elif longest > (fits := longest_prompt(config, longest)):
-        found.append(
-            f"prompts of more than {fits:,} tokens do not fit into {chunks}: of a longer one, up to {longest:,}, the "
-            "tail alone stays, with which no hit begins"
-        )
-    said, held = reported_tokens(config, longest), held_tokens(config, longest)
-    if said > held:
-        found.append(
-            f"vLLM's cpu_kv_cache_size_tokens says {said:,} tokens; of prompts of {longest:,} the tier holds {held:,}"
-        )
-    return found
 
 
 def stored_chunks(config: OffloadConfig, tokens: int) -> tuple[int, ...]:
@@ -123,30 +100,6 @@ def longest_prompt(config: OffloadConfig, most: int) -> int:
         range(0, most + unit, unit), config.num_chunks, key=lambda tokens: sum(stored_chunks(config, tokens))
     )
     return min(most, over * unit - 1)
-
-
-def _seldom_hit(config: OffloadConfig, group: int) -> str:
-    """A sentence on a window that is stored in fewer chunks than a lookup asks for; empty for other groups."""
-    looked, stored = config.window(group), -(-_kept(config, group) // config.blocks_per_chunk)
-    if WINDOW_PAST_CHUNK not in config.bugs or config.span(group) is None or _is_whole(config, group):
-        return ""
-    if looked is None or looked <= stored:
-        return ""
-    name, size = spec_to_text(config.cache.topology.specs[group]), config.chunk_tokens[group]
-    return (
-        f"{name} is a token longer than chunks of {size}: before a length {stored} are stored and {looked} looked for, "
-        f"so that the tier is hardly ever hit ({WINDOW_PAST_CHUNK})"
-    )
-
-
-def _most_new(config: OffloadConfig, group: int, tokens: int) -> int:
-    """Most chunks of a group that a step of so many tokens of one prompt offers."""
-    whole = -(-tokens // config.chunk_tokens[group])
-    if group in config.aligned:
-        return 0  # states are stored one by one
-    return (
-        whole if _is_whole(config, group) else min(whole, _stored(config, group, tokens + config.chunk_tokens[group]))
-    )
 
 
 def _stored(config: OffloadConfig, group: int, tokens: int) -> int:
@@ -181,7 +134,8 @@ def _tails(config: OffloadConfig, group: int, tokens: int, shared: int) -> Itera
         for end in range(period + drops, tokens // size + period + drops, period):
             yield end - need, end
     if interval is not None:
-        for boundary in (tokens - 1, shared) if shared else (tokens - 1,):
+        last = config.resumes_at(tokens)
+        for boundary in (last, shared) if shared else (last,):
             end = boundary // alignment * alignment // size + drops
             yield end - need, end
     elif not drops:

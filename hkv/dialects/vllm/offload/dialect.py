@@ -105,7 +105,7 @@ class OffloadDialect(Dialect):
     def warnings(self, log: Any) -> Sequence[str]:
         if log.header.dialect != structs.OFFLOAD or log.header.connector == SIMPLE:
             return ()  # what is warned of are the native connector's ways
-        from hkv.dialects.vllm.offload.capacity import warnings
+        from hkv.dialects.vllm.offload.found_again import warnings
 
         prompts = (len(each.tokens) for each in log.operations if isinstance(each, structs.RequestOp))
         return warnings(structs.to_config(log.header), max(prompts, default=1))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.capacity import warnings
 from hkv.dialects.vllm.offload.config import OffloadConfig
+from hkv.dialects.vllm.offload.found_again import warnings
 from hkv.dialects.vllm.schedule.drafted import DraftedReplay
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, header
 from hkv.dialects.vllm.schedule.schedule import Diagnosis
