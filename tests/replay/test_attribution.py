@@ -125,7 +125,7 @@ def test_what_an_answer_leaves_uncomputed():
 
 def test_requests_hours_apart_find_nothing_that_is_not_computed_yet():
     """SGLang keeps no window where the second prompt leaves the first: it is computed, not retained."""
-    requests = of_tokens(range(400), [*range(208), *range(9000, 9100)], every=10_000_000)
+    requests = of_tokens(range(400), [*range(208), *range(9000, 9100)], output=3, every=10_000_000)
     options = cache_options(dialect="sglang-0.5.23", groups=[*map(spec_from_text, ("full:16", "swa:16:64"))],
                             num_blocks=600)  # fmt: skip
     studied = registry.dialect_of("sglang-0.5.23").replay_command().studied(options)
