@@ -21,8 +21,8 @@ from tests.suites.history import Broken, HistorySuite, Setting
 STEPS = 8
 """Rounds of one example."""
 
-TOPICS = tuple(f"{dialect} {feature}" for dialect in NAMES for feature in rtp_features(dialect) if feature != "decode")
-"""Each dialect with each feature of its logs, but that of servers without hits, which show few defects."""
+TOPICS = tuple(f"{dialect} {feature}" for dialect in NAMES for feature in rtp_features(dialect))
+"""Each dialect with each feature of its logs."""
 
 
 def begin(choices: RandomChoices, topic: str) -> tuple[RtpHeader, Callable[[Callable[[RtpOp], RtpAnswer]], None]]:
