@@ -9,7 +9,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from hkv.cli.html import command as command_line
 from hkv.cli.html import html_field, log_case, write_page
 from hkv.cli.options import FORMS, bugs_option, check_timeout, command_of, names_of, refuse_given, timeout_option
 from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
@@ -18,11 +17,12 @@ from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
 from hkv.errors import ConfigError
 from hkv.limits import MAX_SECONDS
+from hkv.oracle.account import command as command_line
 from hkv.oracle.check import FollowedLog, junit_xml, reproducing
 from hkv.oracle.check import follow as follow_logs
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import find_logs, read_log
-from hkv.oracle.verbs import VERDICTS, Check, CheckResult
+from hkv.oracle.log_file import find_logs, log_bytes, read_log
+from hkv.oracle.verbs import VERDICTS, Check, CheckResult, filled
 
 FAILING = ("differs", "unusable", "empty")
 """Verdicts that make the command fail, unless told otherwise."""
@@ -39,6 +39,11 @@ class _CheckOptions(Reported):
         False, help="Judge each LOG by the invariants of such caches alone, with no engine beside."
     )
     bugs: Sequence[str] = bugs_option()
+    fill: str | None = option(
+        metavar="FILE",
+        type=OutputPath(),
+        help="Write the LOG with the engine's answers in place of those that it lacks; - for standard output.",
+    )
     follow: float | None = option(
         metavar="SECONDS",
         type=Number(0.01, MAX_SECONDS),
@@ -66,6 +71,8 @@ def command(given: _CheckOptions) -> int | None:
     read does not hide the others; one without operations agrees with nothing. A log that agrees once a known upstream
     defect is named (--bugs) gets the verdict "known defect", with the defect's name.
 
+    With --fill, a LOG of questions alone, or of some, is answered: operations without "want" get the engine's answers.
+
     With --follow, logs that a live engine is still writing (docs/checking-your-engine.md) are held against an engine in
     this process,
     a second behind: what the live engine pays is the recording alone.
@@ -80,22 +87,35 @@ def command(given: _CheckOptions) -> int | None:
     names, failing = names_of(given.bugs), _failing(given.fail_on)
     check_timeout(given.engine)
     if given.invariants:
-        refuse_given(["engine", "bugs"], "a check against an engine, without --invariants")
+        refuse_given(["engine", "bugs", "fill"], "a check against an engine, without --invariants")
     if given.follow is not None:
         refuse_given(
-            ["invariants", "bugs", "coverage", "junit", "json_path", "html", "fail_on"], "nothing with --follow"
+            ["invariants", "bugs", "coverage", "junit", "json_path", "html", "fail_on", "fill"], "nothing with --follow"
         )
         return _follow(given.logs, given.engine, given.timeout, given.follow)
     checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout)
     paths = find_logs(given.logs)
+    if given.fill is not None:
+        refuse_given(["html"], "a check without --fill")
+    if given.fill is not None and len(paths) != 1:
+        raise ConfigError("fill", f"{len(paths)} logs", "one LOG, whose answers are filled in")
 
-    def tell() -> None:
+    def tell(interrupted: bool = True) -> None:
         result = checking.result()
-        if talks(given.json_path, given.junit, given.html):
+        if talks(given.json_path, given.junit, given.html, given.fill):
             _print(result)
-        write_json(given.json_path, _document(result, given.coverage))
+        document = _document(result, given.coverage)
+        unknown = {"agrees": None} if interrupted and result.agrees else {}  # of the logs that are left
+        write_json(given.json_path, {**document, **unknown})
 
     with interruption().saying(tell), progress_bar("checking", len(paths)) as advance:
+        if given.fill is not None:
+            engine = reproducing(engine_factory(given.engine, given.timeout), names)
+            log = filled(paths[0], engine)
+            answers = [getattr(each, "want", None) for each in log.operations]
+            write_output(given.fill, log_bytes(log.header, log.operations, answers))
+            checking.read(log)
+            paths = []
         for path in paths:
             try:
                 checking.log(path) if len(paths) == 1 else checking.log_or_note(path)
@@ -106,7 +126,7 @@ def command(given: _CheckOptions) -> int | None:
         write_output(given.junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
     if given.html is not None:
         _write_page(given.html, given, names, result)
-    tell()
+    tell(interrupted=False)
     return any(verdict in failing for verdict, _ in result.verdicts.values())
 
 

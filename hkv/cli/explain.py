@@ -6,13 +6,13 @@ import dataclasses
 
 import click
 
-from hkv.cli.html import command as command_line
 from hkv.cli.html import html_field, log_case, write_page
 from hkv.cli.options import command_of
 from hkv.cli.output_option import Reported, console, table, talks, write_json
 from hkv.contract import registry
 from hkv.contract.explanation import Explanation, Resumption
 from hkv.contract.options import COUNT, argument, option
+from hkv.oracle.account import command as command_line
 from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.oracle.log_file import read_log
 from hkv.oracle.verbs import explain

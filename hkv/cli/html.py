@@ -7,7 +7,6 @@ only where one is asked for.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,8 @@ from hkv.contract import registry
 from hkv.contract.case import Case
 from hkv.contract.log import Log
 from hkv.contract.options import option
-from hkv.oracle.broken_invariant import Broken, FoundTraffic
+from hkv.oracle.account import command
+from hkv.oracle.broken_invariant import Broken
 from hkv.oracle.check import Difference
 from hkv.oracle.found_difference import FoundDifference
 from hkv.oracle.history import Engines, Mark, difference_mark, history, invariant_mark
@@ -102,22 +102,3 @@ def two_engines(name: str, case: Case, engines: Engines, **settings: Any) -> dic
     marks = (mark, *settings.pop("marks", ()))
     text = log_bytes(case.header, case.differing, case.answers)
     return history(name, case.header, case.operations, engines, marks=marks, text=text, **settings)
-
-
-def broken_case(found: FoundTraffic, engines: Engines) -> dict[str, Any]:
-    """Traffic under which an engine breaks an invariant, by itself."""
-    dialect = registry.dialect_of(found.header.dialect)
-    mark = invariant_mark(dialect, found.broken, engines[0][0])
-    name = f"{found.feature} seed {found.seed} version {found.version}"
-    again = command(
-        *("watch", engines[0][0], "--dialect", found.header.dialect, "--feature", found.feature),
-        *("--first-seed", found.seed, "--seeds", 1, "--version", found.version),
-    )
-    headline = f"{found.broken.name}: {found.broken.problem}"
-    settings: dict[str, Any] = {"headline": headline, "commands": {"finds it again": again}}
-    return history(name, found.header, found.operations, engines, marks=(mark,), explained=False, **settings)
-
-
-def command(*words: object) -> str:
-    """A command of HKV's, as a shell reads it."""
-    return shlex.join(["hkv", *map(str, words)])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from hkv.cli.html import command as command_line
 from hkv.cli.html import html_field, two_engines, write_page
 from hkv.cli.options import FORMS, check_timeout, command_of, ids_option, timeout_option
 from hkv.cli.output_option import OutputPath, Reported, talks, write_json, write_output
@@ -19,6 +16,8 @@ from hkv.contract.case import Case
 from hkv.contract.log import describe
 from hkv.contract.options import argument, option
 from hkv.errors import ConfigError
+from hkv.oracle.account import command as command_line
+from hkv.oracle.account import lines_of
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.found_difference import FoundDifference
@@ -113,9 +112,6 @@ def _write_page(path: str, case: Case, broken: Broken | str, engines: Engines, l
 
 # Output of a failing case.
 
-MOST = 20
-"""Operations of a case that are printed; of a longer one, the last."""
-
 
 def print_case(
     case: Case,
@@ -134,35 +130,9 @@ def print_case(
     doubted, counts = ("", "") if engines is None else (f"  ({name})" for name in engines)
     click.echo(f"  line {line}: {operation}: {mismatch.field}")
     click.echo(f"    wanted {mismatch.want}{counts}\n    got    {mismatch.got}{doubted}")
-    print_broken(case.header, case.operations, broken, whole, len(case.answers))
+    click.echo("\n".join(lines_of(case.header, case.operations, broken, whole, len(case.answers))))
     if problem is not None:
         click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
-
-
-def print_broken(
-    header: Any, operations: Sequence[Any], broken: Broken | str, whole: int = 0, differing: int | None = None
-) -> None:
-    """Prints an invariant that is broken, and the operations that lead there, of `whole` before shrinking.
-
-    After the first `differing` of them, the engine in doubt goes on by itself.
-    """
-    if isinstance(broken, Broken):
-        click.echo(f"  broken invariant: {broken.name}")
-        click.echo(f"    line {broken.line}, {broken.problem}")
-        click.echo(f"    promised: {broken.promise}")
-    else:
-        click.echo(f"  broken invariant: {broken}")
-    if operations:
-        cache = registry.dialect_of(header.dialect).summary(header)
-        shrunk = f", shrunk from {whole}" if whole > len(operations) else ""
-        click.echo(f"  {len(operations)} operations{shrunk}, on {cache}:")
-        first = max(0, len(operations) - MOST)
-        if first:
-            click.echo(f"    ... {first} more before these")
-        for index in range(first, len(operations)):
-            click.echo(f"    {index + 2:>4}: {_plain(describe(operations[index]))}")
-            if differing is not None and index + 1 == differing < len(operations):
-                click.echo("          from here on the engine in doubt follows its own answers")
 
 
 def print_found(found: FoundDifference) -> None:
@@ -186,9 +156,3 @@ def print_log(path: pathlib.Path | str) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _plain(text: str) -> str:
-    """Text of an operation, without the fields of an `allocate` that are at their plainest."""
-    words = "hit=0 lookahead=0 external=0 delay=false must_fit=false reserved=0 in_flight=0 shared_prefix=0"
-    return " ".join(word for word in text.split(" ") if word not in words.split())

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from hkv.cli.html import broken_case, html_field, write_page
-from hkv.cli.options import TrafficOptions, check_timeout, command_of, dialect_option, seeds_option, timeout_option
-from hkv.cli.output_option import Reported, talks, write_json
+from hkv.cli.html import html_field, write_page
+from hkv.cli.options import (
+    TrafficOptions,
+    check_timeout,
+    command_of,
+    dialect_option,
+    refuse_given,
+    seeds_option,
+    timeout_option,
+)
+from hkv.cli.output_option import OutputFolder, Reported, talks, write_json
 from hkv.cli.progress import interruption, progress_bar
-from hkv.cli.shrink import print_broken
+from hkv.cli.shrink import print_log, shrink_with_bar
 from hkv.contract.answer import EngineFactory
 from hkv.contract.options import argument, group, option
+from hkv.oracle.account import page_of, repeated, small, told, write_log_of
 from hkv.oracle.broken_invariant import FoundTraffic, Watching
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import Engines, history
+from hkv.oracle.log_file import read_log
 from hkv.oracle.record import features_of
+from hkv.oracle.shrink import repaired
 from hkv.page.live import MOST, Live
 
 
@@ -29,6 +41,11 @@ class _WatchOptions(Reported):
     dialect: str = dialect_option()
     seeds: int = seeds_option(20)
     traffic: TrafficOptions = group(TrafficOptions)
+    log: str | None = option(
+        metavar="LOG", type=click.Path(), help="Drive ENGINE along the operations of a LOG instead of random traffic."
+    )
+    shrink: bool = option(True, "--shrink/--no-shrink", help="Make the failing case small.")
+    save: str | None = option(metavar="DIR", type=OutputFolder(), help="Folder for the log of a broken invariant.")
     html: str | None = html_field("every block up to each broken invariant")
     serve: str | None = option(
         *(None, "--serve"),
@@ -44,7 +61,7 @@ def command(given: _WatchOptions) -> int:
 
     For engines whose rules are their own: other hits, another order of blocks, other keys. What ENGINE says that it
     lacks (docs/checking-your-engine.md) is not judged, and the last lines say so. Stops at the first broken invariant
-    of each feature.
+    of each feature, and makes the case small; `hkv watch ENGINE --log LOG` repeats one that was saved.
 
     Exit status: 0 no invariant is broken, 1 some, 2 unusable input.
 
@@ -57,11 +74,25 @@ def command(given: _WatchOptions) -> int:
     watching = Watching(factory, only, traffic.version, traffic.steps)
     chosen = tuple(traffic.features) or features_of(only, traffic.version)
     found: list[FoundTraffic] = []
+    saved: dict[int, str] = {}
+    if given.log is not None:
+        drawn = ("dialect", "seeds", "first_seed", "features", "kinds", "max_groups", "version", "steps")
+        refuse_given(drawn, "random traffic, without --log")
+        chosen, seeds = (), 0
+        log = read_log(given.log, lambda header: lambda operation: None)
+        broken = watching.along(given.log, None, log.header, repaired(log.header, log.operations))
+        found += [broken] if broken is not None else []
 
-    def tell() -> None:
+    def tell(interrupted: bool = True) -> None:
+        extent = f"{len(chosen)} features, {seeds} seeds each"
+        if given.log is not None:
+            extent = given.log
+        elif interrupted:
+            extent = f"the first {watching.seeds} seeds, until it was interrupted"
         if talks(json_path, given.html):
-            _print(engine, chosen, seeds, watching, found)
-        write_json(json_path, _document(engine, watching, found))
+            _print(engine, extent, watching, found, saved)
+        document = _document(engine, watching, found)
+        write_json(json_path, {**document, "holds": None} if interrupted and not found else document)
 
     def shown() -> dict[str, Any]:
         return _live(f"hkv watch: {engine}", watching, list(found), ((engine, factory),))
@@ -70,38 +101,43 @@ def command(given: _WatchOptions) -> int:
         live = Live(given.serve, f"hkv watch: {engine}", shown) if given.serve is not None else None
         if live is not None:
             stack.enter_context(live)
-        with interruption().saying(tell), progress_bar("watching", len(chosen) * seeds) as advance:
-            for feature in chosen:
-                for seed in range(traffic.first_seed, traffic.first_seed + seeds):
-                    broken = watching.seed(feature, seed)
-                    advance()
-                    if broken is not None:
-                        found.append(broken)
-                        break
-        _finish(given, watching, found, factory, tell)
+        with interruption().saying(tell):
+            with progress_bar("watching", len(chosen) * seeds) as advance:
+                for feature in chosen:
+                    for seed in range(traffic.first_seed, traffic.first_seed + seeds):
+                        broken = watching.seed(feature, seed)
+                        advance()
+                        if broken is not None:
+                            found.append(broken)
+                            break
+            _finish(given, watching, found, factory, saved)
+        tell(interrupted=False)
         if live is not None:
             live.wait()
     return bool(found)
 
 
 def _finish(
-    given: _WatchOptions,
-    watching: Watching,
-    found: list[FoundTraffic],
-    factory: EngineFactory,
-    tell: Callable[[], None],
+    given: _WatchOptions, watching: Watching, found: list[FoundTraffic], factory: EngineFactory, saved: dict[int, str]
 ) -> None:
-    """Tells the result, and writes the page of what was found."""
+    """Makes what was found small, saves it, and writes the page of it."""
     watching.require_some()
-    tell()
+    for place, each in enumerate(found):
+        if given.shrink:
+            each = found[place] = small(factory, each, shrink_with_bar)
+        if given.save is not None:
+            seed = "small" if each.seed is None else f"{each.seed}-v{each.version}"
+            saved[place] = str(pathlib.Path(given.save) / f"{pathlib.Path(each.feature).stem}-{seed}.jsonl")
+            write_log_of(saved[place], factory, each)
     if given.html is not None:
-        cases = [broken_case(each, ((given.engine, factory),)) for each in found]
+        engines = ((given.engine, factory),)
+        cases = [page_of(each, engines, saved.get(place, "")) for place, each in enumerate(found)]
         write_page(given.html, f"hkv watch: {given.engine}", cases)
 
 
 def _live(title: str, watching: Watching, found: list[FoundTraffic], engines: Engines) -> dict[str, Any]:
     """Data of a page of what was found so far, and of the traffic that goes on."""
-    cases = [broken_case(each, engines) for each in found]
+    cases = [page_of(each, engines) for each in found]
     if watching.current is not None:
         feature, seed, version, header, operations = watching.current
         name = f"now: {feature} seed {seed} version {version}"
@@ -111,15 +147,15 @@ def _live(title: str, watching: Watching, found: list[FoundTraffic], engines: En
     return {"title": title, "cases": cases}
 
 
-def _print(engine: str, features: tuple[str, ...], seeds: int, watching: Watching, found: list[FoundTraffic]) -> None:
-    for each in found:
-        broken = each.broken
-        click.echo(f"{each.feature} seed {each.seed} version {each.version}: line {broken.line}: {broken.operation}")
-        print_broken(each.header, each.operations, broken)
+def _print(engine: str, extent: str, watching: Watching, found: list[FoundTraffic], saved: Mapping[int, str]) -> None:
+    for place, each in enumerate(found):
+        click.echo("\n".join(told(each)))
+        if place in saved:
+            print_log(saved[place])
+        click.echo(f"  again   {repeated(engine, each, saved.get(place, ''))}")
     said = f"{len(found)} broken" if found else "no invariant is broken"
     left_out = f", {watching.not_implemented} of them not implemented ({watching.reason})" if watching.reason else ""
-    extent = f"{len(features)} features, {seeds} seeds each{left_out}, {watching.performed:,} operations"
-    click.echo(f"{engine}: {said} in {extent}")
+    click.echo(f"{engine}: {said} in {extent}{left_out}, {watching.performed:,} operations")
     for name, meaning in watching.lacks.items():
         click.echo(f"not judged, as the engine lacks it: {name} ({meaning})")
     if watching.not_asked:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, failure_of
+from hkv.contract.dialect import WatchedEngine
 from hkv.contract.invariant import InvariantError, judged
 from hkv.contract.log import describe
 from hkv.errors import ConfigError, HKVError, UnsupportedConfigError
@@ -31,6 +33,10 @@ class Broken:
     promise: str
 
 
+Drive = Callable[[Callable[[Any], Any]], None]
+"""Has operations performed by the function that it takes, and goes on from its answers."""
+
+
 def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any]) -> Broken | str:
     """The first invariant that a fresh engine breaks on some operations, or why there is nothing to say."""
 
@@ -41,9 +47,7 @@ def first_broken(factory: EngineFactory, header: Any, operations: Sequence[Any])
     return on_its_own(factory, header, drive)[1]
 
 
-def on_its_own(
-    factory: EngineFactory, header: Any, drive: Callable[[Callable[[Any], Any]], None]
-) -> tuple[tuple[Any, ...], Broken | str]:
+def on_its_own(factory: EngineFactory, header: Any, drive: Drive) -> tuple[tuple[Any, ...], Broken | str]:
     """Lets an engine run on its own answers, every invariant asked after each operation, and stops at the first broken.
 
     A wrong answer need not break anything by itself; what the engine does next on the strength of it may. `drive` takes
@@ -57,23 +61,42 @@ def on_its_own(
         watch = dialect.watch(factory(header), header)
     except Exception as error:
         return (), f"the engine cannot be watched: {failure_of(error).message}"
+    broken, _ = driven(watch, header, drive, performed)
+    if broken is None:
+        return tuple(performed), f"no invariant is broken up to operation {len(performed)}"
+    if broken.name != FAILURE:
+        return tuple(performed), broken
+    last, before = describe(performed[-1], 60) if performed else "the header", max(0, len(performed) - 1)
+    said = f"no invariant is broken up to operation {before}; then the engine fails at {last}: {broken.problem}"
+    return tuple(performed), said
+
+
+FAILURE = "failure"
+"""Name, as of an invariant, of what an engine breaks that raises an error."""
+
+
+def driven(
+    watch: WatchedEngine, header: Any, drive: Drive, performed: list[Any]
+) -> tuple[Broken, Exception] | tuple[None, None]:
+    """The first invariant that an engine under watch breaks as it is driven, or its failure, and the error itself.
+
+    Operations are added to `performed`, that one last.
+    """
 
     def perform(operation: Any) -> Any:
         performed.append(operation)
         return watch.perform(operation)
 
-    said: Broken | str
     try:
         drive(perform)
-        said = f"no invariant is broken up to operation {len(performed)}"
-    except InvariantError as error:
-        promise = (dialect.invariants[error.name].check.__doc__ or "").strip().splitlines()[0]
-        said = Broken(error.name, len(performed) + 1, describe(performed[-1]), error.problem, promise)
     except Exception as error:
-        last, before = describe(performed[-1], 60) if performed else "the header", max(0, len(performed) - 1)
-        reason = failure_of(error).message
-        said = f"no invariant is broken up to operation {before}; then the engine fails at {last}: {reason}"
-    return tuple(performed), said
+        name, problem, promise = FAILURE, failure_of(error).message, "An engine answers every operation."
+        if isinstance(error, InvariantError):
+            rules = registry.dialect_of(header.dialect).invariants
+            name, problem, promise = error.name, error.problem, rules[error.name].promise
+        said = describe(performed[-1]) if performed else "header"
+        return Broken(name, len(performed) + 1, said, problem, promise), error
+    return None, None
 
 
 # An engine by itself, under random traffic and every invariant of its dialect: what `hkv watch` finds.
@@ -84,18 +107,26 @@ class FoundTraffic:
     """Traffic under which an engine broke an invariant.
 
     Attributes:
-      seed: of the configuration and the traffic.
+      feature: feature of the traffic, or name of the log that it is of.
+      seed: of the configuration and the traffic; None for a log's.
       operations: everything up to the operation after which it does not hold.
-      broken: the invariant; `failure` where the engine raised an error instead.
+      broken: the invariant; `FAILURE` where the engine raised an error instead.
+      whole: number of operations before the case was made small.
     """
 
     feature: str
-    seed: int
+    seed: int | None
     version: int
     header: Any
     operations: tuple[Any, ...]
     broken: Broken
     error: Exception
+    whole: int = 0
+
+    @property
+    def name(self) -> str:
+        """Feature, seed and version in words; the log's name."""
+        return self.feature if self.seed is None else f"{self.feature} seed {self.seed} version {self.version}"
 
 
 class Watching:
@@ -116,12 +147,18 @@ class Watching:
         self.reason = ""
         self.lacks: dict[str, str] = {}
         self.not_asked: tuple[str, ...] = ()
-        self.current: tuple[str, int, int, Any, list[Any]] | None = None
+        self.current: tuple[str, int | None, int, Any, list[Any]] | None = None
 
     def seed(self, feature: str, seed: int) -> FoundTraffic | None:
         """The first invariant that the engine breaks under one seed's traffic, or None."""
         version = self._versions[seed % len(self._versions)]
         header, choices = draw(feature, seed, version, self._only)
+        drive = functools.partial(self._rules.drive, header, choices, steps=self._steps)
+        return self.along(feature, seed, header, lambda perform: drive(perform=perform))
+
+    def along(self, feature: str, seed: int | None, header: Any, drive: Drive) -> FoundTraffic | None:
+        """The same of any traffic under a header, which `drive` has performed."""
+        self._rules, version = registry.dialect_of(header.dialect), header.oplog
         try:
             engine = make_engine(self._factory, header)
         except UnsupportedConfigError as error:
@@ -138,24 +175,13 @@ class Watching:
         operations: list[Any] = []
         self.current = feature, seed, version, header, operations
 
-        def perform(operation: Any) -> Any:
-            operations.append(operation)
-            return watch.perform(operation)
-
         try:
-            self._rules.drive(header, choices, perform, self._steps)
-        except Exception as error:
-            found = error
-        else:
-            return None
+            broken, error = driven(watch, header, drive, operations)
         finally:
             self.performed += len(operations)
-        name, problem, promise = "failure", failure_of(found).message, "An engine answers every operation."
-        if isinstance(found, InvariantError):
-            name, problem, promise = found.name, found.problem, self._rules.invariants[found.name].promise
-        said = describe(operations[-1]) if operations else "header"
-        broken = Broken(name, len(operations) + 1, said, problem, promise)
-        return FoundTraffic(feature, seed, version, header, tuple(operations), broken, found)
+        if broken is None or error is None:
+            return None
+        return FoundTraffic(feature, seed, version, header, tuple(operations), broken, error, len(operations))
 
     def _note_missing(self, engine: Any) -> None:
         lacks = self._rules.missing_capabilities(engine)

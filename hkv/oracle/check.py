@@ -17,7 +17,7 @@ import msgspec
 from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, failure_of
 from hkv.contract.invariant import InvariantError
-from hkv.contract.log import Log, describe, parse_object
+from hkv.contract.log import Log, check_answered, describe, parse_object
 from hkv.errors import EngineProcessError, FileError, HKVError, UnsupportedConfigError
 from hkv.oracle.engine import answers, attempt, compare
 from hkv.oracle.log_file import find_logs, part_path
@@ -253,6 +253,7 @@ class FollowedLog:
             self._lacks = self._dialect.missing_capabilities(self._engine)
             return
         operation = self._dialect.log.parse_operation(line, self.path, self._line, self._header)
+        check_answered(operation, self.path, self._line)
         try:
             self._lifecycle.follow(operation)
         except HKVError as error:

@@ -146,7 +146,7 @@ class Comparison:
     ) -> tuple[tuple[str, ...], Recording, Mismatch | None]:
         """Known defects that make a difference, and the first difference beyond them, if there is one: of all of them
         where it is as far on then, as what the engine in doubt breaks is not to be laid to one that it is known for."""
-        runs = {(): (recording, parted)}
+        runs: dict[tuple[str, ...], tuple[Recording, Mismatch | None]] = {(): (recording, parted)}
 
         def reached(names: tuple[str, ...]) -> float:
             recording, parted = runs[names] = self._differ(feature, seed, names)

@@ -10,14 +10,14 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from hkv.contract import registry
 from hkv.contract.dialect import Dialect
-from hkv.contract.log import Log, parse_object
+from hkv.contract.log import Log, check_answered, parse_object
 from hkv.errors import FileError, HKVError, MissingExtraError
 from hkv.files import STANDARD_INPUT, OutputFile, lines_of, opened
 
@@ -45,9 +45,16 @@ def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     return found
 
 
-def read_log(path: str | os.PathLike[str]) -> Log:
-    """A log, whichever dialect its header names; FileError says where it is none, and what was expected."""
-    return _parse(_lines_of_parts(pathlib.Path(path)), str(path))
+Answering = Callable[[Any], Callable[[Any], Any]]
+"""Answers operations under a header, each in turn."""
+
+
+def read_log(path: str | os.PathLike[str], answering: Answering | None = None) -> Log:
+    """A log, whichever dialect its header names; FileError says where it is none, and what was expected.
+
+    Every operation is to hold its answer, unless there is an `answering`, whose answers take the missing ones' place.
+    """
+    return _parse(_lines_of_parts(pathlib.Path(path)), str(path), answering)
 
 
 def _lines_of_parts(path: pathlib.Path) -> Iterator[bytes]:
@@ -70,7 +77,7 @@ def parse_log(data: bytes, path: str) -> Log:
     return _parse(lines_of(io.BytesIO(data), path), path)
 
 
-def _parse(content: Iterator[bytes], path: str) -> Log:
+def _parse(content: Iterator[bytes], path: str, answering: Answering | None = None) -> Log:
     """The log of these lines, which are read one by one: a file that is no log is refused at its first line."""
     stripped = (line.removesuffix(b"\n") for line in content)
     first = next(stripped, None)
@@ -80,13 +87,19 @@ def _parse(content: Iterator[bytes], path: str) -> Log:
     dialect = _dialect_of(found)
     header = dialect.log.parse_header(first, found, path)
     lifecycle = dialect.lifecycle(header)
+    answer = None if answering is None else answering(header)
     operations = []
     for number, line in enumerate(stripped, 2):
         operation = dialect.log.parse_operation(line, path, number, header)
+        if answer is None:
+            check_answered(operation, path, number)
         try:
             lifecycle.follow(operation)
+            given = None if answer is None else answer(operation)
         except HKVError as error:
             raise FileError(path, number, error.argument, error.value, error.expected) from error
+        if given is not None and operation.want is None:
+            operation = msgspec.structs.replace(operation, want=given)
         lifecycle.answered(operation, getattr(operation, "want", None))
         operations.append(operation)
     return Log(path, header, tuple(operations))

@@ -14,7 +14,7 @@ from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, Failure, Mismatch, failure_of
 from hkv.contract.case import Best, Candidates, Case, LifecycleRepair, ShrinkRules
 from hkv.errors import HKVError
-from hkv.oracle.broken_invariant import Broken, on_its_own
+from hkv.oracle.broken_invariant import Broken, FoundTraffic, driven, on_its_own
 from hkv.oracle.engine import Pair, make_pair
 
 CANDIDATES = 3000
@@ -135,6 +135,40 @@ class Shrinker:
                 if found is not None and found.size < best.case.size and found.failure == failure:
                     best.case = self.best = found
                 self.progress(len(best.case.operations))
+
+
+class LoneShrinker(Shrinker):
+    """Shrinks traffic under which an engine breaks an invariant, or fails, with no other engine beside it."""
+
+    def __init__(self, factory: EngineFactory, keeps: str) -> None:
+        super().__init__(factory, factory)
+        self.keeps = keeps
+
+    def failing(self, header: Any, operations: Sequence[Any]) -> Case | None:
+        """The case up to the broken invariant that is to be kept, after repairs; None where another breaks first."""
+        performed = list[Any]()
+        try:
+            watch = registry.dialect_of(header.dialect).watch(self.tested(header), header)
+        except Exception:  # no such configuration is implemented
+            return None
+        self.broken, self.error = driven(watch, header, repaired(header, operations), performed)
+        if self.broken is None or self.broken.name != self.keeps:
+            return None
+        mismatch = Mismatch(self.keeps, self.broken.promise, self.broken.problem)
+        return Case(header, tuple(performed), (None,) * len(performed), mismatch)
+
+    def found(self, traffic: FoundTraffic, shrink: Callable[[Shrinker, Case], Case]) -> FoundTraffic:
+        """The same on operations that are made small; as it is where the engine does not break it again."""
+        case = self.failing(traffic.header, traffic.operations)
+        if case is None:
+            return traffic
+        case = shrink(self, case)
+        again = self.failing(case.header, case.operations)
+        if again is None or self.broken is None or self.error is None:
+            return traffic
+        return dataclasses.replace(
+            traffic, header=case.header, operations=again.operations, broken=self.broken, error=self.error
+        )
 
 
 def _candidates(best: Best) -> Candidates:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from hkv.columns import Columns, columns
 from hkv.contract import registry
-from hkv.contract.answer import EngineFactory
+from hkv.contract.answer import EngineFactory, taken
 from hkv.contract.bugs import bugs_of_part
 from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import Event, Explanation, find_request
 from hkv.contract.log import Log, describe
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
+from hkv.oracle.engine import make_engine
 from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log, write_atomically
 from hkv.oracle.record import Only, Recording
@@ -171,7 +172,11 @@ class Check:
 
     def log(self, path: str) -> None:
         """Checks one log."""
-        log = read_log(path)
+        self.read(read_log(path))
+
+    def read(self, log: Log) -> None:
+        """Checks one log that was read."""
+        path = log.path
         dialect = registry.dialect_of(log.header.dialect)
         bugs_of_part(self._bugs, "manager", dialect.title, dialect.bugs)
         asked = frozenset[str]()
@@ -229,6 +234,17 @@ class Check:
             reason = next(iter(self._unsupported.values()))
             raise ConfigError("engine", self._name, f"one that implements one of these logs ({reason})")
         return self.result()
+
+
+def filled(path: str, engine: EngineLike, timeout: float | None = None) -> Log:
+    """A log in which an engine's answers stand where it has none."""
+    factory = named_engine(engine, timeout)[1]
+
+    def answering(header: Any) -> Callable[[Any], Any]:
+        dialect, engine = registry.dialect_of(header.dialect), make_engine(factory, header)
+        return lambda operation: taken(dialect.perform(engine, operation))
+
+    return read_log(path, answering)
 
 
 def check(

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from hkv.contract import registry
 from hkv.contract.traffic import Moves
 from hkv.errors import MissingExtraError, UnsupportedConfigError
+from hkv.oracle.account import small
+from hkv.oracle.broken_invariant import Watching
 from hkv.oracle.record import ALL, Only
+from hkv.oracle.shrink import repaired
 from hkv.testing.strategies import Drawing, HypothesisChoices, headers
+from hkv.testing.watched import accounted
 
 try:
-    from hypothesis import reject
+    from hypothesis import Phase, Verbosity, reject, settings
     from hypothesis import strategies as st
-    from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+    from hypothesis.stateful import (
+        RuleBasedStateMachine,
+        initialize,
+        precondition,
+        rule,
+        run_state_machine_as_test,
+    )
 except ImportError:
     raise MissingExtraError("hypothesis", "testing", "for a state machine") from None
 
@@ -28,17 +40,54 @@ class _Choices(HypothesisChoices):
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """An engine under watch, driven by a dialect's moves; `engine_machine` makes a rule of each."""
+    """An engine under watch, driven by a dialect's moves; `engine_machine` makes a rule of each.
 
+    Traffic that breaks an invariant is made small by the rules of the dialect, so that Hypothesis need not shrink what
+    it drew; the error's note tells it.
+    """
+
+    factory: Callable[[Any], Any]
     traffic: Moves
     choices: _Choices
+    told: dict[bytes, Exception]
 
     def begin(self, engine: Any, header: Any, data: Drawing) -> None:
         """An empty cache under watch, after the first move."""
-        dialect = registry.dialect_of(header.dialect)
-        self.choices = _Choices(data)
-        self.traffic = dialect.moves(header, self.choices, dialect.watch(engine, header).perform)
-        self.traffic.make(dialect.move_names[0])
+        dialect, operations = registry.dialect_of(header.dialect), list[Any]()
+        self.choices, self._error = _Choices(data), None
+        watch = dialect.watch(engine, header)
+
+        def perform(operation: Any) -> Any:
+            operations.append(operation)
+            try:
+                return watch.perform(operation)
+            except Exception as error:
+                self._error = self._accounted(header, operations) or error
+                raise
+
+        self.traffic = dialect.moves(header, self.choices, perform)
+        self.make(dialect.move_names[0])
+
+    def make(self, move: str) -> None:
+        """Makes a move; raises the error of the small case where an invariant breaks."""
+        try:
+            self.traffic.make(move)
+        except Exception:
+            if self._error is None:
+                raise
+        if self._error is not None:
+            raise self._error
+
+    def _accounted(self, header: Any, operations: Sequence[Any]) -> Exception | None:
+        """The error of what breaks along operations, made small; None where nothing breaks once more."""
+        key, factory = msgspec.json.encode((header, operations)), type(self).factory
+        if key not in self.told:
+            watching = Watching(factory, Only(dialect=header.dialect))
+            found = watching.along("machine", None, header, repaired(header, operations))
+            if found is None:
+                return None
+            self.told[key] = accounted(factory, small(factory, found))
+        return self.told[key]
 
 
 def engine_machine(
@@ -71,13 +120,23 @@ def engine_machine(
         self.begin(engine, header, data)
 
     started = initialize(header=headers(features, version, only), data=st.data())(start)
-    return type("Machine", (EngineMachine,), {"start": started, **{name: _rule(name) for name in rules.move_names}})
+    parts = {"factory": staticmethod(factory), "told": {}, "start": started}
+    machine = type("Machine", (EngineMachine,), {**parts, **{name: _rule(name) for name in rules.move_names}})
+
+    def run(self: Any) -> None:
+        kept = [phase for phase in self.settings.phases if phase not in (Phase.shrink, Phase.explain)]
+        quiet = Verbosity.quiet if self.settings.verbosity == Verbosity.normal else self.settings.verbosity
+        run_state_machine_as_test(machine, settings=settings(self.settings, phases=kept, verbosity=quiet))
+
+    run.is_hypothesis_test = True  # type: ignore[attr-defined]
+    machine.TestCase.runTest = run
+    return machine
 
 
 def _rule(move: str) -> Any:
     def make(self: EngineMachine, data: Drawing) -> None:
         self.choices.redirect(data)
-        self.traffic.make(move)
+        self.make(move)
 
     make.__name__ = move
     return precondition(lambda self: self.traffic.possible(move))(rule(data=st.data())(make))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hkv.contract.bugs import check_bugs
-from hkv.contract.log import LARGEST, LogFormat, check_answered, later_fields
+from hkv.contract.log import LARGEST, LogFormat, later_fields
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.bugs import BUGS
@@ -119,7 +119,6 @@ class VllmLogFormat(LogFormat):
             least = -LARGEST - 1 if signed else 0
             if not least <= value <= LARGEST:
                 raise FileError(path, number, field, value, f"from {least} to {LARGEST}")
-        check_answered(operation, path, number)
         if isinstance(operation, oplog.EventsOp):
             _check_events(operation, path, number, header.oplog)
 
