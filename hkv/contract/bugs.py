@@ -40,20 +40,20 @@ def listed(*bugs: Bug) -> Bugs:
     return MappingProxyType({bug.name: bug for bug in bugs})
 
 
-def check_bugs(names: Iterable[str], known: Bugs) -> None:
+def check_bugs(names: Iterable[str], known: Bugs, argument: str = "bugs") -> None:
     """Raise ConfigError unless every name is known."""
     for name in sorted(set(names) - known.keys()):
-        raise ConfigError("bugs", name, f"names of {', '.join(known) or 'no known defect'}")
+        raise ConfigError(argument, name, f"names of {', '.join(known) or 'no known defect'}")
 
 
-def bugs_of_part(names: Iterable[str], part: str, title: str, known: Bugs) -> tuple[str, ...]:
+def bugs_of_part(names: Iterable[str], part: str, title: str, known: Bugs, argument: str = "bugs") -> tuple[str, ...]:
     """The names, if all are those of defects that show in a part, `planning` or `manager`; else ConfigError."""
     found = tuple(names)
     if found and not known:
-        raise ConfigError("bugs", ", ".join(found), f"nothing under {title}'s rules, of which no defect is known")
-    check_bugs(found, known)
+        raise ConfigError(argument, ", ".join(found), f"nothing under {title}'s rules, of which no defect is known")
+    check_bugs(found, known, argument)
     for name in found:
         if known[name].part != part:
             expected = ", ".join(bug.name for bug in known.values() if bug.part == part)
-            raise ConfigError("bugs", name, f"a defect that shows here: {expected}")
+            raise ConfigError(argument, name, f"a defect that shows here: {expected}")
     return found

@@ -81,7 +81,7 @@ class Comparison:
         self._only, self._steps, self._ids = only, steps, ids
         self._versions = rules.drawn_versions(only.kinds) if version is None else (version,)
         self._bugs = bugs_of_part(bugs, "manager", rules.title, rules.bugs)
-        self._known = dict.fromkeys(bugs_of_part(known, "manager", rules.title, rules.bugs), 0)
+        self._known = dict.fromkeys(bugs_of_part(known, "manager", rules.title, rules.bugs, "known"), 0)
         self._defined = definition is not None
         self._operations = self._unsupported = self._compared = self._failed = 0
         self._reason = self._failure = ""

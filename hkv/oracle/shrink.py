@@ -154,7 +154,7 @@ class LoneShrinker(Shrinker):
         self.broken, self.error = driven(watch, header, repaired(header, operations), performed)
         if self.broken is None or self.broken.name != self.keeps:
             return None
-        mismatch = Mismatch(self.keeps, self.broken.promise, self.broken.problem)
+        mismatch = Mismatch(self.broken.name, self.broken.promise, self.broken.problem)
         return Case(header, tuple(performed), (None,) * len(performed), mismatch)
 
     def found(self, traffic: FoundTraffic, shrink: Callable[[Shrinker, Case], Case]) -> FoundTraffic:

@@ -296,12 +296,17 @@ ROWS = [
     *_rows(f"check {LOG}", "--html {out}/page.html"),
     *_rows(f"check {LOG}", "--invariants", "--fail-on no-such-verdict"),
     *_rows(f"check {LOG} --coverage", "", "--follow 1"),
+    *_rows("check tests/data/question_without_answers.jsonl", "--fill -"),
     *_rows(f"check {LOG} --invariants", "", "--engine numpy;--bugs window-one-never-hits"),
     *_rows(
         "watch numpy --seeds 1 --steps 2 --feature core",
         "--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;--max-groups 1;--version 2;--steps 3;--json -;"
         "--html {out}/page.html;--dialect rtp-llm/hybrid",
-        "--timeout 5;--serve 0.0.0.0:0",
+        "--timeout 5;--serve 0.0.0.0:0;--log tests/data/oplogs/eagle-12.jsonl",
+    ),
+    *_rows(
+        "watch examples/wrong_engine.py:WrongEngine --kinds full_attention --max-groups 1 --version 1 --feature core",
+        "--no-shrink;--save {out}/saved",
     ),
     *_rows(f"watch {SILENT} --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(
@@ -316,7 +321,7 @@ ROWS = [
         f"--engines numpy,{NUMPY};--seeds 2;--first-seed 3;--feature eagle;--kinds mamba;"
         "--max-groups 1;--version 2;--steps 3;"
         "--ids isomorphic;--bugs window-one-never-hits;--json -;--html {out}/page.html;--dialect rtp-llm/hybrid",
-        "--timeout 5;--ray 127.0.0.1:1",
+        "--timeout 5;--ray 127.0.0.1:1;--known no-such-bug",
     ),
     *_rows(
         DIFF_RTP,
@@ -325,7 +330,7 @@ ROWS = [
     ),
     *_rows(
         "diff --engines {in}/wrong.py:Wrong,numpy --seeds 1 --steps 4 --feature core",
-        "--no-shrink;--save {out}/saved;--html {out}/page.html",
+        "--definition {in}/wrong.py:Wrong;--no-shrink;--save {out}/saved;--html {out}/page.html",
     ),
     *_rows(f"diff --engines {SILENT},numpy --seeds 1 --steps 2 --feature core --timeout 0.1", "--timeout 0.2"),
     *_rows(
