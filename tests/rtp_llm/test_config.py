@@ -122,9 +122,7 @@ def test_capacities_are_the_references(rng: random.Random) -> None:
 
 MAPPED = jax.jit(
     lambda tokens, size, ranks, dealt: (
-        parameters.local_blocks(tokens, size, ranks),
         parameters.effective_tokens(tokens, size, ranks, dealt),
-        parameters.owner(tokens, ranks),
         parameters.canonical_place(tokens, ranks),
     )
 )
@@ -136,11 +134,9 @@ def test_arrays_are_mapped_as_numbers_are(size: int, ranks: int, mapping: CpMapp
     mapper = CpSlotMapper(0, ranks, size)
     tokens = np.arange(start, start + 32, dtype=np.int32)
     dealt = mapping is CpMapping.BLOCK_ROUND_ROBIN
-    local, effective, (rank, slot), place = MAPPED(tokens, np.int32(size), np.int32(ranks), np.bool_(dealt))
-    assert local.tolist() == [mapper.local_blocks(number) for number in tokens.tolist()]
+    effective, place = MAPPED(tokens, np.int32(size), np.int32(ranks), np.bool_(dealt))
     if mapper.sharded:
         assert effective.tolist() == [mapper.effective_tokens(number, mapping) for number in tokens.tolist()]
-    assert list(zip(rank.tolist(), slot.tolist(), strict=True)) == [mapper.owner(number) for number in tokens.tolist()]
     keys = list(range(100))
     whole = [keys[index] for index in place.tolist() if index < len(keys)]
     assert whole == mapper.canonical_keys(keys)[start : start + 32]

@@ -194,10 +194,6 @@ class CpSlotMapper:
         """The keys of whole virtual blocks: in each, the last rank's key covers them all."""
         return list(keys[self.size - 1 :: self.size])
 
-    def local_keys(self, keys: Sequence[int]) -> list[int]:
-        """The keys of the blocks on this rank."""
-        return list(keys[self.rank :: self.size])
-
     def mapping(self, policy: GroupPolicy) -> CpMapping:
         """Split of a group of that policy over the ranks."""
         return policy.cp_mapping if self.sharded else CpMapping.NONE

@@ -88,35 +88,31 @@ def capacity(work: PooledWorkspace, view: RtpView, ask: Ask, enabled: Scalar) ->
     With one pool, every group is credited with the longest list's slots, whatever its own length. With a pool a group
     each is judged alone, and has its part of the reserve. Everything fits where not `enabled`.
     """
-    groups, apart = view.num_groups, view.whole(CacheField.APART) != 0
-    reserve = view.whole(CacheField.RESERVE)
+    apart, reserve = view.whole(CacheField.APART) != 0, view.whole(CacheField.RESERVE)
     work, longest = longest_list(work, view, ask.slot, enabled)
     work, available, sharing = _available(work, view, enabled)
 
     def body(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
-        # The first round over the groups adds up for the shared pool; with a pool a group, a second one judges each
-        # alone.
-        i, count, never, not_now = local
-        alone = i >= groups
-        shape = shape_of(view, i - jnp.where(alone, groups, 0))
+        group, count, never, not_now = local
+        shape = shape_of(view, group)
         pool = shape.pool
         slots_of = ("requests", w.length(ask.slot, 0, shape.group))
-        w, (own, held) = w.peek_each(i >= 0, slots_of, ("counters", w.pool_counter(pool, PoolCounter.HELD)))
+        w, (own, held) = w.peek_each(group >= 0, slots_of, ("counters", w.pool_counter(pool, PoolCounter.HELD)))
         # RTP-LLM counts every group of a shared pool as though it had the longest list: `getNeedBlocks` takes one
         # number.
-        first, rest = need(view, w, shape, ask, jnp.where(alone, own, longest))
+        first, rest = need(view, w, shape, ask, jnp.where(apart, own, longest))
         mine = first + ask.batch * rest
         whole = view.group(pool, GroupField.TOTAL)
         shares = ~view.flag(shape.group, GroupField.EXPLICIT)
-        of_total = scaled(w, reserve, jnp.where(shares & alone, whole, 0), view.whole(CacheField.SHARING))
-        of_rest = scaled(w, reserve, jnp.where(shares & alone, whole - held, 0), sharing)
-        asked = alone & (mine > 0)
+        of_total = scaled(w, reserve, jnp.where(shares & apart, whole, 0), view.whole(CacheField.SHARING))
+        of_rest = scaled(w, reserve, jnp.where(shares & apart, whole - held, 0), sharing)
+        asked = apart & (mine > 0)
         never = never | (asked & (mine + of_total > whole))
         # `HELD` counts blocks that a request or a connector holds: what the cache alone has is available.
         not_now = not_now | (asked & (mine + of_rest > whole - held))
-        return w, (i + 1, count + jnp.where(alone, 0, mine), never, not_now)
+        return w, (group + 1, count + mine, never, not_now)
 
-    end = jnp.where(enabled, groups * (1 + apart.astype(jnp.int32)), 0)
+    end = jnp.where(enabled, view.num_groups, 0)
     work, (_, count, never, not_now) = loop(
         lambda c: c[0] < end, body, work, (0, 0, False, False), writes=("requests", "counters")
     )

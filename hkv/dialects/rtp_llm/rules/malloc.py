@@ -51,25 +51,18 @@ class Progress(NamedTuple):
     estimate: Scalar
 
 
-class Flags(NamedTuple):
-    """Flags of an allocation: a new request may take over cached blocks; one that grows keeps what decoding does not
-    need."""
-
-    device_cache: Scalar
-    keep: Scalar
-
-
 def malloc(
-    work: PooledWorkspace, view: RtpView, ask: Ask, keys: Scalar, flags: Flags, start: Scalar
+    work: PooledWorkspace, view: RtpView, ask: Ask, keys: Scalar, adopts: Scalar, start: Scalar
 ) -> tuple[PooledWorkspace, Scalar, Scalar]:
     """Gives a request blocks for its tokens, or leaves it as it was. What was evicted to make room stays evicted.
 
-    `start` is the `Stage` to begin with: CHECK for a new request, GROW for another, CLEAR to free it, DONE for nothing.
+    A new request may take over cached blocks if it `adopts`. `start` is the `Stage` to begin with: CHECK for a new
+    request, GROW for another, CLEAR to free it, DONE for nothing.
     Returns the `Status`, and how many of its `keys` were hit.
     """
     single = view.whole(CacheField.SINGLE) != 0
     new = start == int(Stage.CHECK)
-    adopts = flags.device_cache & (view.whole(CacheField.ADOPTS) != 0)
+    adopts = adopts & (view.whole(CacheField.ADOPTS) != 0)
     cached = new & adopts & (~single | view.flag(0, GroupField.REUSE))
 
     def step(w: PooledWorkspace, local: tuple[Scalar, ...]) -> tuple[PooledWorkspace, tuple[Scalar, ...]]:
@@ -94,7 +87,7 @@ def malloc(
         # several groups have begun in vain is given back before the reason is asked for (`rollbackInitMalloc`).
         begun = begin & grown.refused & ~single
         mode = jnp.where(clear | begun, int(Sweep.CLEAR), jnp.where(failed, int(Sweep.UNDO), int(Sweep.CLEAN)))
-        swept = jnp.where(grow & (failed | ~(new | flags.keep)), grown.done, 0)
+        swept = jnp.where(grow & (failed | ~new), grown.done, 0)
         swept = jnp.where(clear, ask.batch * view.num_groups, jnp.where(begun, view.num_groups, swept))
         leaky = jnp.where(begun & (view.whole(CacheField.LEAKS) != 0), grown.done, 0)
         w = lists.sweep(w, view, growth, swept, mode, leaky)

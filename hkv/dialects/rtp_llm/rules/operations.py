@@ -1,6 +1,6 @@
 """Columns of RTP-LLM's mixed operations, and what they answer.
 
-An operation is a call of `KVCacheAllocator` (`malloc`, `insertIntoCache`, `updateKVBlock`, `free`, ...) as a row of 16
+An operation is a call of `KVCacheAllocator` (`malloc`, `insertIntoCache`, `updateKVBlock`, `free`, ...) as a row of 15
 integers; keys, and the sources of a fork, stand in a payload that rows point into.
 """
 
@@ -25,7 +25,7 @@ class RtpCode(enum.IntEnum):
     APPEND = 2
     """Each sequence gets TOKENS more tokens; the NUMBERS keys of the blocks that they fill, sequence after sequence."""
     MALLOC = 3
-    """Blocks for all tokens that a request has: of a new one, or one that grew. REUSE, DEVICE_CACHE, KEEP, LENGTH."""
+    """Blocks for all tokens that a request has: of a new one, or one that grew. REUSE, DEVICE_CACHE, LENGTH."""
     INSERT = 4
     """A request's whole blocks are entered into the cache; with RESIDENT they are never evicted."""
     FORK = 5
@@ -74,10 +74,7 @@ class RtpArgument(enum.IntEnum):
     ROLE = 12
     """`hkv.state.pooled.Role`."""
     LEAST = 13
-    KEEP = 14
-    """MALLOC: whether a request that grows keeps what decoding does not need (RTP-LLM `enable_remove_skipped_blocks`,
-    the other way round)."""
-    LENGTH = 15
+    LENGTH = 14
     """MALLOC: tokens of each sequence that get slots (RTP-LLM `incr_seq_len_override`); 0 for all it has."""
 
 

@@ -17,7 +17,7 @@ from hkv.dialects.rtp_llm.config import HYBRID_POOL, SINGLE, RtpConfig
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, GroupType
 from hkv.state.flat_arrays import ParameterView
-from hkv.state.loops import Scalar, ceil_divide, divide, remainder
+from hkv.state.loops import Scalar, ceil_divide, remainder
 
 CacheField = enum.IntEnum(
     "CacheField",
@@ -258,22 +258,14 @@ def has_block(shape: Shape, position: Scalar, filled: Scalar, reserve: Scalar, r
 # Every argument may be an array or a scalar, int32; they broadcast. Lengths are in tokens, blocks are logical ones.
 
 
-def local_blocks(tokens: Any, block_size: Any, ranks: Any) -> jax.Array:
-    """Slots each rank needs for `tokens` tokens: the same on all, so that the last may stay unused on some."""
-    return ceil_divide(ceil_divide(jnp.maximum(tokens, 0), block_size), ranks)
-
-
 def effective_tokens(tokens: Any, block_size: Any, ranks: Any, dealt: Any) -> jax.Array:
     """The length for which a group allocates on one of `ranks` ranks that share the sequence.
 
-    `dealt`: its blocks are dealt out one by one (`CpMapping.BLOCK_ROUND_ROBIN`).
+    `dealt`: its blocks are dealt out one by one (`CpMapping.BLOCK_ROUND_ROBIN`). Each rank has as many slots, so that
+    the last may stay unused on some.
     """
-    return jnp.where(dealt, local_blocks(tokens, block_size, ranks) * block_size, tokens)
-
-
-def owner(block: Any, ranks: Any) -> tuple[jax.Array, jax.Array]:
-    """Rank and slot of a logical block."""
-    return remainder(block, ranks), divide(block, ranks)
+    local_blocks = ceil_divide(ceil_divide(jnp.maximum(tokens, 0), block_size), ranks)
+    return jnp.where(dealt, local_blocks * block_size, tokens)
 
 
 def canonical_place(virtual_block: Any, ranks: Any) -> jax.Array:

@@ -212,8 +212,7 @@ def allocate(
         growth = lists.Growth(op.slot, op.batch, op.tokens, op.reserve, ask.reuse)
         count = jnp.where(frees, op.batch * view.num_groups, 0)
         return lists.sweep(work, view, growth, count, jnp.int32(lists.Sweep.CLEAR), jnp.int32(0)), answer
-    flags = malloc.Flags(op.flag(RtpArgument.DEVICE_CACHE), op.flag(RtpArgument.KEEP))
-    work, status, hit = malloc.malloc(work, view, ask, keys, flags, start)
+    work, status, hit = malloc.malloc(work, view, ask, keys, op.flag(RtpArgument.DEVICE_CACHE), start)
     answer = answer._replace(status=jnp.where(asks, status, answer.status))
     reused = jnp.where(asks & answer.ok, hit * view.whole(CacheField.REUSED), answer.value)
     return work, answer._replace(value=reused)
