@@ -59,11 +59,16 @@ def table_lines(rows: Sequence[CapacityRow], width: int) -> Iterator[str]:
         if not margin:
             yield model
         if all(row.refused for row, _ in pairs) and len({row.refused for row, _ in pairs}) == 1:
-            yield from _refusal(model.ljust(margin) if margin else "", pairs[0][0].refused, width)
+            yield from _reason(f"{model.ljust(margin) if margin else ''}  refused: ", pairs[0][0].refused, width)
             continue
         for row, body in pairs:
             cells = (model.ljust(margin) if margin else "") + _line(body, widths)
-            yield from [cells] if row.capacity is not None else _refusal(cells, row.refused, width)
+            if row.capacity is None:
+                yield from _reason(f"{cells}  refused: ", row.refused, width)
+                continue
+            yield cells
+            if row.capacity.not_started:
+                yield from _reason("    ", row.capacity.not_started, width)
 
 
 def table_csv(rows: Sequence[CapacityRow]) -> bytes:
@@ -78,8 +83,8 @@ def table_csv(rows: Sequence[CapacityRow]) -> bytes:
     return buffer.getvalue().encode()
 
 
-def _refusal(start: str, reason: str, width: int) -> list[str]:
-    return textwrap.wrap(f"refused: {reason}", width, initial_indent=f"{start}  ", subsequent_indent=" " * 4)
+def _reason(start: str, reason: str, width: int) -> list[str]:
+    return textwrap.wrap(reason, width, initial_indent=start, subsequent_indent=" " * 4)
 
 
 def _cells(row: CapacityRow, weighed: bool) -> list[str]:

@@ -397,3 +397,5 @@ def _deployment_lines(found: Sequence[Deployment], requests: int, serve: str) ->
     yield f"fewest: {best.gpus} GPUs hold {held:,} requests of {length:,} tokens at once; {requests:,} were asked for"
     if serve:
         yield serve
+    if best.capacity.not_started:
+        yield f"which {best.capacity.not_started}"

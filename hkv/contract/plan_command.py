@@ -146,6 +146,7 @@ class Capacity:
       weights: bytes of weights on a GPU, or None where the memory for the cache was given itself.
       memory: bytes for the cache on a GPU, or None where the engine's plan does not say.
       waste: share of a longest request's blocks that holds no layer's bytes: padding, and room up to the widest group.
+      not_started: why the engine does not start so, and options with which it does; None where it starts.
     """
 
     max_model_len: int
@@ -161,3 +162,4 @@ class Capacity:
     waste: float
     weights: int | None = None
     memory: int | None = None
+    not_started: str | None = None

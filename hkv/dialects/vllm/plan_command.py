@@ -238,6 +238,8 @@ def _startup_facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     asked = " ".join(each["option"] for each in settings if not each["origin"])
     chosen = "; ".join(f"{each['option']} ({each['origin']})" for each in settings if each["origin"])
     facts = [("vLLM says", report["startup"]["line"] or "nothing: the model caches nothing")]
+    if report["startup"]["not_started"]:
+        facts.append(("but vLLM", report["startup"]["not_started"]))
     if chosen:
         facts.append(("with", f"{asked}; by default {chosen}" if asked else f"by default {chosen}"))
     elif asked:
@@ -319,4 +321,5 @@ def capacity_of(plan: CachePlan) -> Capacity:
         waste=plan.waste,
         weights=max((part.most for part in plan.settings.memory.parts.get("weights", ())), default=None),
         memory=min(plan.settings.memory.stages),
+        not_started=plan.not_started or None,
     )

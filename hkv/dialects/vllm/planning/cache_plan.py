@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.contract.plan_command import model_record, sequence_bytes
 from hkv.dialects.vllm.config import VllmConfig, default_partial_hits
+from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.planning.engine_settings import EngineSettings
 from hkv.dialects.vllm.planning.pages import align_states
 from hkv.dialects.vllm.planning.plan import (
@@ -214,6 +215,24 @@ class CachePlan:
         return self.requests if self.at_most is None else self.at_most().residency.requests
 
     @property
+    def not_started(self) -> str:
+        """Reason why vLLM 0.33 does not start so, and options with which it does; empty where it starts.
+
+        With full CUDA graphs, its default, each request of a decode step needs a block of recurrent states
+        (`CompilationConfig.resolve_cudagraph_mode_and_sizes`). Where the memory is estimated, that is for the least.
+        """
+        wanted, specs = self.settings.max_num_seqs, (spec for group in self.served.plan.groups for spec in group.specs)
+        if wanted <= self.num_blocks or not any(layer(spec).vllm_name == "MambaSpec" for spec in specs):
+            return ""
+        most = self.num_blocks if self.at_most is None else self.at_most().plan.num_blocks
+        blocks = f"{self.num_blocks:,}" if most == self.num_blocks else f"{self.num_blocks:,} to {most:,}"
+        return (
+            f"{'does not' if wanted > most else 'may not'} start with CUDA graphs: max_num_seqs ({wanted}) exceeds the "
+            f"{blocks} blocks, of which each request of a decode step needs one of recurrent states; "
+            f"--max-num-seqs {self.num_blocks} starts"
+        )
+
+    @property
     def groups(self) -> Columns:
         """One entry a group: `kind`, `layers` (how many), `block_size`, `bytes_per_block`, `padding_bytes`."""
         from hkv.columns import columns  # NumPy: `hkv plan` does without
@@ -273,6 +292,7 @@ class CachePlan:
                 "gpu_kv_cache_size_tokens": said.tokens,
                 "max_concurrency": said.concurrency if said.line else None,
                 "line": said.line,
+                "not_started": self.not_started,
                 "why_simulation_differs": why_counts_differ(plan, residency),
             },
             "settings": dataclasses.asdict(self.settings) | {"memory": min(self.settings.memory.stages)},
