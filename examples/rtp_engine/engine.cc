@@ -111,7 +111,8 @@ static void update_keys(Sequence &sequence, bool is_new) {
 /* Blocks of a request. */
 
 static void shorten(Sequence &sequence, int count) {
-    for (; (int)sequence.blocks.size() > count; sequence.blocks.pop_back()) release(request_refs, sequence.blocks.back());
+    for (; (int)sequence.blocks.size() > count; sequence.blocks.pop_back())
+        release(request_refs, sequence.blocks.back());
 }
 
 static void take_over(Sequence &sequence, int block) {

@@ -1,7 +1,8 @@
 """RTP-LLM's pools: layer-major regions of keys, values and scales, and what each layer sees of them.
 
-A pool holds its models' regions back to back, `[main kv][main scales][draft kv][draft scales]...`; inside a region
-layer comes before block. Main branch of RTP-LLM, `MemoryLayoutStrategy` and `LayerKVCache`.
+A shared pool holds its models' regions back to back, `[main kv][main scales][draft kv][draft scales]...`; a group's own
+pool all blocks before all scales. Inside a region layer comes before block. Main branch of RTP-LLM,
+`BlockPoolConfigHelper`, `MemoryLayoutStrategy` and `LayerKVCache`.
 """
 
 from __future__ import annotations
@@ -56,27 +57,30 @@ class Region:
         return layer * self.num_blocks + block
 
 
-def stack_regions(num_blocks: int, strides: Sequence[tuple[int, int, int]]) -> tuple[Region, ...]:
-    """The regions of one pool, back to back, of as many blocks each.
+def stack_regions(
+    num_blocks: int, strides: Sequence[tuple[int, int, int]], *, scales_last: bool = False
+) -> tuple[Region, ...]:
+    """The regions of one pool, of as many blocks each: every model's scales behind its own blocks, or behind all.
 
     `strides` are, for each model, the main one first, (layers, bytes of a block, bytes of its scales or 0).
     """
     regions: list[Region] = []
     offset = 0
+    scales = num_blocks * sum(num_layers * kv_stride for num_layers, kv_stride, _ in strides)
     for num_layers, kv_stride, scale_stride in strides:
         if min(num_blocks, num_layers, kv_stride) < 1 or scale_stride < 0:
             raise LayoutError("strides", (num_layers, kv_stride, scale_stride), "positive numbers, 0 for no scales")
-        regions.append(
-            Region(
-                num_layers=num_layers,
-                num_blocks=num_blocks,
-                kv_stride=kv_stride,
-                scale_stride=scale_stride,
-                kv_offset=offset,
-                scale_offset=offset + num_layers * num_blocks * kv_stride,
-            )
+        behind = offset + num_layers * num_blocks * kv_stride
+        region = Region(
+            num_layers=num_layers,
+            num_blocks=num_blocks,
+            kv_stride=kv_stride,
+            scale_stride=scale_stride,
+            kv_offset=offset,
+            scale_offset=scales if scales_last else behind,
         )
-        offset = regions[-1].end
+        regions.append(region)
+        scales, offset = region.end, behind if scales_last else region.end
     return tuple(regions)
 
 

@@ -131,4 +131,13 @@ def independent(draw: st.DrawFn) -> Case:
     )
 
 
-cases = st.one_of(single(), hybrid(), independent())
+@st.composite
+def drafted_apart(draw: st.DrawFn) -> Case:
+    """Attention with draft modules like it, in a pool of its own."""
+    spec = attention(draw(st.sampled_from([1, 2])), 2, draw(st.sampled_from(DTYPES)))
+    model, draft = (DescribedModel((one("full", spec),) * count) for count in (draw(st.integers(1, 3)), 1))
+    options = RtpOptions(pools="independent", block_size=SIZE, modules=draw(st.integers(1, 2)))
+    return Case(model, options, draft, draw(st.integers(2, 4)))
+
+
+cases = st.one_of(single(), hybrid(), independent(), drafted_apart())

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hkv.dialects.rtp_llm.addresses import Addresses, ByteSpan
-from hkv.dialects.rtp_llm.planning import PoolPlan, RtpOptions, plan_rtp_llm
+from hkv.dialects.rtp_llm.planned_cache import PlannedCache
+from hkv.dialects.rtp_llm.planning import DescribedModel, PoolPlan, RtpOptions, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.planning.pools import budget_shares, finalize, independent_pools, shared_pool
 from hkv.dialects.rtp_llm.planning.sizes import (
@@ -22,8 +23,9 @@ from hkv.dialects.rtp_llm.planning.sizes import (
     opaque,
 )
 from hkv.errors import LayoutError
-from hkv.model.group_policy import CacheDescription, GroupType, default_policy
+from hkv.model.group_policy import CacheDescription, GroupType, LayerDescription, default_policy
 from hkv.model.huggingface import ReadOptions, read_model
+from hkv.spec import FullAttention
 
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "data" / "models"
 
@@ -183,3 +185,21 @@ def test_draft_layers_have_addresses_behind_the_targets(name: str, pools: str, b
     assert first.region.kv_offset >= addresses.homes(0)[0].region.kv_offset
     copied = {new.offset for _, new in addresses.copies(1, 2, first.group.tag)}
     assert addresses.address(count, 2)[0] in copied, "a fork copies the draft's block too"
+
+
+def test_scales_of_drafts_come_behind_all_blocks_of_a_groups_own_pool() -> None:
+    """RTP-LLM `createConfigForGroup` makes one layout of a group's layers, draft modules' among them."""
+    spec = FullAttention(block_size=8, num_kv_heads=1, head_size=2, dtype="float8_e4m3fn")
+    one = LayerDescription(caches=(CacheDescription(tag="full", spec=spec),))
+    model, draft = DescribedModel((one, one)), DescribedModel((one,))
+    apart = PlannedCache.of_layers(model, RtpOptions(pools="independent", block_size=8), num_blocks=3, draft=draft)
+    blocks, scales = 3 * 3 * 32, 3 * 3 * 64
+    assert apart.pool_sizes == (blocks + scales,)
+    assert [apart.addresses.address(layer, 1) for layer in range(3)] == [
+        (32, blocks + 64),
+        (4 * 32, blocks + 4 * 64),
+        (7 * 32, blocks + 7 * 64),
+    ]
+    assert apart.pools()[0][blocks:].view("float32").tolist() == [1.0] * (scales // 4)
+    shared = PlannedCache.of_layers(model, RtpOptions(block_size=8), num_blocks=3, draft=draft)
+    assert shared.addresses.address(2, 1) == (6 * 32 + 6 * 64 + 32, 9 * 32 + 6 * 64 + 64)

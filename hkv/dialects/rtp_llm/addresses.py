@@ -62,7 +62,9 @@ class Addresses:
         if self.plan.shared:
             return (stack_regions(self.plan.num_blocks, [_strides(groups) for groups in self._models]),)
         return tuple(
-            stack_regions(group.num_blocks, [_strides([groups[index]]) for groups in self._models_of(index)])
+            stack_regions(
+                group.num_blocks, [_strides([groups[index]]) for groups in self._models_of(index)], scales_last=True
+            )
             for index, group in enumerate(self.plan.groups)
         )
 

@@ -46,11 +46,12 @@ def walk_pools(plan: PoolPlan) -> Iterator[Element]:
     models = (plan.groups, *plan.modules)
     for pool in range(1 if plan.shared else len(plan.groups)):
         cursor = 0
-        for groups in models:
+        # A draft's blocks lie behind the target's scales in a shared pool, and before them in a group's own.
+        shared = [(groups, scales) for groups in models for scales in (False, True)]
+        for groups, scales in shared if plan.shared else sorted(shared, key=lambda each: each[1]):
             mine = [group for group in (groups if plan.shared else groups[pool : pool + 1]) if group.layers]
             if mine:
-                for scales in (False, True):
-                    cursor = yield from _region(pool, mine, cursor, scales)
+                cursor = yield from _region(pool, mine, cursor, scales)
 
 
 def _region(pool: int, groups: Sequence[PoolGroup], cursor: int, scales: bool) -> Iterator[Element]:
