@@ -65,8 +65,9 @@ def test_routers_are_told_of_every_page_of_full_attention(engine: str, feature: 
         recording = record(engine_factory("numpy"), feature, seed, 2, 16, Only(dialect=NAME))
         driven, follower = (engine_factory(each)(recording.header) for each in (engine, "numpy"))
         for operation in recording.operations:
-            driven.perform(operation)
-            follower.perform(operation)
+            if not isinstance(operation, EventsOp):  # which takes what a publisher has not sent yet
+                driven.perform(operation)
+                follower.perform(operation)
         nodes = follower.perform(StateOp()).nodes
         assert told(driven) == sum(len(node.slots) for node in nodes) // recording.header.groups[0]["block_size"]
 
