@@ -120,7 +120,7 @@ def drawn(seed: int) -> Draw:
         "max_model_len": source.choice((240, 240, 120)),
     }
     options = cache_options(closed_loop=source.choice((0, 0, 3)), **given, **own)
-    return Draw(InternedTrace(requests), {**options, "step_ms": Timing.step_ms})
+    return Draw(InternedTrace(requests), options)
 
 
 def check(seed: int, compiled: bool = False) -> collections.Counter[str]:

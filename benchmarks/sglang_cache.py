@@ -13,7 +13,8 @@ cache `match_prefix`, `lock`, `unlock`, `checkpoint`, `evict_sliding_windows` an
 `alloc_token_slots`, which evicts; making keys and requests, and reading slots, are left out. Times are processor time
 of the process, the least of several runs: on a machine that others use the wall clock tells of them. Compiling is left
 out. `--scaling` asks the compiled form alone for pools of 1,000 to 1,000,000 pages, by requests of 34 pages of which 16
-are shared, until each page was taken three times.
+are shared, until each page was taken three times; the shared ones fit into the smallest pool beside the requests that
+run, so that all but the first requests hit in every pool.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ POOLS = (1_000, 10_000, 100_000, 1_000_000)
 CACHE_CALLS = ("match_prefix", "lock", "unlock", "checkpoint", "evict_sliding_windows", "free_kv_row")
 """Methods of SGLang's cache that are timed."""
 
+PREFIXES = 4
+"""Prefixes of 16 pages that the requests of `--scaling` share."""
+
 Measured = tuple[float, dict[int, tuple[int, int]]]
 """Seconds of a run, and of each request its hit and the step in which it ended."""
 
@@ -77,10 +81,10 @@ def slots_of(trace: str, limit: int) -> list[Arrival]:
 
 
 def shared_prompts(count: int) -> list[Arrival]:
-    """Requests of 32 and 2 slots, two a step, whose first 16 are those of one of 64 others."""
+    """Requests of 32 and 2 slots, two a step, whose first 16 are one of `PREFIXES`."""
     made = []
     for index in range(count):
-        first, own = (index * 7919) % 64, 64 * 16 + 18 * index
+        first, own = index % PREFIXES, PREFIXES * 16 + 18 * index
         numbers = np.concatenate([np.arange(16) + 16 * first, np.arange(18) + own]).astype(np.int32)
         made.append(Arrival(index, index // 2, 32, 2, functools.partial(_given, numbers)))
     return made
@@ -202,9 +206,11 @@ def scaling(repeats: int) -> list[dict[str, Any]]:
     for pages in POOLS:
         arrivals = shared_prompts(max(6_000, 3 * pages // 34))
         run = run_compiled(header_of((pages, pages), 16), arrivals)
-        run()
-        seconds = min(run()[0] for _ in range(repeats))
-        points.append({"pages": pages, "ns_per_page_operation": seconds / operations_of(arrivals) * 1e9})
+        points.append({"pages": pages, **measure({"compiled": run}, operations_of(arrivals), repeats)["compiled"]})
+        if points[-1]["hit_slots"] < 16 * (len(arrivals) - 8 * PREFIXES):
+            raise click.ClickException(
+                f"{pages} pages: {points[-1]['hit_slots']} slots hit: not the case of the others"
+            )
     return points
 
 

@@ -110,9 +110,14 @@ class PlainCache(ReplayedCache):
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         """A cache of so many blocks that nothing is ever evicted: those of all requests, a last one each not full."""
         most = [tokens // spec.block_size + 2 * requests + schedule.lookahead + 1 for spec in self._specs]
-        blocks = most if isinstance(self.config.num_blocks, list) else sum(most)
+        return {EVICTS_NOTHING: self.sized(most if isinstance(self.config.num_blocks, list) else [sum(most)])}
+
+    def sized(self, counts: list[int]) -> PlainCache:
+        """The same cache with pools of so many blocks."""
+        blocks = counts if isinstance(self.config.num_blocks, list) else counts[0]
         header = msgspec.structs.replace(self.config, num_blocks=blocks)
-        return {EVICTS_NOTHING: type(self)(header, self._specs, self._loop, self._misses)}
+        made = type(self)(header, self._specs, self._loop, self._misses)
+        return made.made_by(num_blocks=",".join(map(str, counts)))
 
     def engine(self, name: str, make: EngineFactory) -> Any:
         self._tells = self._misses is not None and name in registry.dialect_of(self.config.dialect).engines

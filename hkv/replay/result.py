@@ -193,11 +193,14 @@ class Ceiling:
     """A replay with something changed.
 
     Attributes:
+      options: options of `hkv replay` that make it with those of the first beside them, by name; none where a model's
+        plan has none for it.
       hit_rate: of all prompt tokens, those of refused requests too.
       evictions: cached blocks that were still handed out; None where the engine does not count.
     """
 
     change: str
+    options: Mapping[str, str]
     hit_tokens: int
     hit_rate: float
     evictions: int | None
@@ -219,7 +222,7 @@ def ceilings(
             trace, cache, schedule, timing, engine=name, causes=False, warmup=str(outcome.warmup)
         )
         numbers = totals(changed)
-        found.append(Ceiling(change, numbers["hit_tokens"], numbers["hit_rate"], changed.evictions))
+        found.append(Ceiling(change, cache.options, numbers["hit_tokens"], numbers["hit_rate"], changed.evictions))
     return tuple(found)
 
 
@@ -253,7 +256,7 @@ def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterato
     yield tokens[NOT_RETAINED], f"was computed but not kept to resume from, evictions or not{by}."
     yield (
         tokens[UNIT],
-        f"lies after the last multiple of {unit:,} tokens, where hits end: smaller blocks would find it.",
+        f"lies after the last multiple of {unit:,} tokens, where hits end.",
     )
     yield tokens[BLOCK], f"lies in blocks of {outcome.cache.hit_units.block:,} tokens that are shared in part."
     yield tokens[DRAFT], "is given up for the draft module's proof."
@@ -270,8 +273,16 @@ def _pressure(found: Missed, names: Sequence[str]) -> str:
 
 
 def _without_evictions(unevicted: Outcome) -> str:
-    found = f"a pool that evicts nothing hits {totals(unevicted)['hit_rate']:.2%}"
+    by = _command(unevicted.cache.options)
+    found = f"a pool that evicts nothing{by} hits {totals(unevicted)['hit_rate']:.2%}"
     return f"{found}, and the largest one still evicts" if unevicted.evictions else found
+
+
+def _command(options: Mapping[str, str]) -> str:
+    """The options that make a change, as the command line takes them."""
+    flags = {"True": "--{}", "False": "--no-{}"}
+    words = (flags.get(value, "--{} " + value).format(name.replace("_", "-")) for name, value in options.items())
+    return f" ({' '.join(words)})" if options else ""
 
 
 def _of_ceilings(ceilings: Sequence[Ceiling], rate: float) -> Iterator[str]:
@@ -279,7 +290,7 @@ def _of_ceilings(ceilings: Sequence[Ceiling], rate: float) -> Iterator[str]:
     for ceiling in ceilings:
         more = "more" if ceiling.hit_rate > rate else "less" if ceiling.hit_rate < rate else "the same"
         bound = " (with evictions still)" if ceiling.evictions and ceiling.change == EVICTS_NOTHING else ""
-        yield f"{ceiling.change}: {ceiling.hit_rate:.2%}, {more}{bound}."
+        yield f"{ceiling.change}{_command(ceiling.options)}: {ceiling.hit_rate:.2%}, {more}{bound}."
     if len(ceilings) > 1:
         best = max(ceilings, key=lambda each: each.hit_tokens)
         yield f"Most is found by this: {best.change}." if best.hit_rate > rate else "None of these finds more."

@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -87,6 +87,8 @@ class ReplayedCache(abc.ABC):
       diagnoses: whether compiled programs find out why hits ended.
       tells: gets the hits of a compiled replay as they become known; None where no other replay waits for them.
       asks: hits of such a replay, up to which it is asked why hits ended; None where the arrivals say it.
+      options: of one that `changed` gives, options of `hkv replay` that make it of the other, by name; a dialect that
+        has none for it gives none.
     """
 
     room: int = 0
@@ -96,6 +98,7 @@ class ReplayedCache(abc.ABC):
     asks: Boundaries[Any] | None = None
     finer: int = 0
     reasons: tuple[str, ...] = ()
+    options: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -113,8 +116,16 @@ class ReplayedCache(abc.ABC):
         self.group_names: Sequence[str] = [spec_to_text(group.spec) for group in groups]
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
-        """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none."""
+        """The same cache with one cause of misses removed, by what was changed; none where the dialect offers none.
+
+        All else stays: a second tier, too. Each has the `options` that make it.
+        """
         return {}
+
+    def made_by(self, **options: object) -> Self:
+        """This cache, made of another by these options of `hkv replay`."""
+        self.options = {name: str(value) for name, value in options.items()}
+        return self
 
     def warnings(self, longest: int) -> Sequence[str]:
         """Sentences on what prompts of up to so many tokens are about to run into; none where all is well."""

@@ -85,7 +85,9 @@ def replay_trace(
       HKVError: the trace, the cache, the dialect or the engine cannot be used.
       Difference: the check found one (`hkv.replay.agreement`).
     """
+    timing = Timing(step_ms=step_ms, speed=Fraction(speed))
     options = cache_options(
+        timing,
         groups=groups,
         num_blocks=num_blocks,
         model=model,
@@ -109,7 +111,7 @@ def replay_trace(
         os.fspath(trace),
         studied.cache,
         studied.schedule,
-        Timing(step_ms=step_ms, speed=Fraction(speed)),
+        timing,
         engine=name,
         check=check,
         tokens_per_id=tokens_per_id,
@@ -120,10 +122,11 @@ def replay_trace(
     return result_of(outcome, name)
 
 
-def cache_options(**given: Any) -> dict[str, Any]:
+def cache_options(timing: Timing | None = None, /, **given: Any) -> dict[str, Any]:
     """Options of a replay by name, all of them, as a dialect's command takes them.
 
-    Those that are not given have the command's defaults, those of the dialect that `given` names included.
+    Those that are not given have the command's defaults, those of the dialect that `given` names included. `timing`
+    says how long a step is, which a cache that moves bytes asks.
 
     Raises:
       ConfigError: the dialect has no such option, or it is not for that dialect.
@@ -136,7 +139,7 @@ def cache_options(**given: Any) -> dict[str, Any]:
     command = click.Command("replay", params=[*registry.dialect_of(dialect).replay_command().options()])
     context = command.make_context("replay", [])
     known = {option.name: option for option in command.params}
-    options |= context.params
+    options |= {**context.params, "step_ms": (timing or Timing()).step_ms}
     for name in given.keys() - DEFAULTS.keys():
         if name not in known:
             raise ConfigError("dialect_options", name, f"one of {', '.join(map(str, known)) or 'none'} under {dialect}")
@@ -230,7 +233,7 @@ def sweep(
     points = [
         Point(
             labels=_labels(values),
-            options=_options({**(options or {}), **values}),
+            options=_options(timing, {**(options or {}), **values}),
             timing=timing,
             engine=engine,
             warmup=str(warmup),
@@ -273,9 +276,10 @@ def _text(value: object) -> str:
     return str(getattr(value, "to_text", lambda: value)())
 
 
-def _options(arguments: Mapping[str, object]) -> dict[str, Any]:
+def _options(timing: Timing, arguments: Mapping[str, object]) -> dict[str, Any]:
     """Arguments of `replay_trace`, by its names, as a dialect's command takes them."""
-    return cache_options(**{"tp" if name == "tensor_parallel" else name: each for name, each in arguments.items()})
+    named = {"tp" if name == "tensor_parallel" else name: each for name, each in arguments.items()}
+    return cache_options(timing, **named)
 
 
 def _result(rows: Sequence[options_of_sweeps.Row], found: Sequence[Mapping[str, Any]], bounds: bool) -> SweepResult:

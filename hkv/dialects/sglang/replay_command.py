@@ -58,11 +58,14 @@ class SGLangCache(PlainCache):
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         changed = super().changed(tokens, requests, schedule)
-        if structs.to_config(self.config).states is not None:
-            for cache in changed.values():
-                # Beside those that the tree keeps, a request that runs has states of its own.
-                cache.config.num_blocks[-1] += STATES_A_REQUEST * schedule.max_running
-        return changed
+        if structs.to_config(self.config).states is None:
+            return changed
+        # Beside those that the tree keeps, a request that runs has states of its own.
+        own = STATES_A_REQUEST * schedule.max_running
+        return {
+            change: self.sized([*cache.config.num_blocks[:-1], cache.config.num_blocks[-1] + own])
+            for change, cache in changed.items()
+        }
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
         from hkv.dialects.sglang.schedule import SGLangCompiledReplay, sizes_of

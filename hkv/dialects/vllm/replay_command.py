@@ -92,8 +92,8 @@ class VllmReplayOptions:
     )
     offload: str | None = option(
         metavar="SIZE",
-        help="A second tier in host memory (`--kv-offloading-size`): with --model a size over all its GPUs, such as "
-        "64GiB; with --groups a number of chunks, each a block of any group.",
+        help="A second tier in host memory (`--kv-offloading-size`), for --engine jax and numpy: with --model a size "
+        "over all its GPUs, such as 64GiB; with --groups a number of chunks, each a block of any group; 0 for none.",
     )
     offload_kind: str = option(
         "native",
@@ -108,6 +108,11 @@ class VllmReplayOptions:
         0, type=click.IntRange(0, MAX_COUNT), help="With --offload: store a chunk when it is offered the Nth time."
     )
     offload_decode: bool = option(False, help="With --offload: store what is generated, too, not prompts alone.")
+    offload_defects: bool = option(
+        True,
+        "--offload-defects/--no-offload-defects",
+        help="With --offload: as vLLM's is, or with its contracts kept where it breaks them.",
+    )
     offload_bandwidth: int | None = option(
         type=BANDWIDTH,
         help="With --offload and --model: bytes that a GPU moves each way, such as 25GB/s.  [default: no limit]",
@@ -207,12 +212,14 @@ def _with_tier(
     `block_bytes` are of a block on a GPU, where known, and `copies` the GPUs whose blocks a chunk holds.
     """
     size, bandwidth, rate = options["offload"], options["offload_bandwidth"], options["prefill_tokens_per_second"]
+    if size is not None and whole_number(size) == 0:
+        return VllmReplayedCache(config, block_bytes or 0)
     if size is None:
         declared = {field.name: field.default for field in dataclasses.fields(VllmReplayOptions)}
         for name in (*(name for name in declared if name.startswith("offload_")), "prefill_tokens_per_second"):
             if options[name] != declared[name]:
                 raise ConfigError(name, options[name], "--offload beside it")
-        return VllmReplayedCache(config)
+        return VllmReplayedCache(config, block_bytes or 0)
     if config.dialect == EARLIER:
         raise ConfigError("offload", size, f"none: the second tier of {EARLIER} is not described")
     if bandwidth is not None and block_bytes is None:
@@ -249,7 +256,7 @@ def _with_tier(
         most_running=schedule.max_running,
         eagle=config.topology.eagle_groups,
         drafts=drafts,
-        bugs=frozenset(BUGS),
+        bugs=frozenset(BUGS if options["offload_defects"] else ()),
     )
     if lmcache and tier.tails:
         expected = "the block size: LMCache keeps no tails inside blocks"
@@ -285,7 +292,7 @@ def _with_lmcache(
     """The cache with LMCache's server behind it, which has one policy here, and no threshold."""
     from hkv.dialects.vllm.schedule.lmcache import CHUNK, LmcacheCache
 
-    for name, known in (("offload_policy", "lru"), ("offload_store_threshold", 0)):
+    for name, known in (("offload_policy", "lru"), ("offload_store_threshold", 0), ("offload_defects", True)):
         if options[name] != known:
             raise ConfigError(name, options[name], f"{known} with --offload-kind lmcache")
     chunk = options["offload_chunk_tokens"] or CHUNK

@@ -127,10 +127,13 @@ class RtpReplayedCache(ReplayedCache):
             return {}
         most = 2 + len(config.policies) * (tokens // config.block_size + 2 * requests)
         pools = tuple(min(max(most, count), MAX_BLOCKS) for count in config.num_blocks)
-        found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=pools)}
+        # The reserve, which keeps requests that run from waiting, is nothing to a pool that never lacks a block.
+        endless = RtpReplayedCache(dataclasses.replace(config, num_blocks=pools, reserve_blocks=0))
+        found = {EVICTS_NOTHING: endless.made_by(num_blocks=",".join(map(str, pools)), reserve_ratio=0)}
         if config.linear_step > 1:
-            found["States kept at every block"] = dataclasses.replace(config, linear_step=1)
-        return {change: RtpReplayedCache(each) for change, each in found.items()}
+            same, kept = ",".join(map(str, config.num_blocks)), dataclasses.replace(config, linear_step=1)
+            found["States kept at every block"] = RtpReplayedCache(kept).made_by(linear_step=1, num_blocks=same)
+        return found
 
     def engine(self, name: str, make: EngineFactory) -> KeyedRtpEngine:
         engine = make(to_rtp_header(self.config, "replay"))

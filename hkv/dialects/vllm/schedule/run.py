@@ -25,7 +25,7 @@ from hkv.replay.observed import Sampling
 from hkv.replay.optimal import BoundedPool
 from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
-from hkv.spec import LayerSpec, retained_sparsely
+from hkv.spec import LayerSpec, retained_sparsely, spec_to_text
 
 
 def cache_config(
@@ -81,12 +81,15 @@ def header(config: VllmConfig) -> Header:
 
 
 class VllmReplayedCache(ReplayedCache):
-    """A cache under vLLM 0.33's rules, for a replay to study."""
+    """A cache under vLLM 0.33's rules, for a replay to study.
+
+    `block_bytes` are those of a block on each GPU, where a plan says it: `--memory` has room for blocks then.
+    """
 
     config: VllmConfig
     reasons = REASONS
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(self, config: VllmConfig, block_bytes: int = 0) -> None:
         for index, spec in enumerate(config.topology.specs):
             if spec.encoder_tokens:
                 expected = "a kind of a request's own tokens: a trace says nothing of encoders"
@@ -97,6 +100,7 @@ class VllmReplayedCache(ReplayedCache):
         pools = (BoundedPool(config.num_blocks - 1, config.topology.specs),)
         settings = {"reuses": config.caching, "eagle_groups": config.eagle_group_ids}
         super().__init__(config, config.topology.groups, pools, hit_units(config), **settings)
+        self.block_bytes = block_bytes
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         config = self.config
@@ -104,16 +108,33 @@ class VllmReplayedCache(ReplayedCache):
             return {}
         needed = 2 + sum(_blocks_needed(config, group, tokens, requests, schedule) for group in range(len(self.groups)))
         most = max(_most_blocks(config), config.num_blocks)
-        found = {EVICTS_NOTHING: dataclasses.replace(config, num_blocks=min(needed, most))}
+        endless = self.with_config(dataclasses.replace(config, num_blocks=min(needed, most)))
+        found = {EVICTS_NOTHING: endless.made_by(**self.resized(endless))}
         if config.retention_interval is not None:
-            found["Dense retention"] = dataclasses.replace(config, retention_interval=None)
+            dense = self.with_config(dataclasses.replace(config, retention_interval=None))
+            found["Dense retention"] = dense.made_by(retention="dense")
         factor = config.hash_block_size
-        if factor > 1 and not any(spec.snapshot for spec in config.topology.specs):
-            blocks = (config.num_blocks - 1) * factor + 1
-            if blocks <= MAX_BLOCKS:
-                sizes = ", ".join(str(size // factor) for size in config.block_sizes)
-                found[f"Blocks of {sizes}"] = _finer(config, factor, blocks)
-        return {change: VllmReplayedCache(each) for change, each in found.items()}
+        blocks = (config.num_blocks - 1) * factor + 1
+        finest = not self.block_bytes and not any(spec.snapshot for spec in config.topology.specs)
+        if finest and factor > 1 and blocks <= MAX_BLOCKS:  # of a model, no kernel has such blocks
+            finer = _finer(config, factor, blocks)
+            sizes, groups = ", ".join(map(str, finer.block_sizes)), ",".join(map(spec_to_text, finer.topology.specs))
+            made = self.with_config(finer)
+            found[f"Blocks of {sizes}"] = made.made_by(groups=groups, prefix_match_unit=1, **self.resized(made))
+        return found
+
+    def with_config(self, config: VllmConfig) -> VllmReplayedCache:
+        """The same cache, configured in another way."""
+        return VllmReplayedCache(config, self.block_bytes)
+
+    def sizes(self) -> Mapping[str, int]:
+        """Options of `hkv replay` that say how large it is."""
+        blocks = self.config.num_blocks
+        return {"memory": blocks * self.block_bytes} if self.block_bytes else {"num_blocks": blocks}
+
+    def resized(self, other: VllmReplayedCache) -> Mapping[str, int]:
+        """Those of them that make another cache's size of its own."""
+        return dict(sorted(other.sizes().items() - self.sizes().items()))
 
     def engine(self, name: str, make: EngineFactory) -> KeyedEngine:
         engine = make(header(self.config))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.config import OffloadConfig
+from hkv.dialects.vllm.offload.config import OffloadConfig, chunk_bytes
 from hkv.dialects.vllm.offload.found_again import warnings
 from hkv.dialects.vllm.schedule.drafted import DraftedReplay
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, header
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 ENDLESS = "A tier that evicts nothing"
 """Name of the change to a tier that has room for whatever it is offered."""
 
+ALONE = "No second tier"
+"""Name of the change that leaves the tier out."""
+
 MENDED = "Offloading without vLLM's defects"
 """Name of the change that takes those away that `hkv.dialects.vllm.offload.config.BUGS` names."""
 
@@ -41,7 +44,7 @@ class TieredCache(VllmReplayedCache):
     """A cache with a second tier, for a replay to study."""
 
     def __init__(self, config: VllmConfig, tier: Tier) -> None:
-        super().__init__(config)
+        super().__init__(config, tier.chunk_bytes)
         self.tier = tier
         # Most hits that any choice of evictions could find: content is on the GPU or in the tier, which runs nothing.
         chunks = tier.config.num_chunks
@@ -51,14 +54,27 @@ class TieredCache(VllmReplayedCache):
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         config, sizes = self.tier.config, self.config.block_sizes
         needed = 2 * sum(tokens // size + 2 * requests for size in sizes)  # LMCache keeps a fifth free
-        found = {ENDLESS: {"num_chunks": min(max(needed, config.num_chunks), MAX_BLOCKS)}}
-        found |= {MENDED: {"bugs": frozenset()}} if config.bugs else {}
-        tiers = {change: self.with_tier(dataclasses.replace(config, **each)) for change, each in found.items()}
-        return {**super().changed(tokens, requests, schedule), **tiers}
+        chunks = min(max(needed, config.num_chunks), MAX_BLOCKS)
+        endless = self.with_tier(dataclasses.replace(config, num_chunks=chunks))
+        alone = VllmReplayedCache(dataclasses.replace(self.config, offloads=False), self.block_bytes)
+        found = {ENDLESS: endless.made_by(**self.resized(endless)), ALONE: alone.made_by(offload=0)}
+        if config.bugs:
+            mended = self.with_tier(dataclasses.replace(config, bugs=frozenset()))
+            found[MENDED] = mended.made_by(offload_defects=False)
+        return {**super().changed(tokens, requests, schedule), **found}
+
+    def with_config(self, config: VllmConfig) -> TieredCache:
+        finer = self.config.hash_block_size // config.hash_block_size
+        tier = dataclasses.replace(self.tier.config, cache=config, num_chunks=self.tier.config.num_chunks * finer)
+        return self.with_tier(tier)
 
     def with_tier(self, config: OffloadConfig) -> TieredCache:
         """The same cache with another tier, which is as fast."""
-        return TieredCache(self.config, dataclasses.replace(self.tier, config=config))
+        return TieredCache(config.cache, dataclasses.replace(self.tier, config=config))
+
+    def sizes(self) -> Mapping[str, int]:
+        chunks, size = self.tier.config.num_chunks, self.tier.chunk_bytes
+        return {**super().sizes(), "offload": chunks * (chunk_bytes(size, self.tier.copies, 1) if size else 1)}
 
     def warnings(self, longest: int) -> Sequence[str]:
         return warnings(self.tier.config, longest)
