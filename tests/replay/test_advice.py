@@ -17,7 +17,7 @@ from hkv.replay.verb import replay_trace
 from hkv.spec import spec_from_text
 
 SENTENCE = re.compile(r"([^:]*?) \((--[^)]*)\)(?: hits|:) ([0-9.]+)%(?:, (more|less|the same))?")
-"""What is changed, by which options, what they hit, and how that compares."""
+"""The change, the options that make it, the rate that they hit, and how that compares."""
 
 TIERS = (
     "",
