@@ -1,6 +1,6 @@
 """Defects planted in the reference under SGLang's rules, and what `hkv diff` says of each first.
 
-`python -m tests.sglang.planted` prints every first line, and how many of them name the cause.
+`python -m tests.sglang.planted` prints every first line, and how many of them name the cause; `NAME` only that one's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import pathlib
 import sys
 import tomllib
+from collections.abc import Sequence
 from typing import Any
 
 from hkv.dialects.sglang import log as structs
@@ -79,15 +80,35 @@ def names(defect: Defect, line: str) -> bool:
     return any(words in line for words in defect.expected)
 
 
-def main(chosen: list[str]) -> None:
-    """Prints the first line of each, of those that are chosen or of all."""
+HEAD = """# Defects planted in SGLang's rules
+
+Each row is a defect planted by itself, in memory, in `reference/dialects/sglang`, and the first line of what `hkv diff`
+says of it and the reference, made small. `python -m tests.sglang.planted --markdown docs/tables/planted-in-sglang.md`
+writes this page; the edits, and the words by which a first line names the cause, are in `tests/sglang/planted.toml`.
+Lines that name an effect alone are in italics. Of the same kinds are those in an installed SGLang,
+[mutants-in-sglang.md](mutants-in-sglang.md)."""
+
+
+def page(chosen: Sequence[str] = ()) -> str:
+    """The page of first lines, of those that are chosen or of all."""
     rows = [each for each in defects().values() if not chosen or each.name in chosen]
     lines = {each.name: first_line(each) for each in rows}
-    for each in rows:
-        print(f"{'+' if names(each, lines[each.name]) else '-'} {each.name}: {lines[each.name] or 'not found'}")
     found = [each for each in rows if lines[each.name]]
-    named = sum(names(each, lines[each.name]) for each in found)
-    print(f"{len(found)} of {len(rows)} found, {named} first lines name the cause")
+    named = [each for each in found if names(each, lines[each.name])]
+    counts = f"{len(found)} of {len(rows)} found, {len(named)} first lines name the cause."
+    table = ["| defect | wrong | first line |", "|---|---|---|"]
+    for each in rows:
+        said = lines[each.name].replace("|", "\\|") or "**not found**"
+        table.append(f"| `{each.name}` | {each.wrong} | {said if each in named else f'*{said}*'} |")
+    return "\n".join([HEAD, "", counts, "", *table, ""])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the page of all defects, or of those that are named; or writes it, after `--markdown`, to a file."""
+    if arguments[:1] == ["--markdown"]:
+        pathlib.Path(arguments[1]).write_text(page(), "utf-8")
+    else:
+        print(page(arguments))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import pytest
@@ -110,3 +111,11 @@ NAMED = (
 def test_the_first_line_names_the_cause(name: str) -> None:
     line = planted.first_line(DEFECTS[name])
     assert planted.names(DEFECTS[name], line), line
+
+
+def test_every_defect_fits_and_stands_on_the_page() -> None:
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "tables" / "planted-in-sglang.md").read_text("utf-8")
+    for name, defect in DEFECTS.items():
+        assert defect.engine()
+        assert f"\n| `{name}` | {defect.wrong} | " in page
+    assert page.count("\n| `") == len(DEFECTS)

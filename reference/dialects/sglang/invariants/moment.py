@@ -77,7 +77,8 @@ class Tree:
         namespace, units = path
         size, end = self._config.page_size, 0
         while len(units) >= end + size and (place := self._edges.get((namespace, units[: end + size]))):
-            alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(place.path[1], units)))  # noqa: B905
+            pairs = zip(place.path[1], units, strict=False)
+            alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
             yield place, alike // size * size
             if alike < place.end:
                 return
