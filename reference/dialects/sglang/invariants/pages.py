@@ -116,6 +116,22 @@ def held_slots_stay(moment: Moment) -> Iterator[str]:
             yield f"the state of {called}, which a request holds, is {later.node.state or 'gone'} now"
 
 
+@INVARIANTS.invariant("windows slide no further", after=(structs.SlideOp, structs.CheckpointOp))
+def windows_slide_no_further(moment: Moment) -> Iterator[str]:
+    """A request gives back its own window slots as far as whole pages of them are behind its window."""
+    window, size, id = moment.config.window, moment.config.page_size, moment.operation.id
+    if window is None:
+        return
+    before, after = moment.before.requests[id], moment.after.requests[id]
+    behind = len(after.slots) - -(-max(window, size) // size) * size
+    branched = (
+        after.protected if moment.entry is not None and moment.entry.branches else 0
+    )  # it slides again behind that
+    most = max(before.slid, before.protected, branched, behind // size * size)
+    if after.slid > most:
+        yield f"{id} gave back window slots up to {after.slid}, and up to {most} its window has slid"
+
+
 @INVARIANTS.invariant("windows are there")
 def windows_are_there(moment: Moment) -> Iterator[str]:
     """The window slots that a running request's next token reads are there."""
