@@ -53,6 +53,7 @@ def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
 
 OFFLOAD = (
     "--offload 9;--offload-policy arc;--offload-store-threshold 2;--offload-decode;--offload-bandwidth 1GB/s;"
+    "--offload-transfer-ms 9;"
     "--prefill-tokens-per-second 9;--offload-kind lmcache;--offload-chunk-tokens 64"
 )
 """Options of a second tier."""
@@ -187,8 +188,8 @@ ROWS = [
     *_rows(
         f"{REPLAY} --offload 14",
         "--offload 9;--offload-policy arc;--offload-store-threshold 2;--offload-decode;--offload-kind lmcache",
-        "--offload-chunk-tokens 64;--offload-bandwidth 1GB/s;--prefill-tokens-per-second 9;--eagle all;--no-caching;"
-        "--offload 1GiB",
+        "--offload-chunk-tokens 64;--offload-bandwidth 1GB/s;--offload-transfer-ms 9;--prefill-tokens-per-second 9;"
+        "--eagle all;--no-caching;--offload 1GiB",
     ),
     *_rows(REPLAY, "--offload 40", "--offload-policy arc;--offload-decode"),
     *_rows(
@@ -207,7 +208,7 @@ ROWS = [
         "--offload-policy arc;--offload-store-threshold 2",
     ),
     *_rows(REPLAY_TIER, "--offload-bandwidth 100MB/s", "--prefill-tokens-per-second 9;--offload 1"),
-    *_rows(f"{REPLAY_TIER} --offload-bandwidth 100MB/s", "--prefill-tokens-per-second 9"),
+    *_rows(f"{REPLAY_TIER} --offload-bandwidth 100MB/s", "--offload-transfer-ms 500;--prefill-tokens-per-second 9"),
     *_rows(f"{REPLAY} --retention dense", "--engine {in}/wrong.py:Blind"),  # so that there are hits not to see
     *_rows("replay {in}/long.jsonl --json - --engine numpy --groups full:16 --num-blocks 2000", "--device a100"),
     *_rows(REPLAY.replace("per-id 16", "per-id 512"), "--tokens-per-id 16"),

@@ -210,6 +210,23 @@ def test_a_slow_link_delays_loads_and_changes_no_rule() -> None:
         assert counts["peak"] == min(60, counts["stored"])
 
 
+def test_a_load_takes_a_fixed_time_and_its_bytes() -> None:
+    """Of Llama-3.1-8B 512 tokens are 64 MiB: 1.3 ms at 50 GB/s, besides those that each transfer takes."""
+    tier, trace = config([FullAttention(block_size=4)], 40, 60), requests(1)
+    second = 50_000_000_000
+    speed = {"chunk_bytes": 2 << 20, "step_bytes": second}
+    plain, fixed = (Tier(config=tier, setup_bytes=round(second * ms / 1000), **speed) for ms in (0, 10))
+    assert [round(1000 * each.moved(512 // 16) / second, 1) for each in (plain, fixed)] == [1.3, 11.3]
+    assert fixed.moved(64, transfers=2) == 2 * fixed.moved(32) > fixed.moved(64)
+    quick, slow = (replayed(trace, tier, chunk_bytes=8, step_bytes=64, setup_bytes=each) for each in (0, 640))
+    assert slow.extra["tier_load_steps"] > 5 * quick.extra["tier_load_steps"] > 0
+    quick, slow = (
+        replayed(trace, tier, chunk_bytes=8, step_bytes=64, setup_bytes=each, step_tokens=16.0) for each in (0, 640)
+    )
+    assert slow.extra["tier_slower_loads"] > quick.extra["tier_slower_loads"]
+    assert slow.extra["tier_saved_steps"] < quick.extra["tier_saved_steps"] - 9 * slow.extra["tier_loads"]
+
+
 def test_hits_of_both_tiers_and_causes_add_up_to_the_prompts() -> None:
     tier, trace = config([FullAttention(block_size=4), SlidingWindow(block_size=4, window=12)], 70, 30), requests(2)
     cache = TieredCache(tier.cache, Tier(config=tier))

@@ -62,12 +62,12 @@ RETENTION = Written("dense|tokens", _retention, lambda tokens: "dense" if tokens
 
 def _bandwidth(text: str) -> int:
     if not text.endswith("/s"):
-        raise ConfigError("offload-bandwidth", text, "bytes in a second, such as 25GB/s")
+        raise ConfigError("offload-bandwidth", text, "bytes in a second, such as 50GB/s")
     return parse_bytes(text.removesuffix("/s"))
 
 
 BANDWIDTH = Written("rate", _bandwidth, lambda rate: None if rate is None else f"{rate}/s")
-"""Bytes in a second, such as 25GB/s."""
+"""Bytes in a second, such as 50GB/s."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,12 @@ class VllmReplayOptions:
     )
     offload_bandwidth: int | None = option(
         type=BANDWIDTH,
-        help="With --offload and --model: bytes that a GPU moves each way, such as 25GB/s.  [default: no limit]",
+        help="With --offload and --model: bytes that a GPU moves each way, such as 50GB/s.  [default: no limit]",
+    )
+    offload_transfer_ms: float = option(
+        0.0,
+        type=Number(min=0, max=MAX_COUNT),
+        help="With --offload-bandwidth: milliseconds that each transfer takes besides its bytes.",
     )
     prefill_tokens_per_second: float | None = option(
         type=Number(min=0, min_open=True, max=MAX_COUNT),
@@ -224,6 +229,8 @@ def _with_tier(
         raise ConfigError("offload", size, f"none: the second tier of {EARLIER} is not described")
     if bandwidth is not None and block_bytes is None:
         raise ConfigError("offload_bandwidth", bandwidth, "--model, which says how many bytes a block has")
+    if options["offload_transfer_ms"] and bandwidth is None:
+        raise ConfigError("offload_transfer_ms", options["offload_transfer_ms"], "--offload-bandwidth beside it")
     if rate is not None and bandwidth is None:
         raise ConfigError("prefill_tokens_per_second", rate, "--offload-bandwidth beside it")
     from hkv.dialects.vllm.schedule.tiered import TieredCache
@@ -282,6 +289,7 @@ def _speeds(tier: OffloadConfig, options: dict[str, Any], block_bytes: int | Non
         chunk_bytes=block_bytes or 0,
         copies=copies,
         step_bytes=None if bandwidth is None else max(1, bandwidth * milliseconds // 1000),
+        setup_bytes=round((bandwidth or 0) * options["offload_transfer_ms"] / 1000),
         step_tokens=None if rate is None else rate * (milliseconds / 1000),
     )
 

@@ -88,6 +88,7 @@ def example(
     speed: dict[str, Any] = {}
     if draw.random() < 0.5:
         speed = {"chunk_bytes": 8, "step_bytes": draw.choice((3, 8, 40, 1 << 30)), "step_tokens": 16.0}
+        speed["setup_bytes"] = draw.choice((0, 0, 5, 90))
     more: dict[str, Any] = {"threshold": draw.choice((2, 2, 3)), "tracked": draw.choice((5, 40, 64_000))}
     tier = dataclasses.replace(tier, policy=policy, **(more if counts else {}))
     cache = TieredCache(config, Tier(config=tier, **speed))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.vllm.rules.offload.parameters import TierNumber, TierView
+from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.state.loops import Scalar, read
 
 WORD = 1 << 20
@@ -41,23 +42,23 @@ def transferred(w: Any, tier: TierView, kind: str, start: Scalar, count: Scalar,
     return w, jnp.where(limited, end, start)
 
 
-def tables(most: int, chunk_bytes: int, step_bytes: int | None) -> tuple[np.ndarray, np.ndarray]:
+def tables(most: int, tier: Tier) -> tuple[np.ndarray, np.ndarray]:
     """`TierView.moved`, for up to `most` chunks, and `TierView.rate`."""
-    if not step_bytes:
+    if not tier.step_bytes:
         return np.zeros(3 * (most + 1), np.int32), np.array([0, 1], np.int32)
     found = []
     for count in range(most + 1):
-        steps, rest = divmod(count * chunk_bytes, step_bytes)
+        steps, rest = divmod(tier.moved(count, bool(count)), tier.step_bytes)
         found += [steps, *divmod(rest, WORD)]
-    return np.array(found, np.int32), np.array(divmod(step_bytes, WORD), np.int32)
+    return np.array(found, np.int32), np.array(divmod(tier.step_bytes, WORD), np.int32)
 
 
-def beaten(most: int, chunk_bytes: int, step_bytes: int | None, step_tokens: float | None) -> np.ndarray:
+def beaten(most: int, tier: Tier) -> np.ndarray:
     """`TierView.beaten`: of up to `most` chunks, the most tokens that take less long to compute than they to load."""
     found = np.zeros(most + 1, np.int32)
-    if step_bytes and step_tokens:
+    if tier.step_bytes and (step_tokens := tier.step_tokens):
         for count in range(most + 1):
-            load = count * chunk_bytes / step_bytes
+            load = tier.moved(count, bool(count)) / tier.step_bytes
             tokens = int(load * step_tokens) + 2
             while tokens > 0 and not load > tokens / step_tokens:
                 tokens -= 1

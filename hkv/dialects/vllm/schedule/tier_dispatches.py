@@ -291,14 +291,14 @@ class TierReplay(compiled.CompiledReplay):
         np.asarray(values.cache)[CacheField.SILENT] = not diagnose
         inputs = compiled.inputs_of(self.config, schedule, trace, sizes, values, diagnose)
         most = sizes.buckets.groups * sizes.buckets.row
-        moved, rate = compiled_links.tables(most, tier.chunk_bytes, tier.step_bytes)
+        moved, rate = compiled_links.tables(most, tier)
         groups, numbers = parameters(tier.config, sizes.buckets.groups)
         told = bool(tier.step_bytes and tier.step_tokens)
         numbers[TierNumber.LIMITED], numbers[TierNumber.SLOWER] = bool(tier.step_bytes), told
         names = np.zeros(sizes.requests + 1, np.int32)
         names[np.array(sorted(range(trace.count), key=str), np.int64)] = np.arange(trace.count)
         fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
-        beaten = compiled_links.beaten(most, tier.chunk_bytes, tier.step_bytes, tier.step_tokens)
+        beaten = compiled_links.beaten(most, tier)
         inputs = TierTrace(
             **fields,
             tier_groups=groups,  # type: ignore[arg-type]
@@ -383,12 +383,15 @@ class TierReplay(compiled.CompiledReplay):
         names = {"read": "read_once", **{name: name for name in ("stored", "loaded", "evicted", "refused", "peak")}}
         extra: dict[str, Any] = {f"tier_{name}": counts[source] for name, source in names.items()}
         extra |= {f"tier_{name}": counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps", "waits")}
-        size = tier.chunk_bytes * tier.copies
+        size, moved = (
+            tier.chunk_bytes * tier.copies,
+            [counts[name] for name in ("loaded_tokens", "load_chunks", "loads")],
+        )
         extra |= {
             "tier_stored_bytes": counts["stored"] * size,
             "tier_loaded_bytes": counts["loaded"] * size,
             "tier_slower_loads": counts["slower"] if told else None,
-            "tier_saved_steps": tier.saved(counts["loaded_tokens"], counts["load_chunks"]) if told else None,
+            "tier_saved_steps": tier.saved(*moved) if told else None,
         }
         return {**super().left(), "extra": extra}
 

@@ -80,6 +80,7 @@ class TieredReplay(Replay):
 
     def left(self) -> dict[str, Any]:
         counts, told = self._chunks.counts, self._tier.step_bytes and self._tier.step_tokens
+        moved = (self._counts["tokens"], self._counts["chunks"], self._counts["loads"])
         names = ("stored", "read", "loaded", "evicted", "refused", "peak")
         extra = {f"tier_{name}": getattr(counts, name) for name in names}
         extra |= {f"tier_{name}": self._counts[name] for name in ("flushed", "wait_steps", "loads", "load_steps")}
@@ -88,7 +89,7 @@ class TieredReplay(Replay):
             "tier_stored_bytes": counts.stored * self._tier.chunk_bytes * self._tier.copies,
             "tier_loaded_bytes": counts.loaded * self._tier.chunk_bytes * self._tier.copies,
             "tier_slower_loads": self._counts["slower"] if told else None,
-            "tier_saved_steps": self._tier.saved(self._counts["tokens"], self._counts["chunks"]) if told else None,
+            "tier_saved_steps": self._tier.saved(*moved) if told else None,
         }
         return {**super().left(), "extra": extra}
 
@@ -165,12 +166,11 @@ class TieredReplay(Replay):
         self._begin_transfers(orders)
 
     def _begin_transfers(self, orders: Orders) -> None:
-        size = self._tier.chunk_bytes
         for transfer in orders.loads:
-            end = self._loads.end(self._now, len(transfer.chunks) * size)
+            end = self._loads.end(self._now, self._tier.moved(len(transfer.chunks)))
             heapq.heappush(self._due, (end, transfer.job))
         for transfer in orders.stores:
-            end = self._stores.end(self._now + 1, len(transfer.chunks) * size)
+            end = self._stores.end(self._now + 1, self._tier.moved(len(transfer.chunks)))
             heapq.heappush(self._due, (end, transfer.job))
         for job in sorted(orders.flushed):  # their reports come at this step's end; the later ones say nothing new
             self._counts["flushed"] += 1
@@ -344,7 +344,7 @@ class TieredReplay(Replay):
         self._counts["loads"] += 1
         if self._tier.step_bytes and self._tier.step_tokens:
             chunks = len(self._connector.jobs[max(self._connector.requests[live.id].jobs)].keys)
-            load = chunks * self._tier.chunk_bytes / self._tier.step_bytes
+            load = self._tier.moved(chunks) / self._tier.step_bytes
             self._counts["slower"] += load > external / self._tier.step_tokens
             self._counts["tokens"] += external
             self._counts["chunks"] += chunks
