@@ -19,7 +19,7 @@ from hkv.errors import ConfigError
 from hkv.foreign import is_library
 from hkv.testing.kernels.call import ARGUMENTS
 from hkv.testing.kernels.cases import DTYPES, FEATURES, FORMATS, OPERATIONS, Supports
-from hkv.testing.kernels.judge import Kept, Verdict, case_bytes, check, read_case, repeat
+from hkv.testing.kernels.judge import Failure, Kept, Verdict, case_bytes, check, read_case, repeat
 from hkv.testing.kernels.placement import CONTENTS, FAMILIES
 from hkv.testing.kernels.targets import Performing, Target, not_asked_names, target_of
 from hkv.testing.kernels.watching import watched
@@ -72,20 +72,26 @@ def command(given: _CheckKernelOptions) -> int | None:
         raise ConfigError("TARGET", "", "a kernel, or a case of one with --case")
     with progress_bar("checking", 1 if said else given.draws) as advance:
         if is_library(name.rpartition(":")[0]):  # its functions have a process already
-            outcome = _outcome(lambda target, case: None, advance, given, name, said)
+            outcome = _outcome(lambda target, case: None, advance, lambda failure: None, given, name, said)
         else:
             outcome = watched(name, given.timeout, _outcome, given, name, said, advance=advance)
     return _report(given, *outcome)
 
 
 def _outcome(
-    performing: Performing, advance: Callable[[], None], given: _CheckKernelOptions, name: str, said: Kept | None
+    performing: Performing,
+    advance: Callable[[], None],
+    failing: Callable[[Failure], None],
+    given: _CheckKernelOptions,
+    name: str,
+    said: Kept | None,
 ) -> tuple[Target, Verdict]:
-    """The kernel, and what is to be said of it."""
-    target = dataclasses.replace(_target(given, name, said.supports if said else {}), performing=performing)
+    """The kernel, and what is to be said of it; it runs in a process of its own."""
+    target = _target(given, name, said.supports if said else {})
+    target = dataclasses.replace(target, performing=performing, apart=True)
     if said is not None:
         return target, repeat(target, said.case)
-    return target, check(target, given.draws, given.seed, advance)
+    return target, check(target, given.draws, given.seed, advance, failing)
 
 
 def _report(given: _CheckKernelOptions, target: Target, verdict: Verdict) -> int:

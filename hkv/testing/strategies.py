@@ -134,7 +134,8 @@ def kernel_cases(draw: Callable[..., Any], operation: str = "write", **supports:
       supports: fields of `hkv.testing.kernels.Supports`; what it excludes is not drawn.
     """
     asked = Supports(operation=operation, **supports)
-    case = draw_case(HypothesisChoices(_Composed(draw)), asked)
+    choices = HypothesisChoices(_Composed(draw))
+    case = draw_case(choices, asked, wide=choices.chance(5))
     assume(not asked.not_asked(case))
     return case
 

@@ -122,11 +122,27 @@ def move_runs(
         return given
     if not moves:
         return tuple(jnp.zeros(t.shape, t.dtype) if made else t for t, made in _made(targets))
+    if _rows(moves, sources, targets) > MOST_ROWS and len(units := sorted({move.unit for move in moves})) > 1:
+        for unit in units:  # each alone has rows of its own unit, of which int32 counts them all
+            given = move_runs(sources, given, [move for move in moves if move.unit == unit], interpret=interpret)
+        return given
     return _launch(sources, targets, moves, interpret)
+
+
+MOST_ROWS = 1 << 31
+"""Rows of an array whose indices int32 holds."""
+
+
+def _rows(moves: Sequence[Move], sources: Sequence[Any], targets: Sequence[Any]) -> int:
+    """Most rows that one of the arrays has in a launch of these moves, which share the row that divides their units."""
+    units = (*zip(units_of(moves, len(sources), len(targets)), (sources, targets), strict=True),)
+    return max(array.size // row for rows, arrays in units for row, array in zip(rows, arrays, strict=True) if row)
 
 
 def _launch(sources: Any, targets: Any, moves: Sequence[Move], interpret: bool) -> tuple[jax.Array, ...]:
     check_addressable(*sources, *targets)
+    if (rows := _rows(moves, sources, targets)) > MOST_ROWS:
+        raise ValueError(f"{rows} rows of {moves[0].unit} words: expected at most {MOST_ROWS}, whose indices are int32")
     source_rows, target_rows = units_of(moves, len(sources), len(targets))
     shares = shares_of(moves, [targets[move.target].dtype.itemsize for move in moves])
     each = [(move.read, move.written, move.reciprocal) for move in moves]

@@ -237,3 +237,43 @@ def test_more_moves_than_a_launch_takes(implementation):
         moved = jax.jit(lambda source, target: choose(implementation).move_runs([source], [target], moves))
         (found,) = moved(source, target)
     assert cases.bits(found) == cases.bits(expected[0])
+
+
+def of_two_units() -> list[Move]:
+    """Moves of groups of head sizes 96 and 128 in one pool: rows of a launch of both are 32 bytes."""
+    return [
+        Move(0, 0, np.int32([5, 1]), np.int32([0, 30]), 2, 24, 48),
+        Move(0, 0, np.int32([2, 11]), np.int32([3, 5]), 2, 32, 32),
+    ]
+
+
+def test_rows_are_counted_in_32_bits() -> None:
+    """A pool of 68.7 GB has 2^31 rows of 32 bytes: groups of two units get a launch each, with rows of their own."""
+    words = 24 * 32 * ((1 << 31) // 96 + 1)
+    pool = jax.ShapeDtypeStruct((words,), np.uint32)
+    source = jax.ShapeDtypeStruct((24 * 32 * 4,), np.uint32)
+    traced = jax.make_jaxpr(lambda *arrays: pallas_triton.move_runs([arrays[0]], [arrays[1]], of_two_units()))
+    shapes = [
+        [each.aval.shape for each in (*equation.invars, *equation.outvars)]
+        for equation in traced(source, pool).eqns
+        if equation.primitive.name == "pallas_call"
+    ]
+    assert len(shapes) == 2
+    assert all(max(shape) < 1 << 31 for call in shapes for shape in call if shape)
+    beyond = jax.ShapeDtypeStruct((8 << 31,), np.uint32)
+    with pytest.raises(ValueError, match="rows of 4 words: expected at most"):
+        jax.eval_shape(
+            lambda pool: pallas_triton.move_runs([], [pool], [Move(None, 0, None, np.int32([1]), 1, 4, 4)]), beyond
+        )
+
+
+def test_a_launch_a_unit_moves_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = (np.random.default_rng(n).integers(0, 1 << 32, 24 * 32 * 4, dtype=np.uint32) for n in (1, 2))
+    expected = [target.copy()]
+    reference.move_runs([source], expected, of_two_units())
+    monkeypatch.setattr(pallas_triton, "MOST_ROWS", 200)  # of 8 words there are 384, of 24 128, of 32 96
+    launches = mock.Mock(wraps=pallas_triton._launch)
+    monkeypatch.setattr(pallas_triton, "_launch", launches)
+    (found,) = pallas_triton.move_runs([source], [jax.numpy.asarray(target)], of_two_units(), interpret=True)
+    assert np.array_equal(found, expected[0])
+    assert launches.call_count == 2

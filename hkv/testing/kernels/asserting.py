@@ -16,7 +16,6 @@ from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.strided import StridedView
 from hkv.testing.kernels import judge
-from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import Case, Unavailable
 from hkv.testing.kernels.placement import Placement, of_layout
 from hkv.testing.kernels.targets import Target, arranged, target_of
@@ -68,7 +67,7 @@ def _compare(one: Target, other: Target, draws: int, seed: int, only: Case | Non
     cases = judge.cases_of(other, seed) if only is None else iter([only])
     for case in itertools.islice(cases, judge.TRIES * draws):
         missing = (*one.supports.not_asked(case), *other.supports.not_asked(case))
-        calls = [Call(case, shared=target.worker is not None) for target in (one, other)]
+        calls = [target.call(case) for target in (one, other)]
         try:
             if missing:
                 raise Unavailable(missing[0])

@@ -21,8 +21,8 @@ from hkv.chunks.objects import Region
 from hkv.layout.strided import StridedView, dense_strides
 from hkv.layout.views.numpy import numpy_dtype, view
 from hkv.spec.dtypes import item_bytes
-from hkv.testing.kernels.cases import CHUNKED, Case
-from hkv.testing.kernels.memory import MARGIN, Memory
+from hkv.testing.kernels.cases import CHUNKED, Case, is_far
+from hkv.testing.kernels.memory import MARGIN, PAGE, Memory
 from hkv.testing.kernels.placement import SCALED, Placement
 from reference.paged import operations
 from reference.paged.quantization import quantize_per_tensor, quantize_per_token_head
@@ -58,6 +58,10 @@ ARGUMENTS = MappingProxyType(
 """Names that a kernel's parameters may have."""
 
 
+NO_NAN = np.uint8(0xBF)
+"""Bits of a byte without one that is in the exponent of every floating-point type."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Cache:
     """A part of the pool whose axes a kernel chooses: `[..., rows, heads, slots, elements]`."""
@@ -73,12 +77,28 @@ class Section:
     view: StridedView
 
 
+class NoRows(StridedView):
+    """A view of no rows, where an input or an output has no token or block; a layout's views have some."""
+
+    def __post_init__(self) -> None:
+        """Takes an axis of no elements."""
+
+    @property
+    def end(self) -> int:
+        return self.offset
+
+    def locate(self, byte: int) -> None:
+        return None
+
+
 class Call:
     """A case in memory, before a kernel has run.
 
     Args:
       case: the case.
       shared: as `Memory` takes it.
+      guarded: a page that nobody may touch lies behind each input: a kernel that reads past the end of one ends its
+        process, which has to be one of its own.
 
     Attributes:
       arguments: `StridedView`, `Cache`, lists and mappings of them, and plain values, by name.
@@ -90,8 +110,9 @@ class Call:
       before: memory before the kernel ran.
     """
 
-    def __init__(self, case: Case, shared: bool = False) -> None:
-        self.case = case
+    def __init__(self, case: Case, shared: bool = False, guarded: bool = False) -> None:
+        self.case, self._guarded = case, guarded and not is_far(case)
+        self.guards: list[int] = []
         self.pool = self.end = MARGIN
         self.sections: list[Section] = []
         self.arguments: dict[str, Any] = {}
@@ -108,7 +129,7 @@ class Call:
             self.end = self.pool + -(-self.placement.end // 64) * 64 + 64
             self._cursor = self.end + MARGIN
             self._paged()
-        self.memory = Memory(self._cursor + MARGIN, shared)
+        self.memory = Memory(self._cursor + MARGIN, shared, tuple(self.guards))
         self._fill()
         self.before = self.memory.snapshot()
 
@@ -243,25 +264,34 @@ class Call:
     def _heads(self, name: str) -> int:
         return self.placement.cells[name].shape[3]
 
-    def _section(self, name: str, shape: tuple[int, ...], dtype: str, row_padding: int = 0) -> StridedView:
+    def _section(
+        self, name: str, shape: tuple[int, ...], dtype: str, row_padding: int = 0, given: bool = False
+    ) -> StridedView:
         item = item_bytes(dtype)
-        strides = dense_strides(shape, item)
+        strides = dense_strides((1, *shape[1:]), item)
         if row_padding:
             strides = (strides[0] + row_padding * item, *strides[1:])
-        found = StridedView(shape, strides, self._cursor, dtype)
+        found = (StridedView if shape[0] else NoRows)(shape, strides, self._cursor, dtype)
+        if given and self._guarded:  # aligned as allocations are: up to 63 bytes lie between the end and the guard
+            size = -(-(found.end - self._cursor) // 64) * 64
+            guard = -(-(self._cursor + size) // PAGE) * PAGE
+            self.guards.append(guard)
+            found = dataclasses.replace(found, offset=guard - size)
+            self._cursor = guard + PAGE
+        else:
+            self._cursor = -(-found.end // 64) * 64 + 64
         self.sections.append(Section(name, found))
-        self._cursor = -(-found.end // 64) * 64 + 64
         return found
 
     def _content(self, name: str, content: np.ndarray, dtype: str) -> None:
-        found = self._section(name, content.shape, dtype, self.case.row_padding)
+        found = self._section(name, content.shape, dtype, self.case.row_padding, given=True)
         self._pending.append((found, content))
         self.arguments[name] = found
 
     def _integers(
         self, name: str, ids: Sequence[int], dtype: str = "int32", shape: tuple[int, ...] | None = None
     ) -> None:
-        found = self._section(name, shape or (len(ids),), dtype)
+        found = self._section(name, shape or (len(ids),), dtype, given=True)
         self._pending.append((found, np.array(ids, dtype).reshape(found.shape)))
         self.arguments[name] = found
 
@@ -272,7 +302,7 @@ class Call:
         for part in self.placement.content:
             dtype = numpy_dtype(part.dtype)
             shape = (count, self._heads(part.name), *part.shape)
-            raw = self._random.integers(0, 256, (*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
+            raw = self._random_bytes((*shape[:-1], shape[-1] * dtype.itemsize))
             self.values[part.name] = raw.view(dtype)
             self._content(part.name, self.values[part.name], part.dtype)
         self.arguments["values"] = {name: self.arguments[name] for name in self.values}
@@ -281,8 +311,16 @@ class Call:
         """Numbers to round: of all magnitudes that the cache's type has, and beyond; one row is zero."""
         shape = (count, self._heads(name), *self.placement.part(name).shape)
         numbers = self._random.normal(size=shape) * self._random.choice([0.02, 1.0, 30.0, 3000.0], (*shape[:2], 1))
-        numbers[0, 0] = 0
+        numbers[:1, :1] = 0
+        if self.case.extremes:
+            chosen = self._random.random(shape) < 0.2
+            numbers[chosen] = self._random.choice([np.nan, np.inf, -np.inf], int(chosen.sum()))
         return numbers.astype(numpy_dtype(self.case.source_dtype))
+
+    def _random_bytes(self, shape: tuple[int, ...] | int) -> np.ndarray:
+        """Bytes of any value; without NaN payloads, those in which no element type has an exponent of ones alone."""
+        found = self._random.integers(0, 256, shape, dtype=np.uint8)
+        return found if self.case.payloads else found & NO_NAN
 
     def _normal(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return self._random.normal(size=shape).astype(numpy_dtype(dtype))
@@ -292,14 +330,12 @@ class Call:
     def _fill(self) -> None:
         array = self.memory.array
         if not self.memory.sparse:
-            array[:] = self._random.integers(0, 256, array.size, dtype=np.uint8)
+            array[:] = self._random_bytes(array.size)
         else:
-            array[self.end :] = self._random.integers(0, 256, array.size - self.end, dtype=np.uint8)
+            array[self.end :] = self._random_bytes(array.size - self.end)
             for start, length in self._named_runs():
                 first = max(0, start - 64)
-                array[first : start + length + 64] = self._random.integers(
-                    0, 256, start + length + 64 - first, dtype=np.uint8
-                )
+                array[first : start + length + 64] = self._random_bytes(start + length + 64 - first)
         for where, content in self._pending:
             view(array, where)[...] = content
         if self.case.operation == "attention":

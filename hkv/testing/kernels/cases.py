@@ -21,6 +21,8 @@ from hkv.testing.kernels.placement import CONTENTS, FAMILIES, SCALED, Placement,
 OPERATIONS = ("write", "gather", "scatter", "copy_blocks", "zero", "pack", "unpack", "attention")
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
 CHUNKED = ("pack", "unpack")
+MOVING = frozenset({"write", "scatter", "gather", "copy_blocks", "zero"})
+INTEGERS = ("int8", "uint8")
 ONE_BYTE_FLOATS = ("float8_e4m3fn", "float8_e5m2")
 
 FEATURES = MappingProxyType(
@@ -38,6 +40,8 @@ FEATURES = MappingProxyType(
         "far blocks": "blocks behind more than 2^31 elements of a pool",
         "overlapping copies": "blocks that are a source and a target",
         "repeated ids": "ids twice in a list of blocks to zero",
+        "NaN payloads": "NaN with any bits in pools and in new content, which are moved as they are",
+        "NaN and infinity": "NaN and infinity among the wider numbers that are divided and rounded",
         "NaN in free slots": "slots of no request, and those behind a request's last token, hold NaN, not numbers",
         "window": "queries that see only so many tokens, with null blocks below them",
         "skip": "leading blocks of an object that are not moved",
@@ -47,6 +51,9 @@ FEATURES = MappingProxyType(
 
 UNASKED = ("missing ids",)
 """Features that are asked only of a kernel that says it has them."""
+
+MAY_HAVE = (*UNASKED, "NaN payloads")
+"""Features that a kernel may say it has; JAX on a CPU quiets NaNs unless a function takes care."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +77,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       query_heads: query heads for each head.
       window: tokens that a query sees, 0 for all.
       poison: NaN is in the slots that no query may read, else numbers.
+      payloads: a pool and new content have NaNs of any bits, else none.
+      extremes: NaN and infinity are among the numbers that are rounded.
       objects: chunks.
       skip: leading ids that are not moved.
       seed: of all contents.
@@ -101,6 +110,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     query_heads: int = 1
     window: int = 0
     poison: bool = True
+    payloads: bool = True
+    extremes: bool = False
     objects: int = 0
     skip: int = 0
     seed: int = 0
@@ -156,7 +167,7 @@ class Supports:
       contents: contents of a cell; none for all.
       dtypes: element types; none for all.
       lacks: names of `FEATURES` that are not asked.
-      has: names of `UNASKED` that are asked all the same.
+      has: names of `MAY_HAVE` that are asked all the same.
       axes: order of the axes of caches that it takes: B kernel blocks, H heads, N slots, D elements, S for B and N as
         one axis. H may be left out where there is one head.
       block_sizes, heads, head_sizes: sizes to choose from; none for small ones.
@@ -183,9 +194,12 @@ class Supports:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # a name alone, or a number, is one of them
+            if field.default == () and isinstance(value := getattr(self, field.name), str | int):
+                object.__setattr__(self, field.name, (value,))
         if self.operation and self.operation not in OPERATIONS:
             raise ConfigError("operation", self.operation, f"one of {', '.join(OPERATIONS)}")
-        for field, allowed in (("lacks", FEATURES), ("has", UNASKED), ("dtypes", DTYPES), ("contents", CONTENTS)):
+        for field, allowed in (("lacks", FEATURES), ("has", MAY_HAVE), ("dtypes", DTYPES), ("contents", CONTENTS)):
             for name in getattr(self, field):
                 if name not in allowed:
                     raise ConfigError(field, name, f"one of {', '.join(allowed)}")
@@ -228,7 +242,7 @@ FORMATS = tuple(form.name for form in EngineKVFormat if TRAITS[form].kernel)
 def features_of(case: Case) -> tuple[str, ...]:
     """Names of `FEATURES` that a case has."""
     ids = (*case.table, *case.targets, *(block for row in case.tables for block in row))
-    last = case.blocks * case.block_size
+    last, floats = case.blocks * case.block_size, case.dtype not in INTEGERS
     highest = max((*ids, *(slot // case.block_size for slot in case.slots)), default=0)
     has = {
         "padding tokens": -1 in ids or -1 in case.slots,
@@ -245,6 +259,8 @@ def features_of(case: Case) -> tuple[str, ...]:
         "far blocks": is_far(case) and highest >= case.blocks - 9,
         "overlapping copies": bool(set(case.table) & set(case.targets)) and case.operation == "copy_blocks",
         "repeated ids": case.operation == "zero" and len(set(case.table)) < len(case.table),
+        "NaN payloads": case.payloads and case.operation in MOVING and (floats or case.content == SCALED),
+        "NaN and infinity": case.extremes,
         "NaN in free slots": case.operation == "attention" and case.poison,
         "window": case.window > 0,
         "skip": case.skip > 0,
@@ -282,7 +298,7 @@ def check_case(case: Case) -> None:
         raise ConfigError("ids", len(ids), f"at most {MAX_SIZE} ids of 32 bits")
     if case.layer >= case.layers:
         raise ConfigError("layer", case.layer, f"less than {case.layers}")
-    needed = {"write": case.slots, "attention": case.tables}.get(case.operation, case.table)
+    needed = case.tables if case.operation == "attention" else case.table if case.operation in CHUNKED else True
     if not needed or len(case.targets) != (len(case.table) if case.operation == "copy_blocks" else 0):
         raise ConfigError("ids", [case.slots, case.table, case.targets], f"those of {case.operation}")
     if case.operation in CHUNKED:

@@ -21,13 +21,14 @@ TRIES = 2000
 """Sizes drawn before a kernel counts as one that no layout fits; of contents with scales one in twenty fits."""
 
 
-def draw_case(choices: Choices, supports: Supports, geometry: Choices | None = None) -> Case:
+def draw_case(choices: Choices, supports: Supports, geometry: Choices | None = None, wide: bool = False) -> Case:
     """A case of the kernel's operation that is legal; it may have more than the kernel supports.
 
     Args:
       choices: decides ids and contents.
       supports: sizes to choose from.
       geometry: decides sizes, counts and layouts; `choices` if it is None.
+      wide: one size is none of the small ones: no token at all, tens of them, wide heads, hundreds of blocks.
     """
     geometry = choices if geometry is None else geometry
     for _ in range(TRIES):
@@ -35,6 +36,8 @@ def draw_case(choices: Choices, supports: Supports, geometry: Choices | None = N
             if supports.operation in CHUNKED:
                 return _with_chunk_ids(choices, _draw_chunks(geometry, supports))
             case = _draw_sizes(geometry, supports)
+            if wide:
+                case = _widened(geometry, case, supports)
             case.placement()
             return _with_ids(choices, case, supports)
         except HKVError:
@@ -83,6 +86,25 @@ def _draw_sizes(choices: Choices, supports: Supports) -> Case:
     return msgspec.structs.replace(case, **{"slots" if operation == "write" else "table": (-1,) * count})
 
 
+def _widened(choices: Choices, case: Case, supports: Supports) -> Case:
+    """The case with one size that small ones never have, as far as the kernel takes it."""
+    field = "slots" if case.operation == "write" else "table"
+    changes: list[dict[str, Any]] = []
+    if case.operation == "attention":
+        return case
+    if not is_far(case):
+        changes = [
+            {"blocks": 257, "layers": 1},
+            {field: (-1,) * choices.pick((0, 33, 130)), "blocks": 257, "layers": 1},
+        ]
+    if not supports.head_sizes:
+        size = choices.pick((40, 136))
+        changes.append({"key_size": size, "value_size": size})
+    changes.append({field: ()})
+    extremes = bool(case.source_dtype) and case.content != SCALED and "NaN and infinity" not in supports.lacks
+    return msgspec.structs.replace(case, extremes=extremes, **choices.pick(changes))
+
+
 def _with_requests(choices: Choices, case: Case) -> Case:
     """Ragged requests, and as many blocks as they need."""
     lengths = tuple(choices.integer(1, 3 * case.block_size + 1) for _ in range(choices.integer(1, 3)))
@@ -100,6 +122,7 @@ def _with_ids(choices: Choices, case: Case, supports: Supports) -> Case:
     seed = choices.integer(0, 1 << 30)
     blocks = list(range(case.blocks)) if not is_far(case) else _far_ids(case.blocks)
     missing = "missing ids" in supports.has
+    case = msgspec.structs.replace(case, payloads="NaN payloads" not in supports.lacks)
     match case.operation:
         case "attention":
             changes: dict[str, Any] = {"tables": _tables(choices, case)}

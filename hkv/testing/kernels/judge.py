@@ -19,7 +19,7 @@ import numpy as np
 from hkv import files
 from hkv.contract.traffic import RandomChoices
 from hkv.errors import ConfigError, HKVError
-from hkv.layout.views.numpy import view
+from hkv.layout.views.numpy import numpy_dtype, view
 from hkv.testing.kernels import definition, telling
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import FEATURES, Case, Supports, Unavailable, check_case, features_of, is_far
@@ -34,6 +34,9 @@ AFTER_FAILURE = 120
 
 NEAR = 100
 """Cases drawn first, without those that have more than 2^31 elements."""
+
+WIDE = 20
+"""Geometries of which one has a size that is none of the small ones."""
 
 TRIES = 60
 """Cases drawn for each that is asked, before a kernel counts as supporting none."""
@@ -99,7 +102,7 @@ class Verdict:
 
 def perform(target: Target, case: Case) -> Finding | None:
     """Performs one case, and compares; None if everything is as it must be. Unavailable as `Target.run`."""
-    call = Call(case, shared=target.worker is not None)
+    call = target.call(case)
     error = ""
     try:
         target.run(call)
@@ -110,9 +113,24 @@ def perform(target: Target, case: Case) -> Finding | None:
     wanted, got = definition.expected(call).changes(call.before), call.memory.changes(call.before)
     if case.operation == "attention" and not error:
         wanted, got = _close(call, wanted, got, target.supports.tolerance or TOLERANCES[case.dtype])
+    if case.extremes:
+        wanted, got = _any_nan(call, wanted, got)
     if not error and np.array_equal(wanted[0], got[0]) and np.array_equal(wanted[1], got[1]):
         return None
     return Finding(call, wanted, got, error)
+
+
+def _any_nan(call: Call, wanted: telling.Changes, got: telling.Changes) -> tuple[telling.Changes, telling.Changes]:
+    """The changes, without those where a NaN stands for another: of a NaN that is rounded no bits are promised."""
+    dtype = numpy_dtype(call.case.dtype)
+    addresses, right, wrong = telling.differing(call, wanted, got)
+    both = addresses[np.isnan(right.view(dtype)) & np.isnan(wrong.view(dtype))]
+
+    def others(changes: telling.Changes) -> telling.Changes:
+        left = ~np.isin(changes[0], both)
+        return changes[0][left], changes[1][left]
+
+    return others(wanted), others(got)
 
 
 def _close(
@@ -131,7 +149,13 @@ def _close(
     return others(wanted), others(got)
 
 
-def check(target: Target, draws: int = 1000, seed: int = 0, progress: Callable[[], None] = lambda: None) -> Verdict:
+def check(
+    target: Target,
+    draws: int = 1000,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+    failing: Callable[[Failure], None] = lambda failure: None,
+) -> Verdict:
     """Performs so many drawn cases, or as many as it takes to tell a failure.
 
     Args:
@@ -139,6 +163,7 @@ def check(target: Target, draws: int = 1000, seed: int = 0, progress: Callable[[
       draws: cases that it supports.
       seed: of the draws; the same seed draws the same cases for the same support.
       progress: called after each case.
+      failing: called with each failure as it is found, by what explains it alone.
 
     Raises:
       ConfigError: the kernel supports hardly any case.
@@ -169,9 +194,9 @@ def check(target: Target, draws: int = 1000, seed: int = 0, progress: Callable[[
             passed.append(case)
         else:
             found.append(finding)
+            failing(Failure(finding.kinds[0], telling_of(finding), case, len(found), asked))
             last = min(last, asked + AFTER_FAILURE) if len(found) == 1 else last
             if telling.hangs(finding.kinds[0]):
-                found = [finding]
                 break
         if asked >= last or len(found) >= FAILURES:
             break
@@ -187,7 +212,8 @@ def cases_of(target: Target, seed: int) -> Iterator[Case]:
     supports, number = target.supports, 0
     while True:
         geometry = RandomChoices(seed * 1_000_003 + number // supports.reuse)
-        case = draw_case(RandomChoices((seed + 1) * 2_000_003 + number), supports, geometry)
+        wide = number // supports.reuse % WIDE == WIDE - 1
+        case = draw_case(RandomChoices((seed + 1) * 2_000_003 + number), supports, geometry, wide)
         if number >= NEAR or not is_far(case):
             yield case
         number += 1
@@ -216,9 +242,11 @@ def _of(finding: Finding) -> tuple[Any, ...]:
 
 def _told(target: Target, found: list[Finding], passed: list[Case]) -> Failure:
     """The failure that several findings are of, by its smallest case."""
+    ended = found[-1] if telling.hangs(found[-1].kinds[0]) else None
+    found = [one for one in found if one is not ended] or found  # what failed before it says more
     kind = _kind(found)
     first = min((one for one in found if kind in one.kinds), key=lambda one: (len(one.kinds), size_of(one.call.case)))
-    smallest = first if telling.hangs(kind) else shrink(target, first, kind)
+    smallest = first if ended else shrink(target, first, kind)
     first, *lines = telling.told(kind, *_of(smallest)).split("\n")
     if not telling.hangs(kind) and (only := _only_with([one.call.case for one in found], passed)):
         lines.append(f"every failure has, and no success: {', '.join(only)}")
@@ -227,6 +255,8 @@ def _told(target: Target, found: list[Finding], passed: list[Case]) -> Failure:
     lines.insert(0, first)
     asked = len(found) + len(passed)
     lines.append(f"{len(found)} of {asked} cases failed")
+    if ended and ended is not first:
+        lines.append(f"then, at {ended.call.case}, {ended.kinds[0]}")
     return Failure(kind, "\n".join(lines), smallest.call.case, len(found), asked)
 
 

@@ -7,9 +7,11 @@ somebody touched: Linux says which (`SEEK_DATA`), and nothing of the pool's size
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,13 +29,15 @@ class Memory:
     Args:
       size: bytes.
       shared: if another process is to map it, too: then it is a file, of any size.
+      guards: first bytes of pages that nobody may touch while they are `guarded`.
     """
 
-    def __init__(self, size: int, shared: bool = False) -> None:
+    def __init__(self, size: int, shared: bool = False, guards: tuple[int, ...] = ()) -> None:
+        self.guards = guards
         self.size = -(-size // PAGE) * PAGE
         self.sparse = self.size >= SPARSE
         self.file: int | None = None
-        if self.sparse or shared:
+        if self.sparse or shared or guards:
             self.file = os.memfd_create("hkv-kernel")
             os.ftruncate(self.file, self.size)
             self.array = np.frombuffer(mmap.mmap(self.file, self.size), np.uint8)
@@ -44,6 +48,10 @@ class Memory:
     def __del__(self) -> None:
         if self.file is not None:
             os.close(self.file)
+
+    def guarded(self) -> contextlib.AbstractContextManager[None]:
+        """Ends this process while a guard is touched."""
+        return guarded(self.array.ctypes.data, self.guards)
 
     def snapshot(self) -> MemorySnapshot:
         """All bytes as they are now."""
@@ -80,6 +88,23 @@ class Memory:
                 return
             position = min(os.lseek(self.file, start, os.SEEK_HOLE), self.size)
             yield from range(start // PAGE * PAGE, position, PAGE)
+
+
+@contextlib.contextmanager
+def guarded(base: int, guards: Sequence[int]) -> Iterator[None]:
+    """Takes every right to some pages of this process, by their first bytes behind an address, and gives them back."""
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+
+    def allow(rights: int) -> None:
+        for guard in guards:
+            if protect(ctypes.c_void_p(base + guard), ctypes.c_size_t(PAGE), rights):
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    allow(0)
+    try:
+        yield
+    finally:
+        allow(mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 class MemorySnapshot:

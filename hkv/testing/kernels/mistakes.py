@@ -16,12 +16,12 @@ import numpy as np
 
 from hkv.layout.views.numpy import numpy_dtype
 from hkv.testing.kernels.call import Call
+from hkv.testing.kernels.cases import MOVING
 from hkv.testing.kernels.placement import SCALED
 from hkv.testing.kernels.plans import Changes, MovePlan, Side, explains, left_by, plan_of
 from hkv.testing.kernels.stride_mistakes import stride_mistakes
 from reference.paged.quantization import quantize_per_tensor
 
-MOVING = frozenset({"write", "scatter", "gather", "copy_blocks", "zero"})
 BY_TABLE = frozenset({"scatter", "gather", "copy_blocks", "zero"})
 
 
@@ -88,13 +88,13 @@ def _null(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
 
 @_mistake("slot 0 is taken for padding", frozenset({"write"}))
 def _first_slot(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
-    yield plan.only(np.array(call.case.slots) > 0)
+    yield plan.only(np.array(call.case.slots, np.int64) > 0)
 
 
 @_mistake("block 0 is taken for padding, or for the null block, which writers do write", frozenset({"write"}))
 def _first_block(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     for pieces in {1, call.case.pieces}:
-        yield plan.only(np.array(call.case.slots) >= call.case.block_size // pieces)
+        yield plan.only(np.array(call.case.slots, np.int64) >= call.case.block_size // pieces)
 
 
 @_mistake("ids of manager blocks are taken for kernel blocks")
@@ -123,13 +123,13 @@ def _expanded_twice(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
 def _manager_size(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     case = call.case
     if case.pieces > 1:
-        slots = np.array(case.slots)
+        slots = np.array(case.slots, np.int64)
         yield plan.but(row=slots // case.block_size, slot=slots % case.block_size)
 
 
 @_mistake("the block size is read from another axis (heads or elements)", frozenset({"write"}))
 def _wrong_size(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
-    slots = np.array(call.case.slots)
+    slots = np.array(call.case.slots, np.int64)
     for size in {call.case.heads, call.case.key_size, call.case.blocks * call.case.pieces}:
         yield plan.but(row=slots // size, slot=slots % size)
 
@@ -139,7 +139,7 @@ def _wrong_size(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     frozenset({"write"}),
 )
 def _undivided(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
-    slots = np.array(call.case.slots)
+    slots = np.array(call.case.slots, np.int64)
     zero = np.zeros_like(slots)
     for row, slot in ((slots, zero), (slots, plan.slot), (plan.row, slots), (zero, slots)):
         yield plan.but(row=row, slot=slot)
@@ -221,7 +221,7 @@ def _some_parts(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
 @_mistake("the last tokens or blocks are left out (a tail that does not fill a vector or a chunk)")
 def _tail(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
     unit = 1 if call.case.operation == "write" else call.case.block_size
-    count = int(plan.source.max()) // unit + 1
+    count = int(plan.source.max(initial=-1)) // unit + 1
     for kept in sorted({count - 1, 1, *(count // n * n for n in (2, 4))}):
         yield plan.only(plan.source < kept * unit)
     yield plan.only(plan.source >= unit)
@@ -284,7 +284,7 @@ def _reordered(side: Side, axis: int, order: np.ndarray) -> Mapping[str, Any]:
 
 @_mistake("tokens are mixed up")
 def _tokens(plan: MovePlan, call: Call) -> Iterator[MovePlan]:
-    count = int(plan.source.max()) + 1
+    count = int(plan.source.max(initial=-1)) + 1
     for order in (
         np.arange(count)[::-1],
         np.zeros(count, int),

@@ -20,6 +20,7 @@ from typing import Any
 
 from hkv.errors import ConfigError
 from hkv.foreign import end_with_parent, ended, library_function
+from hkv.testing.kernels.memory import guarded
 
 PATIENCE = 60.0
 """Seconds that a call may take, unless a command says otherwise."""
@@ -125,7 +126,8 @@ class Worker:
         from hkv.testing.kernels.cases import Unavailable
 
         told = [_told(value) for value in arguments]
-        request = {"file": f"/proc/{os.getpid()}/fd/{memory.file}", "size": memory.size, "arguments": told}
+        place = {"file": f"/proc/{os.getpid()}/fd/{memory.file}", "size": memory.size, "guards": memory.guards}
+        request = {**place, "arguments": told}
         if self._process is None:
             self._start()
         status = self._ask(request, self._seconds)["status"]
@@ -212,8 +214,10 @@ def _perform(function: Any, request: dict[str, Any]) -> int:
         with mmap.mmap(descriptor, request["size"]) as memory:
             anchor = ctypes.c_char.from_buffer(memory)
             kept: list[Any] = []
-            arguments = [_argument(ctypes.addressof(anchor), value, kept) for value in request["arguments"]]
-            status = int(function(*arguments))
+            base = ctypes.addressof(anchor)
+            arguments = [_argument(base, value, kept) for value in request["arguments"]]
+            with guarded(base, request["guards"]):
+                status = int(function(*arguments))
             del anchor
             return status
     finally:

@@ -89,16 +89,16 @@ def plan_of(call: Call) -> MovePlan:
     case, placement = call.case, call.placement
     layers = [case.layer] if case.operation in ("write", "scatter", "gather") else list(range(case.layers))
     if case.operation == "write":
-        slots = np.array(case.slots)
+        slots = np.array(case.slots, np.int64)
         block, state = (
             np.where(slots < 0, slots, slots // case.block_size),
             np.where(slots < 0, 0, slots % case.block_size),
         )
     else:
         ids = case.targets if case.operation == "copy_blocks" else case.table
-        block = np.repeat(np.array(ids), case.block_size)
+        block = np.repeat(np.array(ids, np.int64), case.block_size)
         state = np.tile(np.arange(case.block_size), len(ids))
-    read = np.repeat(np.array(case.table), case.block_size) if case.operation == "copy_blocks" else None
+    read = np.repeat(np.array(case.table, np.int64), case.block_size) if case.operation == "copy_blocks" else None
     kernel_size = case.block_size // case.pieces
 
     def rows(blocks: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ def _side(call: Call, name: str, found: StridedView) -> Side:
     heads, size = found.shape[2], found.shape[4]
     if call.case.operation in VALUED:
         values = np.ascontiguousarray(call.values[name])
-        content = values.view(np.uint8).reshape(*values.shape, -1)
+        content = values.view(np.uint8).reshape(*values.shape, values.itemsize)
     elif name in call.outputs:
         out = call.outputs[name]
         rows, columns, elements = (np.arange(n) * stride for n, stride in zip(out.shape, out.strides, strict=True))

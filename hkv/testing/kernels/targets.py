@@ -75,6 +75,7 @@ class Target:
       worker: the process in which a C function runs.
       device: device of torch tensors, empty for where memory is.
       performing: called with this and a case before the function runs, and with None after it.
+      apart: the function runs in a process that it may end: behind its inputs lie pages that nobody may touch.
     """
 
     name: str
@@ -85,6 +86,11 @@ class Target:
     worker: Worker | None = None
     device: str = ""
     performing: Performing = lambda target, case: None
+    apart: bool = False
+
+    def call(self, case: Case) -> Call:
+        """A case in memory that the kernel can be let loose on."""
+        return Call(case, self.worker is not None, self.apart or self.worker is not None)
 
     def run(self, call: Call) -> None:
         """Performs a case on its memory.
@@ -103,7 +109,7 @@ class Target:
         try:
             arrays = _ARRAYS[self.supports.arrays](call.memory.array, self.device)
             given = {name: _converted(value, arrays.array) for name, value in arguments.items()}
-            with own_warnings():
+            with own_warnings(), call.memory.guarded():
                 result = self.function(**given)
             self._keep(call, arguments, result)
             arrays.finish()  # waits for a device, on which a kernel may still be at work
@@ -330,8 +336,13 @@ def _python(name: str, function: Callable[..., Any], supports: Supports, device:
         raise MissingExtraError(supports.arrays, supports.arrays, f"to call {name}")
     if device and supports.arrays != "torch":
         raise ConfigError("device", device, f"none: {name} takes arrays of {supports.arrays}, not torch tensors")
+    lacks = {*supports.lacks}
     if supports.arrays == "jax" or device:
-        supports = dataclasses.replace(supports, lacks=tuple({*supports.lacks, "far blocks"}))
+        lacks.add("far blocks")
+    quiets = supports.arrays == "jax" and importlib.import_module("jax").default_backend() == "cpu"
+    if quiets and "NaN payloads" not in supports.has:  # by XLA's scatter, of all of an array
+        lacks.add("NaN payloads")
+    supports = dataclasses.replace(supports, lacks=tuple(sorted(lacks)))
     return Target(name, supports, wanted, optional, function, device=device)
 
 

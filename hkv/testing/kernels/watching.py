@@ -8,6 +8,7 @@ where a case takes too long. One process for a run, not for a case.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import traceback
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from hkv.testing.kernels.targets import Target
 
 Outcome = tuple[Target, Verdict]
 Run = Callable[..., Outcome]
-"""Called with what is to be told of each case, a function to call after each, and the arguments of `watched`."""
+"""Called with what is to be told of each case, functions to call after each and with each failure, and the arguments of
+`watched`."""
 
 FAREWELL = 5.0
 """Seconds that a process has to end by itself once it gave its result."""
@@ -41,7 +43,7 @@ def watched(
       name: of the kernel.
       seconds: time that one case may take.
       run: a function of a module.
-      arguments: those of `run` after the first two; whatever can be pickled.
+      arguments: those of `run` after the first three; whatever can be pickled.
       advance: called after each case that was asked.
 
     Raises:
@@ -53,13 +55,15 @@ def watched(
     process: Any = context.Process(target=_child, args=(writer, run, arguments))  # type: ignore[attr-defined]
     process.start()
     writer.close()
-    performed, asked = b"", 0
+    performed, asked, earlier = b"", 0, list[Failure]()
     try:
         while True:
             kind, content = _heard(reader, process, seconds if performed else None)
             match kind:
                 case "performs":
                     performed = content
+                case "failed":
+                    earlier.append(content)
                 case "asked":
                     asked += 1
                     advance()
@@ -72,7 +76,7 @@ def watched(
     except KernelDied as error:
         if not performed:
             raise ConfigError("TARGET", name, f"a kernel that can be loaded: its process {error}") from None
-        return _failure(performed, asked, error)
+        return _failure(performed, asked, error, earlier)
     finally:
         process.kill()
         process.join()
@@ -99,7 +103,8 @@ def _child(writer: Any, run: Run, arguments: tuple[Any, ...]) -> None:
         writer.send(("performs", b"" if case is None else case_bytes(target, case)))
 
     try:
-        target, verdict = run(performing, lambda: writer.send(("asked", None)), *arguments)
+        asked, failing = (lambda: writer.send(("asked", None))), (lambda failure: writer.send(("failed", failure)))
+        target, verdict = run(performing, asked, failing, *arguments)
         writer.send(("found", (target.supports, verdict)))
     except Exception as error:
         if not isinstance(error, HKVError):
@@ -108,12 +113,15 @@ def _child(writer: Any, run: Run, arguments: tuple[Any, ...]) -> None:
             writer.send(("raised", error))
 
 
-def _failure(performed: bytes, asked: int, error: KernelDied) -> Outcome:
-    """The failure of the case that is being performed."""
+def _failure(performed: bytes, asked: int, error: KernelDied, earlier: list[Failure]) -> Outcome:
+    """The first failure before the case that is being performed, which says more, or of that case."""
     kept = read_case(performed, "the case that was performed")
     none = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     finding = Finding(Call(kept.case), none, none, f"{type(error).__name__}: {error}")
     text = f"{telling_of(finding)}\nit was case {asked + 1}, and ended the run"
     failure = Failure(finding.kinds[0], text, kept.case, 1, asked + 1)
+    if earlier:
+        told = f"{len(earlier)} of {asked} cases failed\nthen, at {kept.case}, {finding.kinds[0]}"
+        failure = dataclasses.replace(earlier[0], text=f"{earlier[0].text}\n{told}", failed=len(earlier))
     verdict = Verdict(kept.target, kept.case.operation, asked + 1, {}, {}, failure)
     return Target(kept.target, Supports(**kept.supports), ()), verdict

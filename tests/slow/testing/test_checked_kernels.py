@@ -18,7 +18,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_on_pages(name: str) -> None:
-    has = () if name == "attention" else ("missing ids",)
+    has = () if name == "attention" else ("missing ids", "NaN payloads")
     verdict = check(target_of(f"hkv.paged:{name}", OPERATIONS[name], has=has, reuse=10), 60)
     assert verdict.failure is None
     assert verdict.asked == 60
