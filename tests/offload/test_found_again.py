@@ -144,6 +144,14 @@ def test_a_draft_beside_a_window_keeps_the_tier_from_hits(
     assert errors.count(f"hkv: warning: {said}with dense retention 12") == errors.count("warning") == (not loaded)
 
 
+def test_a_replay_without_defects_still_has_those_of_room() -> None:
+    found = tier(FULL, SlidingWindow(block_size=4, window=9), chunks=10, bugs=frozenset())
+    (said,) = TieredCache(found.cache, Tier(config=found)).warnings(160)
+    assert said.startswith("prompts of more than")
+    assert asked_again(found, 44) == asked_again(found, 87) == 0
+    assert said in warnings(dataclasses.replace(found, bugs=frozenset(BUGS)), 160)
+
+
 def test_sweeps_warn_of_each_tier(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

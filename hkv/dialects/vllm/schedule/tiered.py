@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.config import OffloadConfig, chunk_bytes
+from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, OWN_HEAD, OffloadConfig, chunk_bytes
 from hkv.dialects.vllm.offload.found_again import warnings
 from hkv.dialects.vllm.schedule.drafted import DraftedReplay
 from hkv.dialects.vllm.schedule.run import VllmReplayedCache, header
@@ -77,7 +77,8 @@ class TieredCache(VllmReplayedCache):
         return {**super().sizes(), "offload": chunks * (chunk_bytes(size, self.tier.copies, 1) if size else 1)}
 
     def warnings(self, longest: int) -> Sequence[str]:
-        return warnings(self.tier.config, longest)
+        config = self.tier.config  # the replay's own pool has vLLM's ways with room, whatever the defects
+        return warnings(dataclasses.replace(config, bugs=config.bugs | {OWN_HEAD, ALL_OR_NOTHING}), longest)
 
     def require_compiled(self) -> None:
         from hkv.dialects.vllm.schedule import tier_dispatches
