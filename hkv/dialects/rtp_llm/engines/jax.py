@@ -200,11 +200,12 @@ class RtpJaxEngine:
         if sources:
             request.tokens = [list(request.tokens[source]) for source in sources]
             request.chains = [request.chains[source] for source in sources]
-            forked = [source in sources[place + 1 :] for place, source in enumerate(sources)]
-            forgets = FORGETS_ALIGNMENT in self.config.bugs
+            kept, forgets = request.keys, FORGETS_ALIGNMENT in self.config.bugs
             request.keys = [
-                RollingKeys(keys.keys, keys.aligned and not (forgets and shared))
-                for keys, shared in zip([request.keys[source] for source in sources], forked, strict=True)
+                RollingKeys(
+                    kept[source].keys, kept[source].aligned and not (forgets and source in sources[place + 1 :])
+                )
+                for place, source in enumerate(sources)
             ]
         tags = self.config.topology.tags
         copies = ids[: 3 * int(row[RtpColumn.COUNT])].reshape(-1, 3).tolist()
