@@ -66,7 +66,7 @@ def command(given: _ReplayOptions) -> int:
 
     \b
     Example:
-      hkv trace chat -o chat.jsonl --requests 500
+      hkv trace chat -o chat.jsonl --requests 500 --tokens-per-id 16
       hkv replay chat.jsonl --groups full:16,swa:16:1024,swa:16:128 --num-blocks 20000 --plot chat.png
       hkv replay chat.jsonl --model gemma-3-1b/config.json --memory 2GiB
       hkv replay chat.jsonl --dialect rtp-llm/hybrid --groups full:64,mamba:64 --num-blocks 5000
@@ -261,7 +261,7 @@ def _remark(cause: str, outcome: Outcome, found: Missed, names: Sequence[str]) -
     assert outcome.trace is not None
     if cause == TRACE:
         size = outcome.trace.tokens_per_id
-        return f"at most: ids of {size:,} tokens do not say" if size else "the trace names no content"
+        return f"ids of {size:,} tokens do not say" if size else "the trace names no content"
     if cause == EVICTED and (most := found.most_evicted(names)):
         return f"most: {names[most.group]}, for {names[most.taker]}, {most.steps:,} steps before (median)"
     lacking = found.most_lacking(cause, names)

@@ -45,7 +45,8 @@ class _SweepOptions(Reported):
         help="JSON lines, one a point, written as they come; points that stand there already are not replayed again.",
     )
     bounds: bool = option(
-        False, help="Also find what a pool that evicts nothing hits, and the most that any choice of evictions could."
+        False,
+        help="Also find what a pool that evicts nothing hits, and the most that any choice of what to keep could.",
     )
     csv_path: str | None = option(None, "--csv", metavar="FILE", type=OutputPath(), help="Write the points as CSV.")
     plot_path: str | None = plot_field("Draw hit rates against sizes; .png or .svg.")

@@ -261,7 +261,7 @@ class SweepPage extends Charted {
   rates() {
     return this.data.lines.flatMap((line, number) => {
       const made = [{ name: line.name || "as replayed", colour: this.colour(number), dots: true, positions: line.sizes, values: line.rates.map((rate) => 100 * rate), notes: line.notes }];
-      if (line.optimal) made.push({ name: "at most, by any choice of evictions", colour: this.colour(number), dash: [2, 3], positions: line.sizes, values: line.optimal.map((rate) => 100 * rate) });
+      if (line.optimal) made.push({ name: "at most, by any choice of what to keep", colour: this.colour(number), dash: [2, 3], positions: line.sizes, values: line.optimal.map((rate) => 100 * rate) });
       if (line.infinite !== null) made.push({ name: "a pool that evicts nothing", colour: this.colour(number), dash: [8, 4], positions: [line.sizes[0], line.sizes[line.sizes.length - 1]], values: [100 * line.infinite, 100 * line.infinite] });
       return made;
     });

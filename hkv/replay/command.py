@@ -158,9 +158,17 @@ class StudiedCache:
 
     def warnings(self, trace: InternedTrace) -> Sequence[str]:
         """Sentences on what the trace is about to run into: its prompts that are not refused, that is."""
-        most = self.schedule.max_model_len
+        most, ids = self.schedule.max_model_len, max((each.tokens_per_id for each in trace.requests), default=0)
+        hybrid = any(not group.spec.reads_all for group in self.cache.groups)
         served = (each.input_length for each in trace.requests if each.input_length + each.output_length <= most)
-        return self.cache.warnings(max(served, default=1))
+        found = list(self.cache.warnings(max(served, default=1)))
+        if hybrid and self.cache.reuses and ids > (block := self.cache.hit_units.unit):
+            found.append(
+                f"ids of {ids:,} tokens, and hits at multiples of {block:,}: what is kept before other lengths than an "
+                "id's, of windows and states, is never hit; an engine may hit far more (ids of "
+                f"{block:,} tokens or less say)"
+            )
+        return found
 
 
 class ReplayCommand(OwnCommand, abc.ABC):

@@ -217,7 +217,7 @@ def _draw_shares(panel: Any, result: CompareResult) -> None:
     panel.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
 
 
-OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of evictions", "a pool that evicts nothing"
+OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of what to keep", "a pool that evicts nothing"
 
 
 def drawn_sweep(

@@ -246,7 +246,11 @@ def _sentences(outcome: Outcome, found: Missed, names: Sequence[str]) -> Iterato
     size = outcome.trace.tokens_per_id if outcome.trace is not None else 0
     yield tokens[FIRST_USE], "of the prompt tokens nobody asked for before: no cache can find them."
     if size:
-        yield tokens[TRACE], f"may be shared within ids of {size:,} tokens, which the trace does not say."
+        said, most = f"may be shared within ids of {size:,} tokens, which the trace does not say", ""
+        if size > outcome.cache.hit_units.unit and not all(group.spec.reads_all for group in outcome.cache.groups):
+            bound = 1 - tokens[FIRST_USE] / max(totals(outcome)["prompt_tokens"], 1)
+            most = f"; as windows and states end where no id does, finer ones may hit up to {bound:.1%} in all"
+        yield tokens[TRACE], f"{said}{most}."
     else:
         yield tokens[TRACE], "are of prompts that the trace does not name: it says nothing about hits."
     if outcome.unevicted is not None:

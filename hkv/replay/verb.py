@@ -221,7 +221,7 @@ def sweep(
       warmup: as in `replay_trace`.
       jobs: points replayed at once, by the compiled engine in threads; by others in processes, for which a script needs
         the guard `if __name__ == "__main__"`.
-      bounds: whether to find what a pool that evicts nothing hits, and the most that any choice of evictions could.
+      bounds: whether to find what a pool that evicts nothing hits, and the most that any choice of what to keep could.
       results: path of a file of JSON lines, one a point; points that stand there are not replayed again.
 
     Raises:

@@ -53,7 +53,7 @@ def _rows(base: str, changes: str = "", refused: str = "") -> list[Row]:
 
 OFFLOAD = (
     "--offload 9;--offload-policy arc;--offload-store-threshold 2;--offload-decode;--offload-bandwidth 1GB/s;"
-    "--offload-transfer-ms 9;"
+    "--offload-transfer-ms 9;--no-offload-defects;"
     "--prefill-tokens-per-second 9;--offload-kind lmcache;--offload-chunk-tokens 64"
 )
 """Options of a second tier."""
@@ -191,7 +191,7 @@ ROWS = [
         "--offload-chunk-tokens 64;--offload-bandwidth 1GB/s;--offload-transfer-ms 9;--prefill-tokens-per-second 9;"
         "--eagle all;--no-caching;--offload 1GiB",
     ),
-    *_rows(REPLAY, "--offload 40", "--offload-policy arc;--offload-decode"),
+    *_rows(REPLAY, "--offload 40", "--offload-policy arc;--offload-decode;--no-offload-defects"),
     *_rows(
         f"{REPLAY} --offload 14 --eagle all --lookahead 2",
         "--lookahead 3",
@@ -205,7 +205,7 @@ ROWS = [
     *_rows(
         f"{REPLAY} --offload 40 --offload-kind lmcache --offload-chunk-tokens 64",
         "--offload-chunk-tokens 16",
-        "--offload-policy arc;--offload-store-threshold 2",
+        "--offload-policy arc;--offload-store-threshold 2;--no-offload-defects",
     ),
     *_rows(REPLAY_TIER, "--offload-bandwidth 100MB/s", "--prefill-tokens-per-second 9;--offload 1"),
     *_rows(f"{REPLAY_TIER} --offload-bandwidth 100MB/s", "--offload-transfer-ms 500;--prefill-tokens-per-second 9"),

@@ -108,7 +108,7 @@ def test_bounds(trace, tmp_path):
         assert rates[-1] >= line["infinite"]["hit_rate"] >= line["points"][-1]["hit_rate"]
         assert line["infinite"]["evictions"] == 0
     assert any(rate > row["hit_rate"] for line in found for row in line["points"] for rate in [sweep.optimal_rate(row)])
-    assert "at most, by any choice of evictions" in plot.read_text()
+    assert "at most, by any choice of what to keep" in plot.read_text()
     shown = run("sweep", trace, *SWEPT, "--jobs", "1", "--bounds").stdout
     assert "infinite: " in shown
     assert "--max-num-batched-tokens 8192 --max-num-seqs 256 --prefix-cache-retention-interval 0" in " ".join(

@@ -147,3 +147,42 @@ def test_a_call_takes_a_tier_as_the_command_does() -> None:
     groups, trace = [spec_from_text("full:64"), spec_from_text("swa:64:128")], "tests/data/traces/ceilings_tier.jsonl"
     found = replay_trace(trace, groups, 40, engine="numpy", dialect_options={"offload": "400", "retention": "dense"})
     assert f"{found.totals['hit_rate']:.2%}" == "61.11%"
+
+
+def test_coarse_ids_warn_where_windows_are_kept_and_say_what_finer_ones_can_hit_at_most(tmp_path: pathlib.Path) -> None:
+    words = "--num-blocks 4000 --engine numpy"
+    for groups, hybrid in (("full:16,swa:16:128", True), ("full:16", False)):
+        rates, said = {}, {}
+        for size in (512, 16):
+            path = str(tmp_path / f"{size}.jsonl")
+            made = f"trace chat -o {path} --requests 60 --tokens-per-id {size} --seed 3"
+            assert CliRunner().invoke(cli, made).exit_code == 0
+            found = replayed(f"{path} --groups {groups} {words}")
+            rates[size], said[size] = found["totals"]["hit_rate"], found
+        assert bool(said[512]["warnings"]) == hybrid
+        assert not said[16]["warnings"]
+        bounds = re.findall(r"finer ones may hit up to ([0-9.]+)% in all", " ".join(said[512]["advice"]))
+        assert bool(bounds) == hybrid
+        if hybrid:
+            assert rates[512] < rates[16] <= float(bounds[0]) / 100 + 0.0005
+            gain = (rates[16] - rates[512]) * said[512]["totals"]["prompt_tokens"]
+            assert gain > 0
+
+
+def test_a_sweep_over_tiers_takes_none_for_its_baseline() -> None:
+    trace = "tests/data/traces/ceilings_tier.jsonl --groups full:64,swa:64:128 --num-blocks 40 --engine numpy"
+    done = CliRunner().invoke(cli, f"sweep {trace} --offload 0,400 --json -")
+    assert done.exit_code == 0, done.output
+    alone, tier = (line["points"][0] for line in json.loads(done.stdout)["lines"])
+    assert alone["hit_rate"] == replayed(trace)["totals"]["hit_rate"]
+    assert alone["loaded_tokens"] == 0 < tier["loaded_tokens"]
+    assert "loaded_tokens" in tier
+
+
+def test_the_command_of_a_model_with_a_tier_has_its_size(tmp_path: pathlib.Path) -> None:
+    words = "--model tests/data/models/gemma3_text.json --memory 96MiB --max-model-len 256 --engine numpy"
+    found = replayed(f"{written(4, tmp_path)} {words} --offload 512MiB")["resolved"]
+    assert "--kv-offloading-size 0.5 --kv-offloading-backend native" in found
+    assert "offloading" not in replayed(f"{written(4, tmp_path)} {words} --offload 0")["resolved"]
+    done = CliRunner().invoke(cli, f"replay {written(4, tmp_path)} {words} --offload 1x")
+    assert str(done.exception).startswith("offload = ")

@@ -63,7 +63,7 @@ RETENTION = Written("dense|tokens", _retention, lambda tokens: "dense" if tokens
 def _bandwidth(text: str) -> int:
     if not text.endswith("/s"):
         raise ConfigError("offload-bandwidth", text, "bytes in a second, such as 50GB/s")
-    return parse_bytes(text.removesuffix("/s"))
+    return parse_bytes(text.removesuffix("/s"), "offload-bandwidth")
 
 
 BANDWIDTH = Written("rate", _bandwidth, lambda rate: None if rate is None else f"{rate}/s")
@@ -237,7 +237,11 @@ def _with_tier(
 
     recurrent = any(spec.keeps_states for spec in config.topology.specs)
     config = dataclasses.replace(config, offloads=recurrent and config.caching)
-    chunks = whole_number(size) if block_bytes is None else parse_bytes(size) // chunk_bytes(block_bytes, copies, 1)
+    chunks = (
+        whole_number(size)
+        if block_bytes is None
+        else parse_bytes(size, "offload") // chunk_bytes(block_bytes, copies, 1)
+    )
     if chunks is None or not 1 <= chunks <= MAX_BLOCKS:
         expected = (
             f"a number of chunks from 1 to {MAX_BLOCKS}" if block_bytes is None else "the size of a chunk at least"
@@ -321,6 +325,9 @@ def _served(config: VllmConfig, schedule: Schedule, options: dict[str, Any]) -> 
         "prefix-match-unit": options["prefix_match_unit"],
         "prefix-cache-retention-interval": retention,
     }
+    if options["model"] is not None and (tier := options["offload"]) is not None and whole_number(tier) != 0:
+        given |= {"kv-offloading-size": f"{parse_bytes(tier, 'offload') / 2**30:g}"}
+        given |= {"kv-offloading-backend": options["offload_kind"]}
     words = ["vllm serve", *([] if options["model"] is None else [options["model"]])]
     words += [f"--{name} {value}" for name, value in given.items() if value is not None]
     words.append("--enable-prefix-caching" if config.caching else "--no-enable-prefix-caching")
