@@ -15,6 +15,7 @@ import importlib
 import io
 import os
 import pathlib
+import re
 import secrets
 import stat
 import sys
@@ -347,3 +348,14 @@ def _is(path: pathlib.Path, found: os.stat_result) -> bool:
         return os.path.samestat(os.stat(path), found)
     except OSError:
         return False
+
+
+# Texts of others, as they are shown.
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, or that turn the order of others, but for the end of a line and the tabulator."""
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are escapes in words: ids, paths and errors may be anybody's."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -212,7 +212,7 @@ def _explain(error: Exception) -> int:
 def _complain(text: str) -> int:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):  # there is nowhere left to say it
-            print(f"hkv: {text}", file=sys.stderr, flush=True)
+            print(f"hkv: {files.printable(text)}", file=sys.stderr, flush=True)
     return 2
 
 
@@ -220,7 +220,7 @@ def _admit(error: Exception) -> int:
     """Shows an error that is a defect of HKV itself, with an exit status that no command gives another meaning."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            traceback.print_exception(error)
+            sys.stderr.write(files.printable("".join(traceback.format_exception(error))))
     return DEFECT
 
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 
 from hkv.cli.html import html_field, log_case, write_page
 from hkv.cli.options import FORMS, bugs_option, check_timeout, command_of, names_of, refuse_given, timeout_option
-from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, console, table, talks, write_json, write_output
 from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
@@ -174,7 +173,7 @@ def _print(result: CheckResult) -> None:
             click.echo(f"known defect: {log.path} agrees under {name}: {bug.behaviour} ({bug.engine})")
     if result.rules:
         rows = zip(*(result.coverage[name] for name in ("rule", "logs", "times", "meaning")), strict=True)
-        Console().print(table("=rule|>logs|>times|meaning", rows, title="Rules exercised"))
+        console(wide=False).print(table("=rule|>logs|>times|meaning", rows, title="Rules exercised"))
     empty = [path for path, (verdict, _) in result.verdicts.items() if verdict == "empty"]
     logs, operations = len(result.checked), result.operations
     known = sum(bool(log.known_defects) for log in result.checked)

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hkv.cli.layout_drawing import (
@@ -23,7 +22,7 @@ from hkv.cli.layout_drawing import (
     view_record,
 )
 from hkv.cli.options import command_of, is_given, refuse_given
-from hkv.cli.output_option import OutputPath, Reported, table, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, console, table, talks, write_json, write_output
 from hkv.contract.options import TOKENS, group, option
 from hkv.errors import HKVError, LayoutError
 from hkv.layout.block_layout import Layout, Place, copy_width
@@ -304,14 +303,14 @@ def _part(layout: Layout, name: str) -> dict[str, Any]:
 
 
 def _print(layout: Layout, spec_text: str, found: list[dict[str, Any]], held: list[dict[str, Any]]) -> None:
-    console = Console(highlight=False)
-    console.print(f"[bold]{_title(layout, spec_text)}[/bold], {layout.end:,} bytes in all\n")
-    boxes = terminal(levels(layout, _place(layout, [*found, *held])), _names(layout), min(console.width, 132))
-    console.print(boxes, highlight=False, no_wrap=True)
-    console.print(_axes_table(layout))
-    console.print(_parts_table(layout))
+    out = console(wide=False, highlight=False)
+    out.print(f"[bold]{_title(layout, spec_text)}[/bold], {layout.end:,} bytes in all\n")
+    boxes = terminal(levels(layout, _place(layout, [*found, *held])), _names(layout), min(out.width, 132))
+    out.print(boxes, highlight=False, no_wrap=True)
+    out.print(_axes_table(layout))
+    out.print(_parts_table(layout))
     if found or held:
-        console.print(_answers_table(layout, [*found, *held]))
+        out.print(_answers_table(layout, [*found, *held]))
 
 
 def _axes_table(layout: Layout) -> Table:

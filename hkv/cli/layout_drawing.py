@@ -7,11 +7,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from hkv.cli.output_option import table
+from hkv.cli.output_option import console, table
 from hkv.errors import ConfigError, LayoutError, MissingExtraError
 from hkv.files import decode_json, read_whole
 from hkv.layout.picture import Level, Piece, shown
@@ -280,14 +280,14 @@ def view_record(planned: PlannedView) -> dict[str, Any]:
 
 def print_views(views: Sequence[dict[str, Any]], bytes_held: Sequence[dict[str, Any]]) -> None:
     """Prints views and answers, each as a table."""
-    console = Console(highlight=False)
+    out = console(wide=False, highlight=False)
     if views:
-        console.print(_table("Views, strides in bytes", views))
+        out.print(_table("Views, strides in bytes", views))
     if elements := [answer for answer in bytes_held if answer["part"] is not None]:
-        console.print(_table("Bytes", elements))
+        out.print(_table("Bytes", elements))
     for answer in bytes_held:
         if answer["part"] is None:
-            console.print(f"byte {answer['byte']} of pool {answer['pool']}: padding, or no element of a chosen layer")
+            out.print(f"byte {answer['byte']} of pool {answer['pool']}: padding, or no element of a chosen layer")
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:

@@ -15,11 +15,15 @@ from typing import Any
 
 import click
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 
 from hkv.contract.options import option
 from hkv.errors import FileError
+from hkv.files import printable
 from hkv.oracle.log_file import write_atomically
 
 STANDARD_OUTPUT = "-"
@@ -60,18 +64,41 @@ class OutputFolder(click.ParamType):
         return path
 
 
-def console() -> Console:
-    """A console of the terminal's width, or wide enough for every table where there is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else 110)
+def console(wide: bool = True, **settings: Any) -> Console:
+    """A console of the terminal's width; `wide`, wide enough for every table where there is no terminal."""
+    width = 110 if wide and not sys.stdout.isatty() else None
+    return _Console(width=width, file=getattr(sys.stdout, "styled", None), **settings)
+
+
+class _Console(Console):
+    """A console whose own codes reach the terminal, and none of the texts that it prints."""
+
+    def print(self, *objects: Any, **named: Any) -> None:
+        wanted = [
+            Measurement.get(self, self.options.update(width=1000), each).minimum
+            for each in objects
+            if isinstance(each, Table)
+        ]
+        self.width = max(self.width, *wanted) if wanted else self.width  # a number that is cut is another number
+        super().print(*objects, **named)
+
+    def render(self, *arguments: Any, **named: Any) -> Iterable[Segment]:
+        for each in super().render(*arguments, **named):
+            yield each if each.control else each._replace(text=printable(each.text))
 
 
 def table(columns: str, rows: Iterable[Iterable[object]] = (), **settings: Any) -> Table:
     """A table, its columns between `|`; the right-justified ones begin with `>`, those that are not broken with `=`."""
     made = Table(title_justify="left", **settings)
-    for name in columns.split("|"):
-        made.add_column(name.lstrip(">="), justify="right" if name[:1] == ">" else "left", no_wrap=name[:1] == "=")
-    for row in rows:
-        made.add_row(*map(str, row))
+    cells = [list(map(str, row)) for row in rows]
+    for place, name in enumerate(columns.split("|")):
+        right = name[:1] == ">"
+        least = max((cell_len(line) for row in cells for line in row[place].splitlines()), default=0) if right else None
+        made.add_column(
+            name.lstrip(">="), justify="right" if right else "left", no_wrap=name[:1] == "=", min_width=least
+        )
+    for row in cells:
+        made.add_row(*row)
     return made
 
 
@@ -202,16 +229,44 @@ class _Watched(io.RawIOBase):
             raise self.failure from error
 
 
+class _Printable(io.TextIOWrapper):
+    """Text whose control characters are written as escapes: ids and errors are strangers', and terminals obey.
+
+    Attributes:
+      styled: the same without that, for a console's own codes.
+    """
+
+    @property
+    def styled(self) -> Any:
+        return _Styled(self)
+
+    def write(self, text: str) -> int:
+        super().write(printable(text))
+        return len(text)
+
+
+class _Styled:
+    def __init__(self, stream: _Printable) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return io.TextIOWrapper.write(self._stream, text)
+
+
 @contextlib.contextmanager
 def standard_output(descriptor: int | None) -> Iterator[None]:
     """Makes `sys.stdout` write to a descriptor, in its old encoding, and raise StandardOutputError where that fails.
 
-    Characters that the encoding lacks are written as escapes. What is buffered is written on leaving, and a failure
-    that was caught and forgotten in between is raised there. Without a descriptor nothing can be written.
+    Characters that the encoding lacks, and those that a terminal obeys, are written as escapes. What is buffered is
+    written on leaving, and a failure that was caught and forgotten in between is raised there. Without a descriptor
+    nothing can be written.
     """
     before = sys.stdout
     raw = _Watched(descriptor)
-    sys.stdout = io.TextIOWrapper(
+    sys.stdout = _Printable(
         io.BufferedWriter(raw),
         encoding=getattr(before, "encoding", None) or "utf-8",
         errors="backslashreplace",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from hkv.cli.capacity_table import (
     CapacityRow,
@@ -28,7 +27,7 @@ from hkv.cli.options import (
     refuse_given,
     refuse_others,
 )
-from hkv.cli.output_option import OutputPath, Reported, plot_field, talks, write_json, write_output
+from hkv.cli.output_option import OutputPath, Reported, console, plot_field, talks, write_json, write_output
 from hkv.contract import registry
 from hkv.contract.bugs import bugs_of_part
 from hkv.contract.options import (
@@ -206,7 +205,7 @@ def command(given: _PlanOptions) -> None:
         config, choice = wanted[0]
         plan = first.plan(memory, {**options, **choice, "config": config})
         if talks(given.json_path):
-            plan.show(Console(soft_wrap=False))
+            plan.show(console(wide=False, soft_wrap=False))
         write_json(given.json_path, plan.report)
         return
     for config in configs:
@@ -232,7 +231,7 @@ def _options(given: _PlanOptions, dialects: Several) -> dict[str, Any]:
 def _table(rows: list[CapacityRow], capacity: Callable[[str, dict[str, Any]], Capacity], given: _PlanOptions) -> None:
     """Shows and writes the table of several plans."""
     if talks(given.json_path, given.csv_path, given.plot_path):
-        click.echo("\n".join(table_lines(rows, Console().width)))
+        click.echo("\n".join(table_lines(rows, console(wide=False).width)))
     write_json(given.json_path, {"rows": [row.record() for row in rows]})
     if given.csv_path is not None:
         write_output(given.csv_path, table_csv(rows))

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import Reported, output_field, table, talks, write_json, write_output
+from hkv.cli.output_option import Reported, console, output_field, table, talks, write_json, write_output
 from hkv.cli.progress import progress_bar
 from hkv.contract.options import TOKENS, argument, listed, option, parameters
 from hkv.replay.traces.reader import TOKENS_PER_ID, NewRequest
@@ -92,4 +91,4 @@ def _print(output: str, totals: _Totals) -> None:
     names = ("requests", "prompt_tokens", "output_tokens", "longest_prompt")
     rows = [(name.replace("_", " "), f"{getattr(totals, name):,}") for name in names]
     rows.append(("duration", f"{totals.milliseconds / 1000:,.1f} s"))
-    Console().print(table("what|>value", rows, title=output, show_header=False))
+    console(wide=False).print(table("what|>value", rows, title=output, show_header=False))

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 
 from hkv.cli.options import command_of, refuse_given
-from hkv.cli.output_option import Reported, output_field, table, talks, write_json, write_output
+from hkv.cli.output_option import Reported, console, output_field, table, talks, write_json, write_output
 from hkv.contract.options import COUNT, argument, group, option
 from hkv.errors import ConfigError
 from hkv.oracle.events import Subscription
@@ -113,4 +112,4 @@ def _print(output: str, totals: dict[str, Any], synthetic: str | None, remarks: 
         finer = "" if size == 1 else "what prompts share within an id is lost"
         rows.append(("tokens an id", f"{size:,}", f"prefixes made up: {synthetic}" if synthetic else finer))
     rows += [("", f"{count:,}", remark) for remark, count in remarks.counts.items()]
-    Console(width=None).print(table("what|>value|remark", rows, title=output, show_header=False))
+    console(wide=False).print(table("what|>value|remark", rows, title=output, show_header=False))

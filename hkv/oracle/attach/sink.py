@@ -19,6 +19,7 @@ from hkv.contract import registry
 from hkv.contract.answer import failure_of, taken
 from hkv.contract.attach import beside
 from hkv.contract.dialect import Dialect
+from hkv.files import printable
 from hkv.oracle.attach.shown import Shown
 from hkv.oracle.check import Difference, difference_of
 from hkv.oracle.engine import attempt, compare
@@ -164,7 +165,8 @@ class ShadowSink:
             write_log(self._path, self._header, self._performed, self._answers)
         if self._raises:
             raise ShadowError(difference)
-        print(f"hkv: the live cache differs\n{difference.describe()}", file=sys.stderr, flush=True)
+        said = printable(difference.describe())
+        print(f"hkv: the live cache differs\n{said}", file=sys.stderr, flush=True)
 
 
 # Log files that a thread of their own encodes and writes, so that the observed engine waits for neither.
