@@ -9,10 +9,12 @@ read. A regular file is written next to its place and renamed; a device or a pip
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gzip
 import importlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -142,13 +144,40 @@ def decode_json(text: bytes, path: str, line: int | None, expected: str, kind: A
       FileError: it is not what was `expected`, or is nested deeper than can be followed; names the path and the line.
     """
     try:
-        return msgspec.json.decode(text, type=kind)
+        found = msgspec.json.decode(text, type=kind)
+        refuse_repeated(text, found, shown(path), line)
+        return found
     except RecursionError:
         problem = "nested too deeply"
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         problem = str(error)
     told = text[:80].decode("utf-8", "replace").strip()
     raise FileError(shown(path), line, "", told, f"{expected} ({problem})") from None
+
+
+def refuse_repeated(text: bytes, found: Any, path: str, line: int | None) -> None:
+    """Make sure that no object in a JSON text, which was read as `found`, has two values of one name.
+
+    Raises:
+      FileError: one has; names the name.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        for name, times in collections.Counter(name for name, _ in pairs).items():
+            if times > 1:
+                raise FileError(path, line, name, f"{times} values", "one value of a name in an object")
+
+    if text.count(b":") != _names_in(found):  # colons stand behind names, and in strings
+        json.loads(text, object_pairs_hook=once)
+
+
+def _names_in(found: Any) -> int:
+    """Number of names in all objects of a JSON value."""
+    if type(found) is dict:
+        return len(found) + sum(_names_in(each) for each in found.values() if type(each) in (dict, list))
+    if type(found) is list:
+        return sum(_names_in(each) for each in found if type(each) in (dict, list))
+    return 0
 
 
 def _too_much(path: str, limit: int) -> FileError:

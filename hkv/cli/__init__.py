@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib
 import io
@@ -16,6 +17,7 @@ from contextlib import AbstractContextManager
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import shell_complete
 
 import hkv
 from hkv import files
@@ -52,6 +54,9 @@ COMMANDS = {
 CLOSED_PIPE = 141
 """Exit status when the reader of the output has gone: 128 and the number of SIGPIPE, as shells have it of others."""
 
+COMPLETE = "_HKV_COMPLETE"
+"""Environment variable in which a shell asks for its completion script, or for completions (click)."""
+
 DEFECT = 70
 """Exit status of an error that HKV should not have made: 1 would mean "they differ" (sysexits.h `EX_SOFTWARE`)."""
 
@@ -75,6 +80,8 @@ class LazyGroup(click.Group):
         """The subcommand that the first argument names, or the first two together."""
         if " ".join(args[:2]) in COMMANDS:
             args = [" ".join(args[:2]), *args[2:]]
+        elif args[0] not in COMMANDS and (near := difflib.get_close_matches(args[0], COMMANDS, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -177,6 +184,8 @@ def run(arguments: Sequence[str], interruption: Interruption, output: AbstractCo
 
 
 def _perform(arguments: Sequence[str], interruption: Interruption) -> int:
+    if asked := os.environ.get(COMPLETE):
+        return shell_complete(cli, {}, "hkv", COMPLETE, asked)
     try:
         context = cli.make_context("hkv", list(arguments), obj=interruption)
         with context:

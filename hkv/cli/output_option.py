@@ -74,12 +74,14 @@ class _Console(Console):
     """A console whose own codes reach the terminal, and none of the texts that it prints."""
 
     def print(self, *objects: Any, **named: Any) -> None:
-        wanted = [
-            Measurement.get(self, self.options.update(width=1000), each).minimum
-            for each in objects
-            if isinstance(each, Table)
-        ]
-        self.width = max(self.width, *wanted) if wanted else self.width  # a number that is cut is another number
+        for each in objects:
+            if isinstance(each, Table):  # a number that is cut is another number: no column is narrower than a word
+                for column in each.columns:
+                    texts = [str(cell) for cell in (column.header, *column.cells)]
+                    parts = (part for text in texts for part in (text.splitlines() if column.no_wrap else text.split()))
+                    column.min_width = max(map(cell_len, parts), default=None)
+                least = Measurement.get(self, self.options.update(width=1000), each).minimum
+                self.width = max(self.width, least)
         super().print(*objects, **named)
 
     def render(self, *arguments: Any, **named: Any) -> Iterable[Segment]:
@@ -90,15 +92,10 @@ class _Console(Console):
 def table(columns: str, rows: Iterable[Iterable[object]] = (), **settings: Any) -> Table:
     """A table, its columns between `|`; the right-justified ones begin with `>`, those that are not broken with `=`."""
     made = Table(title_justify="left", **settings)
-    cells = [list(map(str, row)) for row in rows]
-    for place, name in enumerate(columns.split("|")):
-        right = name[:1] == ">"
-        least = max((cell_len(line) for row in cells for line in row[place].splitlines()), default=0) if right else None
-        made.add_column(
-            name.lstrip(">="), justify="right" if right else "left", no_wrap=name[:1] == "=", min_width=least
-        )
-    for row in cells:
-        made.add_row(*row)
+    for name in columns.split("|"):
+        made.add_column(name.lstrip(">="), justify="right" if name[:1] == ">" else "left", no_wrap=name[:1] == "=")
+    for row in rows:
+        made.add_row(*map(str, row))
     return made
 
 

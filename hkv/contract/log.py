@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hkv.errors import FileError, HKVError, OperationError
+from hkv.files import refuse_repeated
 
 LARGEST = 2**31 - 1
 """Largest token id, block id and count that a log may hold."""
@@ -287,6 +288,7 @@ def parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
     """
     try:
         found = _ANYTHING.decode(line)
+        refuse_repeated(line, found, path, number)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         text = line[:80].decode("utf-8", "replace")
         raise FileError(path, number, "", text, f"one JSON object ({error})") from error

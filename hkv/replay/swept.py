@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import fcntl
 import hashlib
 import multiprocessing
 import multiprocessing.process
@@ -245,11 +246,15 @@ class ResultsFile:
         return None if found is None else {**found, "options": dict(point.labels)}
 
     def add(self, point: Point, row: Row) -> None:
-        """Writes the row of a point that has just been measured."""
+        """Writes the row of a point that has just been measured, unless another sweep did meanwhile."""
         if self._path is None:
             return
-        with open(self._path, "ab") as file:
-            file.write(msgspec.json.encode({"key": self._key(point), **row}) + b"\n")
+        line = msgspec.json.encode({"key": self._key(point), **row}) + b"\n"
+        with open(self._path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if line.partition(b",")[0] not in file.read():
+                file.write(line)
 
     def _key(self, point: Point) -> str:
         asked = {name: value for name, value in point.options.items() if name not in NOT_ASKED}

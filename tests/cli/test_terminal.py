@@ -74,13 +74,26 @@ def test_ids_of_strangers_are_escaped(log: str, terminal: bool) -> None:
     ):
         told = run(*words, terminal=terminal)
         assert "\\x9b" in told, words
-        # The cursor is hidden and shown, and nothing else, by HKV itself: it draws no colours here.
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", told), words
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", re.sub(r"\x1b\[[013]m", "", told)), words
 
 
 def test_printable_keeps_everything_else() -> None:
     assert printable("ä\t…\n界") == "ä\t…\n界"
     assert printable(OBEYED) == "\\x1b]0;title\\x07\\x1b[31m\\x9b2J\\r\\u202e"
+
+
+def test_a_shell_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_HKV_COMPLETE", "bash_source")
+    assert "_HKV_COMPLETE=bash_complete" in run(terminal=False)
+    monkeypatch.setenv("_HKV_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "hkv diff --know")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert "--known" in run(terminal=False)
+
+
+def test_a_mistyped_command_is_recognised() -> None:
+    assert run("chek", terminal=False) == "hkv: No such command 'chek'. Did you mean 'check'?\n"
+    assert run("nothing-like-it", terminal=False) == "hkv: No such command 'nothing-like-it'.\n"
 
 
 def test_no_number_is_cut_in_a_narrow_terminal() -> None:
