@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import functools
 import fcntl
+import functools
 import hashlib
 import multiprocessing
 import multiprocessing.process

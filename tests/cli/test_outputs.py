@@ -40,6 +40,9 @@ CASES = [pytest.param(command, option, id=f"{command} {option or 'OUT'}") for co
 FULL = 40
 """Bytes that fit on the disk where it is full: fewer than any result has."""
 
+FOLDERS = (("diff", "--save"), ("vectors", ""), ("watch", "--save"))
+"""Outputs that are folders."""
+
 
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_outputs_that_cannot_be_written(
@@ -48,7 +51,7 @@ def test_outputs_that_cannot_be_written(
     """Refused before any work: a folder where a file is wanted, a name below a file, no name at all."""
     file = tmp_path / "file"
     file.write_bytes(b"precious")
-    folder = (command, option) in (("diff", "--save"), ("vectors", ""))
+    folder = (command, option) in FOLDERS
     for path in (file if folder else tmp_path, file / "below" / "result.svg", ""):
         ended = perform(with_output(inputs.arguments(command, tmp_path), option, path), tmp_path)
         assert (ended.status, ended.out) == (2, b""), path
@@ -79,7 +82,7 @@ def test_a_full_disk(command: str, option: str, inputs: Inputs, tmp_path: pathli
     results = tmp_path / "results"
     results.mkdir()
     path = target(results, option)
-    if (command, option) not in (("diff", "--save"), ("vectors", "")):
+    if (command, option) not in FOLDERS:
         path.write_bytes(b"precious")
     before = contents(results)
     arguments = with_output(inputs.arguments(command, made(tmp_path)), option, path)
@@ -140,7 +143,7 @@ def test_interrupted_while_writing(
     results = tmp_path / "results"
     results.mkdir()
     path = target(results, option)
-    if (command, option) not in (("diff", "--save"), ("vectors", "")):
+    if (command, option) not in FOLDERS:
         path.write_bytes(b"precious")
     before = contents(results)
 
@@ -158,7 +161,7 @@ def test_interrupted_while_writing(
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_a_dash_is_standard_output(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
     """It then has nothing else, and it is what a file would have got."""
-    if (command, option) in (("diff", "--save"), ("vectors", "")):
+    if (command, option) in FOLDERS:
         return  # folders
     path = target(tmp_path, option)
     status = DIFFERENT.get(command, 0)
@@ -182,7 +185,7 @@ def test_only_one_result_goes_to_standard_output(inputs: Inputs, tmp_path: pathl
 
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_pipes_are_written_as_streams(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
-    if (command, option) in (("diff", "--save"), ("vectors", "")):
+    if (command, option) in FOLDERS:
         return  # folders
     fifo = target(tmp_path, option)
     os.mkfifo(fifo)
@@ -200,7 +203,7 @@ def test_pipes_are_written_as_streams(command: str, option: str, inputs: Inputs,
 
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_links_stay_and_modes_are_kept(command: str, option: str, inputs: Inputs, tmp_path: pathlib.Path) -> None:
-    if (command, option) in (("diff", "--save"), ("vectors", "")):
+    if (command, option) in FOLDERS:
         return  # folders
     link = target(tmp_path, option)
     link.symlink_to("real")

@@ -17,7 +17,10 @@ from hkv.cli import cli
 from hkv.errors import ConfigError, FileError
 from hkv.replay import sweep
 from hkv.replay import swept as work
+from hkv.replay.run import Timing
 from hkv.replay.sweep import first_reaching, knee, lines, values
+from hkv.replay.traces.interned import InternedTrace
+from hkv.replay.traces.reader import read_trace
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -66,6 +69,16 @@ def test_every_point_is_a_replay(trace):
         assert {name: totals[name] for name in ("hit_tokens", "evictions", "blocks", "preemptions")} == {
             name: point[name] for name in ("hit_tokens", "evictions", "blocks", "preemptions")
         }
+
+
+def test_two_sweeps_at_once_write_a_point_once(trace, tmp_path):
+    results = tmp_path / "results.jsonl"
+    interned = InternedTrace(read_trace(trace))
+    points = [work.Point({"num_blocks": str(blocks)}, {"num_blocks": blocks}, Timing()) for blocks in (4, 5)]
+    for file in [work.ResultsFile(str(results), interned) for _ in range(2)]:
+        for point in points:
+            file.add(point, {"hit_rate": 0.5})
+    assert len(results.read_bytes().splitlines()) == 2
 
 
 def test_what_stands_in_the_results_is_not_replayed_again(trace, tmp_path, monkeypatch):
