@@ -74,7 +74,8 @@ def test_every_point_is_a_replay(trace):
 def test_two_sweeps_at_once_write_a_point_once(trace, tmp_path):
     results = tmp_path / "results.jsonl"
     interned = InternedTrace(read_trace(trace))
-    points = [work.Point({"num_blocks": str(blocks)}, {"num_blocks": blocks}, Timing()) for blocks in (4, 5)]
+    sizes = ({"num_blocks": blocks} for blocks in (4, 5))
+    points = [work.Point(labels={}, options=options, timing=Timing()) for options in sizes]
     for file in [work.ResultsFile(str(results), interned) for _ in range(2)]:
         for point in points:
             file.add(point, {"hit_rate": 0.5})
