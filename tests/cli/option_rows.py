@@ -402,7 +402,7 @@ ROWS = [
         "--limit-states 200",
         "--independent-eviction",
     ),
-    *_rows("check-connector examples/connector.py:only_group_0", "--engine lmcache;--json -"),
+    *_rows("check-connector examples/connector.py:only_group_0", "--engine lmcache;--json -", "--timeout 0"),
     *_rows(
         "check-events {in}/events.bin",
         "--batches 1;--record {out}/copy.bin;--json -",
