@@ -117,7 +117,7 @@ def _field(text: str) -> tuple[str, Any]:
     items = tuple(value.strip() for value in values.split(",") if value.strip())
     try:
         match fields[name]:
-            case () if name in ("block_sizes", "heads", "head_sizes"):
+            case () if name in ("block_sizes", "heads", "head_sizes", "tokens"):
                 sizes = tuple(int(item) for item in items)
                 if not sizes or not all(0 < size <= 1 << 16 for size in sizes):
                     raise ValueError

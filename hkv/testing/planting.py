@@ -50,8 +50,7 @@ class Patch:
             found = found.__func__
         if isinstance(found, functools.cached_property):
             found = found.func
-        if not isinstance(found, FunctionType):
-            found = getattr(found, "__wrapped__", found)  # jitted, or cached
+        found = inspect.unwrap(found)  # jitted, or cached: its source, too, is that of the innermost
         if not isinstance(found, FunctionType):
             raise OperationError("target", self.target, "a plain function, method, property or class method")
         return found

@@ -170,7 +170,7 @@ class Supports:
       has: names of `MAY_HAVE` that are asked all the same.
       axes: order of the axes of caches that it takes: B kernel blocks, H heads, N slots, D elements, S for B and N as
         one axis. H may be left out where there is one head.
-      block_sizes, heads, head_sizes: sizes to choose from; none for small ones.
+      block_sizes, heads, head_sizes, tokens: sizes to choose from, tokens those of a write; none for small ones.
       arguments: names of what a C function takes, in order; a Python function's own parameters say it.
       functional: returns the changed arrays in place of changing them; None for what the arrays do.
       reuse: draws of one geometry, where each costs a compilation.
@@ -188,6 +188,7 @@ class Supports:
     block_sizes: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     head_sizes: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
     arguments: tuple[str, ...] = ()
     functional: bool | None = None
     reuse: int = 1
@@ -231,6 +232,7 @@ class Supports:
             *((self.head_sizes, size) for size in (case.key_size, case.value_size)),
             (self.block_sizes, case.block_size),
             (self.heads if case.content != "latent" else (), case.heads),
+            (self.tokens if case.operation == "write" else (), len(case.slots)),
         )
         return all(not sizes or size in sizes for sizes, size in listed)
 

@@ -83,26 +83,25 @@ def _draw_sizes(choices: Choices, supports: Supports) -> Case:
         page = key * heads * block * (1 if content == "latent" else 2)
         case = msgspec.structs.replace(case, blocks=(1 << 31) // max(page, 2) + 9, layers=1)  # ids are int32
     count = choices.integer(1, 7 if operation == "write" else 4)
+    if operation == "write" and supports.tokens:
+        count = choices.pick(supports.tokens)
+        case = msgspec.structs.replace(case, blocks=max(case.blocks, -(-count // block) + 1))
     return msgspec.structs.replace(case, **{"slots" if operation == "write" else "table": (-1,) * count})
 
 
 def _widened(choices: Choices, case: Case, supports: Supports) -> Case:
     """The case with one size that small ones never have, as far as the kernel takes it."""
-    field = "slots" if case.operation == "write" else "table"
-    changes: list[dict[str, Any]] = []
     if case.operation == "attention":
         return case
-    if not is_far(case):
-        changes = [
-            {"blocks": 257, "layers": 1},
-            {field: (-1,) * choices.pick((0, 33, 130)), "blocks": 257, "layers": 1},
-        ]
+    field = "slots" if case.operation == "write" else "table"
+    changes: list[dict[str, Any]] = [] if is_far(case) else [{"blocks": 257, "layers": 1}]
+    if not (supports.tokens and case.operation == "write"):
+        changes += [change | {field: (-1,) * choices.pick((0, 33, 130))} for change in changes] + [{field: ()}]
     if not supports.head_sizes:
         size = choices.pick((40, 136))
         changes.append({"key_size": size, "value_size": size})
-    changes.append({field: ()})
     extremes = bool(case.source_dtype) and case.content != SCALED and "NaN and infinity" not in supports.lacks
-    return msgspec.structs.replace(case, extremes=extremes, **choices.pick(changes))
+    return msgspec.structs.replace(case, extremes=extremes, **choices.pick(changes or [{}]))
 
 
 def _with_requests(choices: Choices, case: Case) -> Case:

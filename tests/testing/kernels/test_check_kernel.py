@@ -330,6 +330,13 @@ def test_every_mistake_can_be_looked_for_in_wide_cases() -> None:
     assert [name for name, left in predictions(Call(case)) if len(left[0])] == []
 
 
+def test_numbers_of_tokens_are_chosen_from() -> None:
+    target = target_of(right.write, "write", tokens=(64, 1))
+    found = {len(case.slots) for case, _ in zip(judge.cases_of(target, 0), range(200), strict=False)}
+    assert found == {64, 1}
+    assert check(target, 60).failure is None
+
+
 def test_infinity_is_saturated_and_a_nan_stays_one() -> None:
     def kept(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale):
         """Infinity becomes NaN, as a cast without saturation makes it of float8_e4m3fn."""
