@@ -22,7 +22,7 @@ from hkv.cache.spans import count_up, running_sum
 from hkv.errors import LayoutError
 from hkv.layout.orders import B, C, H, L, N
 from hkv.layout.views.numpy import numpy_dtype
-from hkv.serving.serving import Serving, Turn, read_state, write_state
+from hkv.serving.serving import Serving, Turn, read_state, require_turn, write_state
 
 
 @jax.tree_util.register_dataclass
@@ -72,6 +72,7 @@ def ragged(serving: Serving, turn: Turn, layer: str) -> Ragged:
     Raises:
       LayoutError: as `kernel_pages`.
     """
+    require_turn(serving, turn, "metadata")
     size, at = _page_size(serving, layer), serving.layer(layer)
     layer_step, block_step = at.layout.strides[L] // size, at.layout.strides[B] // size
     first = at.layout.offset // size + at.index * layer_step

@@ -12,6 +12,7 @@ that it hands out, `write` and `write_state` set them, and whatever reads requir
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -20,7 +21,8 @@ import numpy as np
 from jax.experimental import checkify
 
 from hkv.cache.spans import DROP, count_up
-from hkv.cache.state import StepResult
+from hkv.cache.state import PAD, StepResult
+from hkv.keys import fingerprint
 from hkv.serving.pages import LayerPages
 from hkv.state.loops import divide
 
@@ -28,6 +30,8 @@ Array = jax.Array | np.ndarray
 
 UNWRITTEN = -1
 """Length of a state that was not written."""
+
+_made = itertools.count(1)
 
 
 @jax.tree_util.register_dataclass
@@ -37,11 +41,15 @@ class Marks:
 
     Attributes:
       step: int32[], steps so far.
+      lineage: uint32[], a number for the cache and all its steps so far.
+      ended: int32[R], requests of each row that have ended.
       layers: for each layer, in the order of `Serving.layers`: bool[blocks, states in a block] of a layer of tokens;
         int32[blocks], the tokens that the state stands after, of a layer of states, -1 for none.
     """
 
     step: jax.Array
+    lineage: jax.Array
+    ended: jax.Array
     layers: tuple[jax.Array, ...]
 
 
@@ -52,27 +60,50 @@ class Span:
 
     Attributes:
       step: int32[], the step.
+      lineage: uint32[], the marks' behind it.
+      rows: int32[Q], the row of each query; -1 for those that took nothing.
+      ended: int32[Q], requests of that row that had ended.
       before: int32[Q], tokens of the row before the step.
       after: int32[Q], tokens of the row after it, without drafts.
     """
 
     step: jax.Array
+    lineage: jax.Array
+    rows: jax.Array
+    ended: jax.Array
     before: jax.Array
     after: jax.Array
 
 
-def unwritten(layers: Sequence[LayerPages]) -> Marks:
-    """Marks of an empty pool."""
+def unwritten(layers: Sequence[LayerPages], rows: int) -> Marks:
+    """Marks of an empty pool, with a lineage that no other cache of this process has."""
 
     def empty(layer: LayerPages) -> jax.Array:
         blocks, states = layer.layout.num_blocks, layer.layout.states_per_block
         return jnp.full(blocks, UNWRITTEN, jnp.int32) if layer.states else jnp.zeros((blocks, states), bool)
 
-    return Marks(jnp.int32(0), tuple(empty(layer) for layer in layers))
+    none = jnp.zeros(rows, jnp.int32)
+    return Marks(jnp.int32(0), jnp.uint32(next(_made)), none, tuple(empty(layer) for layer in layers))
 
 
-def handed_out(marks: Marks, layers: Sequence[LayerPages], result: StepResult) -> Marks:
-    """Marks after a step: those of copied blocks are their sources', slots and states that it handed out have none."""
+def handed_out(
+    marks: Marks,
+    layers: Sequence[LayerPages],
+    result: StepResult,
+    tokens: jax.Array,
+    rows: jax.Array,
+    lengths: tuple[jax.Array, jax.Array],
+) -> tuple[Marks, Span]:
+    """Marks after a step: those of copied blocks are their sources', slots and states that it handed out have none.
+
+    Args:
+      marks: the marks before it.
+      layers: every layer's place.
+      result: of the step.
+      tokens: int32[N], of the step.
+      rows: int32[Q], the row of each query; -1 for those that took nothing.
+      lengths: int32[Q] twice, tokens of those rows before the step and after it.
+    """
 
     def one(layer: LayerPages, before: Array) -> jax.Array:
         held = jnp.asarray(before)
@@ -90,7 +121,18 @@ def handed_out(marks: Marks, layers: Sequence[LayerPages], result: StepResult) -
         return held.at[_or(result.checkpoints[:, group, 1], none)].set(UNWRITTEN, **DROP)
 
     found = tuple(one(layer, held) for layer, held in zip(layers, marks.layers, strict=True))
-    return Marks(marks.step + 1, found)
+    # Two steps from one cache are told apart by what they were asked and answered.
+    told = (marks.lineage[None], tokens, rows, *lengths, result.blocks, result.offsets, result.reads, result.writes)
+    words = jnp.concatenate([part.astype(jnp.uint32).reshape(-1) for part in told])
+    lineage = fingerprint.digests(words[None])[0, 0]
+    ended = marks.ended[jnp.maximum(rows, 0)]
+    return Marks(marks.step + 1, lineage, marks.ended, found), Span(marks.step + 1, lineage, rows, ended, *lengths)
+
+
+def with_ended(marks: Marks, rows: jax.Array, done: jax.Array) -> Marks:
+    """Marks after requests in rows int32[K] have ended, those that are `done` bool[K]."""
+    place = jnp.where(done & (rows != PAD), rows, len(marks.ended))
+    return dataclasses.replace(marks, ended=marks.ended.at[place].add(1, **DROP))
 
 
 def with_slots(marks: Marks, index: int, blocks: jax.Array, offsets: jax.Array) -> Marks:
@@ -136,9 +178,15 @@ def require_batch(cu_q_lens: jax.Array, places: int) -> None:
 
 
 def require_turn(marks: Marks, span: Span, caller: str) -> None:
-    """Checks that a turn is the last step's."""
+    """Checks that a turn is the last step's of this cache, and that no request of it has ended since."""
     text = f"{caller}: turn is of step {{given}}: expected the last one's, {{last}}"
     checkify.check(span.step == marks.step, text, given=span.step, last=marks.step)
+    text = f"{caller}: turn is of a step {{given}} that this cache has not taken: expected its last one's"
+    checkify.check(span.lineage == marks.lineage, text, given=span.step)
+    gone = (span.rows != PAD) & (marks.ended[jnp.maximum(span.rows, 0)] != span.ended)
+    query = jnp.argmax(gone)
+    text = f"{caller}: the request of query {{query}} has ended, in row {{row}}, since the turn's step"
+    checkify.check(~jnp.any(gone), text, query=query, row=span.rows[query])
 
 
 def require_row(row: jax.Array, rows: int) -> None:

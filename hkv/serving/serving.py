@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,17 @@ from hkv.state.status import Status
 from hkv.typed_jit import require_array
 
 Values = Mapping[str, jax.Array]
+
+
+class Settings(TypedDict, total=False):
+    """Settings of `attend`: those of `hkv.paged.ragged_attention.attention` that a layer's kind does not decide."""
+
+    scale: jax.Array | float | None
+    soft_cap: jax.Array | float | None
+    sinks: jax.Array | None
+    key_scale: jax.Array | float
+    value_scale: jax.Array | float
+    value_size: int | None
 
 
 @jax.tree_util.register_dataclass
@@ -166,7 +177,7 @@ def _made(
     pool = jnp.zeros(-(-size // 4), jnp.uint32)
     tail = config.hash_block_size if config.partial_hits else 0
     layers = placed(config, layouts, groups)
-    return Serving(cache, pool, layers, state_unit(config), tail, marks.unwritten(layers) if debug else None)
+    return Serving(cache, pool, layers, state_unit(config), tail, marks.unwritten(layers, rows) if debug else None)
 
 
 def _longest(config: VllmConfig) -> int:
@@ -195,7 +206,10 @@ def arrive(
 def finish(serving: Serving, rows: jax.Array) -> tuple[Serving, jax.Array]:
     """Requests end and give back all they hold: `hkv.finish`."""
     cache, status = caches.finish(serving.cache, rows)
-    return dataclasses.replace(serving, cache=cache), status
+    written = serving.marks
+    if written is not None:
+        written = marks.with_ended(written, jnp.asarray(rows), status == int(Status.OK))
+    return dataclasses.replace(serving, cache=cache, marks=written), status
 
 
 def step(
@@ -216,8 +230,8 @@ def step(
     before = serving.cache.computed
     cache, result = caches.step(serving.cache, tokens, cu_q_lens, rows, drafts, in_flight)
     queries = cu_q_lens.shape[0] - 1
-    at = count_up(queries) if rows is None else rows.astype(jnp.int32)
-    starts = cu_q_lens.astype(jnp.int32)
+    at = count_up(queries) if rows is None else jnp.asarray(rows, jnp.int32)
+    starts = jnp.asarray(cu_q_lens, jnp.int32)
     asked = starts[1:] - starts[:-1]
     drafted = jnp.zeros_like(asked) if drafts is None else drafts.astype(jnp.int32)
     served = (result.status == int(Status.OK)) & (at >= 0) & (asked > drafted)
@@ -230,8 +244,9 @@ def step(
     pool = serving.pool if result.copies is None else copied(serving.pool, serving.layers, result.copies)
     written, span = serving.marks, None
     if written is not None:
-        written = marks.handed_out(written, serving.layers, result)
-        span = Span(written.step, before[place], cache.computed[place])
+        lengths = before[place], cache.computed[place]
+        rows_served = jnp.where(served, at, PAD)
+        written, span = marks.handed_out(written, serving.layers, result, tokens, rows_served, lengths)
     turn = Turn(result, served, positions, starts, kv_lens, tables, span)
     return dataclasses.replace(serving, cache=cache, pool=pool, marks=written), turn
 
@@ -278,7 +293,7 @@ def mark_written(serving: Serving, layer: str, turn: Turn) -> Serving:
     return dataclasses.replace(serving, marks=written)
 
 
-def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **settings: Any) -> jax.Array:
+def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **settings: Unpack[Settings]) -> jax.Array:
     """Attention of the step's queries over their rows' pages, after `write`; what a query sees is the layer's kind's.
 
     Args:
@@ -286,18 +301,20 @@ def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **setting
       layer: the layer's name (static).
       turn: of this step.
       query: float `[N, query heads, elements]`.
-      settings: `scale`, `soft_cap`, `sinks`, `key_scale`, `value_scale`, `value_size` of
-        `hkv.paged.ragged_attention.attention`.
+      settings: `scale`, `soft_cap`, `sinks`, `key_scale`, `value_scale`, `value_size`; no others.
 
     Returns:
       `[N, query heads, value elements]`, zeros for padding.
 
     Raises:
-      OperationError: a layer of states.
+      OperationError: a layer of states; another setting.
       ConfigError: a kind that reads neither a window nor a chunk nor all.
       LayoutError: pages without keys and values, or a query of another shape.
     """
     at = serving.layer(layer, states=False)
+    for name in settings.keys() - Settings.__annotations__.keys():
+        expected = f"one of {', '.join(Settings.__annotations__)}: what a query sees is the layer's kind's"
+        raise OperationError("settings", name, expected)
     seen: dict[str, Any] = {"sink_tokens": at.sink_tokens}
     if at.unit > 1 and at.lookback:
         raise ConfigError(
@@ -404,6 +421,12 @@ def _require_parts(name: str, at: LayerPages, values: Values) -> None:
 
 def _index(serving: Serving, layer: str) -> int:
     return [each.name for each in serving.layers].index(layer)
+
+
+def require_turn(serving: Serving, turn: Turn, caller: str) -> None:
+    """Checks in debug mode that a turn is the last step's of this cache, and that its requests still run."""
+    if serving.marks is not None:
+        _span(serving, turn, caller)
 
 
 def _span(serving: Serving, turn: Turn, caller: str) -> Span:

@@ -344,3 +344,14 @@ def test_a_layer_sees_what_its_kind_does():
         served = serving.write(served, layer, turn, {"key": np.zeros_like(value), "value": value})
         found = serving.attend(served, layer, turn, value)
         np.testing.assert_allclose(np.asarray(found)[8, 0], np.mean(np.arange(first, 9)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["full", "near"])
+@pytest.mark.parametrize("setting", [{"window": 3}, {"chunk": 4}, {"sink_tokens": 1}, {"scales": 1.0}])
+def test_what_a_layer_sees_is_no_setting(layer, setting):
+    """A window narrowed full attention in silence; beside a layer's own it was a TypeError."""
+    served = serving.from_config(config(), rows=R)
+    served, turn = serving.step(served, np.zeros(9, np.int32), np.array([0, 9]))
+    six = "scale, soft_cap, sinks, key_scale, value_scale, value_size"
+    with pytest.raises(OperationError, match=f"settings = '{next(iter(setting))}': expected one of {six}: "):
+        serving.attend(served, layer, turn, np.ones((9, 1, WIDTH), np.float32), **setting)

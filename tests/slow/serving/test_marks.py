@@ -147,6 +147,64 @@ def test_the_turn_of_an_earlier_step_is_named():
         serving.attend(served, "full", plain, CONTENT)
 
 
+def uses(served: serving.Serving, turn: serving.Turn):
+    """Everything that takes a turn."""
+    return (
+        lambda: serving.write(served, "full", turn, PAGES),
+        lambda: serving.mark_written(served, "near", turn),
+        lambda: serving.attend(served, "full", turn, CONTENT),
+        lambda: serving.read_state(served, "state", turn),
+        lambda: serving.write_state(served, "state", turn, STATES),
+        lambda: serving.ragged(served, turn, "full"),
+    )
+
+
+def test_the_turn_of_a_request_that_has_ended_is_named():
+    """Its blocks are whoever's next, and found by its keys: the next hit read what such a write left."""
+    served, turn = begun(row=1)
+    served = written(served, turn)
+    served, _ = serving.finish(served, np.array([2, -1]))  # no request: nothing ends
+    served = serving.write(served, "full", turn, PAGES)
+    ended, _ = serving.finish(served, np.array([1, -1]))
+    for call in uses(ended, turn):
+        with unmarked("the request of query 0 has ended, in row 1, since the turn's step"):
+            call()
+    # Another request in the same row, with the same blocks.
+    prompt = np.zeros((1, LONGEST), np.int32)
+    again, found = serving.arrive(ended, np.array([1]), prompt, np.array([TOKENS]))
+    assert found.hits.tolist() == [8]
+    for call in uses(again, turn):
+        with unmarked("the request of query 0 has ended"):
+            call()
+
+
+def test_a_turn_outlives_requests_of_other_rows():
+    """Those of other rows may end before its layers are written."""
+    served, turn = begun(row=1)
+    served, _ = serving.arrive(served, np.array([0]), np.ones((1, LONGEST), np.int32), np.array([TOKENS]))
+    served, _ = serving.finish(served, np.array([0]))
+    serving.attend(written(served, turn), "full", turn, CONTENT)
+
+
+def test_the_turn_of_another_cache_is_named():
+    """Also where both have taken as many steps, and where both came from one."""
+    mine, _ = begun()
+    _, other = begun()
+    for call in uses(mine, other):
+        with unmarked("turn is of a step 1 that this cache has not taken"):
+            call()
+
+    @jax.jit
+    @checkify.checkify
+    def branched(served):
+        first, turn = serving.step(served, np.zeros(TOKENS, np.int32), np.array([0, 1]))
+        second, _ = serving.step(served, np.ones(TOKENS, np.int32), np.array([0, 1]))
+        return serving.write(first, "full", turn, PAGES).pool, serving.write(second, "full", turn, PAGES).pool
+
+    error, _ = branched(mine)
+    assert "turn is of a step 2 that this cache has not taken" in error.get()
+
+
 def test_a_state_that_was_not_written_is_neither_read_nor_found():
     """Its chunk was registered when the step handed out its block: 8 tokens were found on a state never written."""
     served, turn = begun()
