@@ -58,6 +58,7 @@ class Serving:
       tail_unit: static; tokens at whose last multiple in a prompt a state is kept besides; 0 where hits end with
         blocks.
       marks: what has been written, in debug mode; None outside it.
+      readers: static; layers without a cache of their own, and the layer of `layers` whose cache each reads.
     """
 
     cache: Cache
@@ -66,22 +67,28 @@ class Serving:
     state_unit: int = dataclasses.field(metadata={"static": True})
     tail_unit: int = dataclasses.field(metadata={"static": True}, default=0)
     marks: Marks | None = None
+    readers: tuple[tuple[str, str], ...] = dataclasses.field(metadata={"static": True}, default=())
 
-    def layer(self, name: str, *, states: bool | None = None) -> LayerPages:
-        """The place of a layer.
+    def layer(self, name: str, *, states: bool | None = None, owned: bool = False) -> LayerPages:
+        """The place of a layer; of one that reads another's cache, that other layer's.
 
         Args:
           name: the layer's.
           states: whether it has to be one of states (True) or of tokens (False); None for either.
+          owned: whether it has to have a cache of its own, to write.
 
         Raises:
-          OperationError: no such layer, or one of the other kind.
+          OperationError: no such layer, one of the other kind, or one that reads another's cache.
         """
+        owner = dict(self.readers).get(name, name)
+        if owned and owner != name:
+            raise OperationError("layer", name, f"a layer with a cache of its own; this one reads that of {owner}")
         for layer in self.layers:
-            if layer.name == name:
+            if layer.name == owner:
                 break
         else:
-            raise OperationError("layer", name, f"one of {', '.join(layer.name for layer in self.layers)}")
+            known = *(layer.name for layer in self.layers), *dict(self.readers)
+            raise OperationError("layer", name, f"one of {', '.join(known)}")
         if states and not layer.states:
             raise OperationError("layer", name, "a layer of states; this one keeps tokens, for write and attend")
         if states is False and layer.states:
@@ -140,7 +147,8 @@ def from_plan(
     groups = {name: index for index, group in enumerate(plan.served.plan.groups) for name in group.names}
     layouts = plan.layouts(worker)
     size = max(tensor.size for tensor in plan.served.plan.workers[worker].tensors)
-    return _made(config, layouts, groups, size, rows, row_blocks, debug)
+    readers = {layer.name: layer.shares for layer in plan.model.layers if layer.shares is not None}
+    return _made(config, layouts, groups, readers, size, rows, row_blocks, debug)
 
 
 def from_config(
@@ -161,13 +169,15 @@ def from_config(
       LayoutError: pages that cannot lie so.
     """
     layouts, groups, size = overlaid(config, order)
-    return _made(config, layouts, groups, size, rows, row_blocks, debug)
+    readers = {layer.name: layer.cache_of for layer in config.topology.layers if layer.cache_of is not None}
+    return _made(config, layouts, groups, readers, size, rows, row_blocks, debug)
 
 
 def _made(
     config: VllmConfig,
     layouts: Mapping[str, Any],
     groups: Mapping[str, int],
+    readers: Mapping[str, str],
     size: int,
     rows: int,
     width: int | None,
@@ -177,7 +187,10 @@ def _made(
     pool = jnp.zeros(-(-size // 4), jnp.uint32)
     tail = config.hash_block_size if config.partial_hits else 0
     layers = placed(config, layouts, groups)
-    return Serving(cache, pool, layers, state_unit(config), tail, marks.unwritten(layers, rows) if debug else None)
+    written = marks.unwritten(layers, rows) if debug else None
+    # A stage of a pipeline has some of the layers.
+    held = tuple((name, owner) for name, owner in readers.items() if owner in layouts)
+    return Serving(cache, pool, layers, state_unit(config), tail, written, held)
 
 
 def _longest(config: VllmConfig) -> int:
@@ -263,10 +276,10 @@ def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
       values: every part of the page, `[N, heads, *part.shape]` of the part's dtype. Padding is written nowhere.
 
     Raises:
-      OperationError: a layer of states.
+      OperationError: a layer of states, or one that reads another's cache.
       LayoutError: parts of another name, shape or dtype, or not all of them.
     """
-    at = serving.layer(layer, states=False)
+    at = serving.layer(layer, states=False, owned=True)
     _require_parts("values", at, values)
     marked = mark_written(serving, layer, turn)
     blocks, offsets = turn.result.blocks[at.group], turn.result.offsets[at.group]
@@ -281,7 +294,8 @@ def mark_written(serving: Serving, layer: str, turn: Turn) -> Serving:
     """
     if (written := serving.marks) is None:
         return serving
-    at, index = serving.layer(layer), _index(serving, layer)
+    at = serving.layer(layer, owned=True)
+    index = serving.layers.index(at)
     span = _span(serving, turn, "write_state" if at.states else "write")
     if at.states:
         written = marks.with_states(written, index, turn.result.writes[:, at.group], span.after)
@@ -327,7 +341,7 @@ def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **setting
     table = turn.tables[:, at.group]
     if serving.marks is not None:
         span = _span(serving, turn, "attend")
-        marks.require_seen(serving.marks, _index(serving, layer), at, table, span.before, turn.kv_lens)
+        marks.require_seen(serving.marks, serving.layers.index(at), at, table, span.before, turn.kv_lens)
     return attention(serving.pool, at.layout, at.index, query, table, turn.cu_q_lens, turn.kv_lens, **seen, **settings)
 
 
@@ -361,7 +375,7 @@ def read_state(serving: Serving, layer: str, turn: Turn) -> dict[str, jax.Array]
     at = serving.layer(layer, states=True)
     if serving.marks is not None:
         before = _span(serving, turn, "read_state").before
-        marks.require_read(serving.marks, _index(serving, layer), at, turn.result.reads[:, at.group], before)
+        marks.require_read(serving.marks, serving.layers.index(at), at, turn.result.reads[:, at.group], before)
     found, _ = paged.gather(serving.pool, at.layout, at.index, turn.result.reads[:, at.group])
     return {name: part[:, 0] for name, part in _read_once(found).items()}
 
@@ -392,7 +406,7 @@ def write_state(serving: Serving, layer: str, turn: Turn, values: Values, checkp
       OperationError: a layer of tokens; no `checkpoints` where groups have them.
       LayoutError: parts of another name, shape or dtype, or not all of them.
     """
-    at, found = serving.layer(layer, states=True), turn.result.checkpoints
+    at, found = serving.layer(layer, states=True, owned=True), turn.result.checkpoints
     if found is not None and checkpoints is None:
         raise OperationError("checkpoints", None, "the states after checkpoint_tokens, as chunks leave states behind")
     due = [(turn.result.writes[:, at.group], values)]
@@ -417,10 +431,6 @@ def _require_parts(name: str, at: LayerPages, values: Values) -> None:
     wanted = [part.name for part in at.layout.content]
     if set(values) != set(wanted):
         raise LayoutError(f"{name} of {at.name!r}", sorted(values), f"every part of its pages: {', '.join(wanted)}")
-
-
-def _index(serving: Serving, layer: str) -> int:
-    return [each.name for each in serving.layers].index(layer)
 
 
 def require_turn(serving: Serving, turn: Turn, caller: str) -> None:

@@ -24,7 +24,6 @@ FAMILIES = known_families()
 NEEDED: dict[str, Any] = {
     "block_configs": [{"attention": {"no_op": index % 3 == 2, "n_heads_in_group": 4}} for index in range(8)],
     "architectures": ["BailingMoeV3ForCausalLM"],
-    "conv_dim": 2048,
     "encoder": {"n_heads": 8, "subsampling_factor": 8, "patch_size": 16},
     "head_dim": 128,
     "hidden_size": 4096,

@@ -141,6 +141,30 @@ def test_gemma3n_shares_the_last_cache_of_its_kind() -> None:
         assert (layer.spec, layer.shares) == (None, expected)
 
 
+def test_lfm2_as_transformers_saves_it_has_convolutions_of_the_hidden_size() -> None:
+    """`Lfm2Config.save_pretrained` of transformers 5.20 writes no `conv_dim`, which the released files have."""
+    kinds = ["conv", "conv", "full_attention", "conv"]
+    saved = {
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "full_attn_idxs": None,
+        "hidden_size": 64,
+        "layer_types": kinds,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+    }
+    model, released = read_model(saved), read_model(saved | {"conv_dim": 64})
+    assert model.specs == released.specs
+    assert [spec.shapes for spec in model.specs.values() if isinstance(spec, Mamba)] == [((2, 64),)] * 3
+    assert "conv_dim = 64, from hidden_size: the file has none" in model.notes
+    assert read_model(saved | {"conv_dim": 96}).specs["layers.0"] != model.specs["layers.0"]
+
+
 def test_unknown_type_is_refused_with_the_nearest_family() -> None:
     config = CONFIGS["jamba"] | {"model_type": "brand_new"}
     with pytest.raises(ConfigError, match=r"model_type = 'brand_new'.*Jamba \(jamba\) is nearest"):

@@ -6,7 +6,6 @@ Shapes on one tensor-parallel rank are those of vLLM 0.33's `MambaStateShapeCalc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 
 from hkv.errors import ConfigError
@@ -231,14 +230,17 @@ def _mamba2(decoder: Decoder, index: int) -> None:
 # LFM2: short convolutions with attention in between.
 
 
-def _lfm2(decoder: Decoder, width: str) -> Model:
+def _lfm2(decoder: Decoder) -> Model:
+    """Convolutions of `conv_dim` channels; of `hidden_size`, as in transformers, where a config has none."""
     fields = decoder.fields
     layers, kernel = _lfm2_kinds(fields), fields.integer("conv_L_cache")
+    width = fields.optional("conv_dim") if "conv_dim" in fields.family.fields else None
+    width = width or fields.derived("conv_dim", fields.integer("hidden_size"))
     for index, (kind, names) in enumerate(layers):
         if kind == FULL:
             decoder.attention(index, kind, names)
             continue
-        sizes = {"channels": fields.integer(width), "kernel": kernel, **draft_tokens(decoder)}
+        sizes = {"channels": width, "kernel": kernel, **draft_tokens(decoder)}
         add_states(decoder, index, names, short_conv, sizes, None)
     return decoder.model(len(layers))
 
@@ -263,6 +265,6 @@ READERS: Mapping[str, Callable[[Decoder], Model]] = {
     "nemotron_h": _nemotron_h,
     "zamba2": _zamba2,
     "mamba2": every_layer(_mamba2),
-    "lfm2": functools.partial(_lfm2, width="conv_dim"),
-    "lfm2_moe": functools.partial(_lfm2, width="hidden_size"),
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
 }
