@@ -195,10 +195,12 @@ QUANTIZATION = "quantization_config"
 """The one known field that may be ignored: how weights are packed, and the cache where that says so too."""
 
 DRAFT = words(
-    """draft_vocab_size target_hidden_size eagle_config eagle_aux_hidden_state_layer_ids norm_before_residual
-    num_aux_hidden_states"""
+    """block_size confidence_head_alpha confidence_head_with_markov dflash_config draft_vocab_size dspark_config
+    eagle_aux_hidden_state_layer_ids eagle_config enable_confidence_head fc_norm has_own_lm_head is_causal logit_scale
+    markov_head_type markov_rank mask_token_id norm_before_fc norm_before_residual norm_output num_aux_hidden_states
+    num_aux_layers num_target_layers target_hidden_size target_layer_ids use_aux_hidden_state"""
 )
-"""Fields of draft modules on which their cache does not depend."""
+"""Fields that draft classes of vLLM 0.33 read beside the decoder's, on which their cache does not depend."""
 
 DERIVED = {"head_dim": Fields.head_dim, "num_key_value_heads": Fields.kv_heads}
 """Fields that some families derive from others: a file may repeat them, with the same value."""
@@ -227,7 +229,12 @@ def check_closed(fields: Fields, options: ReadOptions) -> None:
     ignored = [each for each in unknown if {each.place, each.name} & set(options.ignore_fields)]
     _check_ignored(fields, options, ignored)
     waiting = [each for each in unknown if each not in ignored]
-    refused = [each for each in waiting if options.strict or options.draft or shapes(each.owner, each.name)]
+    everywhere = {name for family in known_families().values() for name in family.known} if options.draft else set()
+    refused = [
+        each
+        for each in waiting
+        if options.strict or (options.draft and each.name not in everywhere) or shapes(each.owner, each.name)
+    ]
     if refused:
         raise _refusal(fields, refused, options)
     if ignored:
@@ -283,10 +290,15 @@ def _check_ignored(fields: Fields, options: ReadOptions, ignored: list[Unknown])
     for name in options.ignore_fields:
         if name == QUANTIZATION or any(name in (each.place, each.name) for each in ignored):
             continue
-        last = name.rpartition(".")[2]
-        if last in fields.family.fields or last in fields.family.spellings or last in {*ONLY, *DERIVED, *LENGTHS}:
+        if decides(fields, name):
             expected = f"a field that HKV does not know: on this one depends what {fields.family.name} caches"
             raise ConfigError("ignore_fields", name, expected)
+
+
+def decides(fields: Fields, name: str) -> bool:
+    """True if a field of that name or path is one that HKV knows and on which the cache may depend."""
+    last = name.rpartition(".")[2]
+    return last in fields.family.fields or last in fields.family.spellings or last in {*ONLY, *DERIVED, *LENGTHS}
 
 
 def _unknown(fields: Fields) -> Iterator[Unknown]:

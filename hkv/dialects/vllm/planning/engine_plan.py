@@ -26,10 +26,11 @@ from hkv.dialects.vllm.planning.kernels import (
     model_kernels,
     shares_positions,
 )
-from hkv.dialects.vllm.planning.speculation import mtp_config
+from hkv.dialects.vllm.planning.speculation import IN_BLOCKS, Speculation, block_draft, chained, mtp_config
 from hkv.errors import ConfigError
 from hkv.limits import parse_bytes
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
+from hkv.model.huggingface.reading import decides, decoder_fields
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
 """A `config.json`, the folder it is in, a released model's name, or its content."""
@@ -127,6 +128,7 @@ def plan_model(
     """
     settings = resolve(model, options, draft, config)
     speculation = options.speculation
+    modules = 1 if draft is None else draft.num_layers if config is None else chained(config, draft)
     fitted = options.max_model_len == -1
     asked = functools.partial(
         serve,
@@ -143,7 +145,7 @@ def plan_model(
         layout=options.kv_cache_layout,
         num_blocks=options.num_gpu_blocks_override,
         prefix_match_unit=options.prefix_match_unit,
-        prefill_lookahead=0 if speculation is None else speculation.prefill_lookahead(draft.num_layers if draft else 1),
+        prefill_lookahead=0 if speculation is None else speculation.prefill_lookahead(modules),
         eagle=draft is not None and (speculation is None or speculation.drops_block),
         hybrid=not settings.disable_hybrid_kv_cache_manager,
         bugs=bugs,
@@ -164,6 +166,8 @@ def read_models(config: Config, options: EngineOptions, draft: Config | None = N
         "strict": options.strict,
     }
     content, device, speculation = _content(config), device_of(options.device), options.speculation
+    source = _draft_content(content, speculation, draft)
+    reading["ignore_fields"] = _ignored(options.ignore_fields, content, source)
     of_model: dict[str, Any] = {
         **reading,
         "state_dtype": options.state_dtype,
@@ -188,19 +192,37 @@ def read_models(config: Config, options: EngineOptions, draft: Config | None = N
         model = with_kept_layers(packed, read_model(content, ReadOptions(block_size=size, **own)))
     layouts = model.layouts or kernels.layouts
     model = dataclasses.replace(model, layouts=layouts, least_step_tokens=least_step_tokens(content))
-    source = draft if draft is not None or speculation is None else speculation.model
-    if source is None and speculation is not None and speculation.method == "mtp":
-        source = mtp_config(content)
     if source is None:
         return model, None
     size = next((spec.block_size for spec in model.specs.values()), None)
-    content = _content(source)
+    reading["ignore_fields"], content = _ignored(options.ignore_fields, source, content), source
     drafted = read_model(content, ReadOptions(block_size=size, draft=True, **reading))
     if speculation is not None and speculation.max_model_len is not None:
         return model, dataclasses.replace(drafted, max_model_len=speculation.max_model_len)
     if shares_positions(content, speculation):
         drafted = dataclasses.replace(drafted, max_model_len=max(drafted.max_model_len, model.max_model_len))
     return model, drafted
+
+
+def _draft_content(
+    target: Mapping[str, Any], speculation: Speculation | None, draft: Config | None
+) -> Mapping[str, Any] | None:
+    """The config of the draft's layers: given, the speculation's, or part of the target's; None without layers."""
+    if draft is None and speculation is not None:
+        draft = mtp_config(target) if (speculation.model, speculation.method) == (None, "mtp") else speculation.model
+    if draft is None:
+        return None
+    content = _content(draft)
+    return block_draft(content) if speculation is not None and speculation.method in IN_BLOCKS else content
+
+
+def _ignored(names: Sequence[str], config: Mapping[str, Any], other: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Fields to be read over in a config, without those that it decides by and that the other alone does not know."""
+    if other is None:
+        return tuple(names)
+    own, another = decoder_fields(config), decoder_fields(other)
+    lasts = {name: name.rpartition(".")[2] for name in names}
+    return tuple(n for n in names if not decides(own, n) or decides(another, n) or lasts[n] not in another.values)
 
 
 def _content(config: Config) -> Mapping[str, Any]:

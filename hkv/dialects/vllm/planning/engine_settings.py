@@ -13,7 +13,7 @@ from typing import Any
 
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
-from hkv.dialects.vllm.planning.speculation import ON_V1_RUNNER, WITH_HIDDEN_STATES
+from hkv.dialects.vllm.planning.speculation import IN_BLOCKS, ON_V1_RUNNER, WITH_HIDDEN_STATES
 from hkv.dialects.vllm.weights import rotary_tables, weights_of
 from hkv.errors import ConfigError, PlanError
 from hkv.limits import show_bytes
@@ -28,6 +28,9 @@ OTHER_CONTEXTS = (2048, 128)
 
 ATTENTION_FREE = ("mamba", "mamba2", "falcon_mamba")
 """Types whose model classes have no attention (vLLM 0.33 `IsAttentionFree`); prefixes are not reused by default."""
+
+DRAFTING = (*WITH_HIDDEN_STATES, *IN_BLOCKS)
+"""Methods whose drafts read the target's hidden states (vLLM 0.33 `use_eagle`)."""
 
 BATCHED_EXPERTS = ("deepep_low_latency", "nixl_ep")
 """All-to-all backends that take small batches only; 256 tokens a step is their default."""
@@ -167,7 +170,7 @@ def _longest(model: Model, options: EngineOptions, draft: Model | None) -> tuple
     if length is None or length == -1:
         setting = Setting(f"--max-model-len {model.max_model_len}", "the model's config")
         length = model.max_model_len
-    on_v1_runner = options.speculation is not None and options.speculation.method in ON_V1_RUNNER
+    on_v1_runner = options.speculation is not None and options.speculation.on_v1_runner
     if draft is not None and draft.max_model_len < length and not on_v1_runner:
         length = draft.max_model_len
         setting = Setting(f"--max-model-len {length}", "the draft's, which cannot be skipped for longer requests")
@@ -203,7 +206,7 @@ def _hybrid(model: Model, options: EngineOptions) -> Setting:
     """The manager that vLLM 0.33 takes: drafts that read hidden states cannot be beside chunks of their own blocks."""
     names = ("--no-disable-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager")
     chunks = any(kinds.layer(spec).vllm_name == "ChunkedLocalAttentionSpec" for spec in model.specs.values())
-    needed = chunks and options.speculation is not None and options.speculation.method in WITH_HIDDEN_STATES
+    needed = chunks and options.speculation is not None and options.speculation.method in DRAFTING
     if needed and options.disable_hybrid_kv_cache_manager is False:
         expected = (
             f"true, or none, with chunked attention and method {options.speculation and options.speculation.method}"

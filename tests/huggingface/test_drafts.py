@@ -1,0 +1,78 @@
+"""Drafts beside their targets, as vLLM's own draft classes cache them (`benchmarks/draft_classes.py`)."""
+
+from __future__ import annotations
+
+import collections
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.draft_classes import DATA, draft_cases
+from hkv.dialects.vllm import kinds
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_plan import read_models
+from hkv.dialects.vllm.planning.speculation import chained, speculation_of
+from hkv.errors import ConfigError
+from hkv.spec import LayerSpec
+
+CASES = draft_cases()
+LINES = (DATA / "drafts.jsonl").read_text(encoding="utf-8").splitlines()
+ANSWERS = {each["name"]: each["answer"] for each in map(json.loads, LINES)}
+
+
+def read(name: str, **options: Any) -> tuple[Any, Any]:
+    case = CASES[name]
+    asked = {**case["speculative_config"], **({"model": "its config"} if "draft" in case else {})}
+    speculation = speculation_of(asked)
+    given = EngineOptions(kv_cache_memory_bytes=64 << 30, speculation=speculation, **options)
+    return given, read_models(case["config"], given, case.get("draft"))[1]
+
+
+def described(spec: LayerSpec) -> tuple[Any, ...]:
+    """A layer's cache without what the target's blocks decide."""
+    record = {name: getattr(spec, name, None) for name in ("num_kv_heads", "head_size", "window")}
+    return (kinds.layer(spec).vllm_name, *record.values())
+
+
+def recorded(layer: dict[str, Any]) -> tuple[Any, ...]:
+    return (layer["kind"], layer["num_kv_heads"], layer["head_size"], layer.get("sliding_window"))
+
+
+def test_every_case_is_answered() -> None:
+    assert CASES.keys() == ANSWERS.keys()
+    refused = {name for name, answer in ANSWERS.items() if "refused" in answer}
+    assert refused == {"kimi-k2", "kimi-k3", "minimax-m2"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draft_caches_what_its_class_in_vllm_does(name: str) -> None:
+    answer = ANSWERS[name]
+    if "refused" in answer:
+        with pytest.raises(ConfigError, match="method mtp"):
+            read(name)
+        return
+    options, draft = read(name)
+    found = collections.Counter(described(spec) for spec in draft.specs.values())
+    assert found == collections.Counter(map(recorded, answer["layers"]))
+    assert options.speculation.method == answer["method"]
+    assert options.speculation.drops_block == answer["drops_block"]
+    assert options.speculation.on_v1_runner != answer["v2_runner"]
+    assert options.speculation.prefill_lookahead(chained(CASES[name]["config"], draft)) == answer["prefill_lookahead"]
+
+
+def test_fields_of_the_draft_alone_are_ignored_there_although_the_target_decides_by_them() -> None:
+    """`max_window_layers` decides nothing of a Llama draft; a field that both decide by is refused."""
+    _, plain = read("eagle3 of SpecForge")
+    for names in (("max_window_layers",), ("use_sliding_window", "max_window_layers")):
+        _, draft = read("eagle3 of SpecForge", ignore_fields=names)
+        assert draft.specs == plain.specs
+    with pytest.raises(ConfigError, match="ignore_fields = 'hidden_size'"):
+        read("eagle3 of SpecForge", ignore_fields=("hidden_size",))
+
+
+def test_methods_that_vllm_does_not_have_name_its_own() -> None:
+    with pytest.raises(ConfigError, match="eagle3 with parallel_drafting"):
+        speculation_of({"method": "peagle", "model": "d", "num_speculative_tokens": 4})
+    for name, method in (("z-lab/Qwen3-8B-DFlash-b16", "dflash"), ("deepseek-ai/dspark_qwen3_8b_block7", "dspark")):
+        assert speculation_of({"model": name, "num_speculative_tokens": 7}).method == method
