@@ -73,7 +73,8 @@ def make(folder: pathlib.Path) -> None:
         with applied(*edits):
             comparison = Comparison((PACKAGE, "numpy"), Only(), 1)
             assert any(comparison.seed(reading.feature, seed) for seed in range(12)), reading.name
-            cases = [difference_case(each, comparison.factories, "exact") for each in comparison.differences(True)]
+            found = comparison.differences(True)
+            cases = [difference_case(each, comparison.factories(each), "exact") for each in found]
         write_page(str(folder / f"{reading.name}.html"), f"hkv diff: {reading.name}", cases)
 
 

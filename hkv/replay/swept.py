@@ -127,7 +127,7 @@ def swept(
     """
     file = ResultsFile(results, trace)
     points = with_room(points, trace)
-    rows = _rows(points, trace, jobs, ray, file, progress)
+    rows: list[Row] = _rows(points, trace, jobs, ray, file, progress)
     if any("tier_stored" in row for row in rows):  # one without a second tier has nothing of it in it
         rows = [{**dict.fromkeys(TIERED, 0), **row} for row in rows]
     if not with_bounds:

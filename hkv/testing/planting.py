@@ -12,6 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from types import CodeType, FunctionType
+from typing import Any
 
 from hkv.errors import OperationError
 
@@ -39,7 +40,7 @@ class Patch:
         """
         module, _, path = self.target.partition(":")
         try:
-            found = importlib.import_module(module)
+            found: Any = importlib.import_module(module)
             for name in path.split("."):
                 found = inspect.getattr_static(found, name)
         except (ImportError, AttributeError):
