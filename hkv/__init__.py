@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hkv.paged.operations import copy_blocks, gather, scatter, write, zero_blocks
     from hkv.replay.verb import compare, replay_trace, sweep
     from hkv.spec import ChunkedLocal, FullAttention, Mamba, MLAAttention, OpaqueState, SlidingWindow
+    from hkv.state.status import Status
 
 __all__ = [
     "Cache",
@@ -37,6 +38,7 @@ __all__ = [
     "Mamba",
     "OpaqueState",
     "SlidingWindow",
+    "Status",
     "Topology",
     "allocate",
     "arrive",
@@ -75,6 +77,7 @@ _MODULES = {
     "hkv.paged.operations": "copy_blocks gather scatter write zero_blocks",
     "hkv.replay.verb": "compare replay_trace sweep",
     "hkv.spec": "ChunkedLocal FullAttention MLAAttention Mamba OpaqueState SlidingWindow",
+    "hkv.state.status": "Status",
     "hkv.testing": "testing",
 }
 

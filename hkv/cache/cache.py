@@ -115,7 +115,7 @@ class RowAllocation:
     """Status, hit and slots of one row.
 
     Attributes:
-      status: int32[], `hkv.state.status.Status`; all but OK took nothing.
+      status: int32[], `hkv.Status`; all but OK took nothing.
       hit: int32[], tokens found in the cache, of a request that begins; else 0.
       allowed: int32[], tokens after the hit that may be computed at once; fewer than asked only with CROSSES_STATE.
       blocks: int32[G, T], the block in which each token after the hit is written, -1 for none.

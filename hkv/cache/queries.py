@@ -134,10 +134,10 @@ def queries(
     outside = ~ordered | (batch.drafts < 0) | (batch.drafts > asked) | (batch.in_flight < 0)
     counts = jnp.where(outside, 0, asked - batch.drafts)
     lengths = jnp.where(counts > 0, asked, 0)
-    wanted, full = _wanted(parameters, groups, state, rows.computed + counts, rows.computed + lengths)
+    wanted, full = entries(parameters, groups, state, rows.computed + counts, rows.computed + lengths)
     # A chunk must end with the block of a recurrent state that it began inside.
     allowed = jnp.minimum(counts, before_states(groups, rows.computed))
-    status = _first_of(
+    status = first_of(
         (outside & (batch.rows != PAD), Status.OUT_OF_RANGE),
         ((counts > 0) & ~known & (batch.rows != PAD), Status.NO_SUCH_SLOT),
         ((counts > 0) & known & (rows.live == 0), Status.NOT_RUNNING),
@@ -166,7 +166,7 @@ def before_states(groups: jax.Array, computed: jax.Array) -> jax.Array:
     return jnp.min(rest, axis=1, initial=reads.UNLIMITED)
 
 
-def _wanted(
+def entries(
     parameters: Parameters, groups: jax.Array, state: StepState, main: jax.Array, end: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Entries int32[Q, G] for `main` settled tokens, `end` with drafts, and whether that is more than fits, bool[Q]."""
@@ -183,7 +183,7 @@ def _wanted(
     return wanted, full | jnp.any(wanted > state.rows.shape[2], axis=1)
 
 
-def _first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
+def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
     """The status of the first case that holds, int32[Q]; OK where none does."""
     status = jnp.zeros_like(cases[0][0], dtype=jnp.int32)
     for holds, code in reversed(cases):

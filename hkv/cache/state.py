@@ -181,7 +181,7 @@ class StepResult:
     """Result of one step of Q queries over N places.
 
     Attributes:
-      status: int32[Q], `hkv.state.status.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
+      status: int32[Q], `hkv.Status`. All but OK took nothing; NO_ROOM and STEP_FULL have nevertheless
         given back what the row cannot read any more, as vLLM 0.33 does.
       allowed: int32[Q], settled tokens, of those asked for, that the row may compute in one step: fewer only where it
         is refused with CROSSES_STATE, as a chunk that begins inside a block of a recurrent group has to end with it.

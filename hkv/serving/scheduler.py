@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.cache.queries import EveryGroup
+from hkv.cache.queries import EveryGroup, entries, first_of
 from hkv.cache.registration import possible
 from hkv.cache.spans import count_up, leaves_states, running_sum, token_queries
 from hkv.cache.state import PAD, StepRequest
@@ -30,12 +30,17 @@ class StepPlan:
       counts: int32[R], its tokens.
       cu_q_lens: int32[R + 1], where each begins.
       tokens: int32[N], the tokens, one query's after the other's; 0 behind the last.
+      status: int32[R], of each row, not query: `hkv.Status`. All but OK are planned no token, in this step or a later
+        one, as they are: BAD_COUNT for fewer known tokens than computed ones, below 0 or more than the history holds;
+        NOT_RUNNING for tokens of a row without a request; ROW_FULL for more tokens than a request may have, or its row
+        has room for.
     """
 
     rows: jax.Array
     counts: jax.Array
     cu_q_lens: jax.Array
     tokens: jax.Array
+    status: jax.Array
 
 
 def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: jax.Array, *, budget: int) -> StepPlan:
@@ -50,12 +55,13 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
     Args:
       serving: the cache.
       history: int32[R, L], the tokens of every row, prompt and generated.
-      known: int32[R], how many there are.
+      known: int32[R], how many there are; 0 leaves the row out of this step.
       arrived: int32[R], when each row's request came; lower numbers first.
       budget: static; N.
     """
     computed, unit = serving.cache.computed, serving.state_unit
-    left = jnp.where(serving.cache.running, jnp.maximum(known.astype(jnp.int32) - computed, 0), 0)
+    status = _status(serving, jnp.asarray(known, jnp.int32), history.shape[1])
+    left = jnp.where((status == int(Status.OK)) & (known > 0), jnp.asarray(known, jnp.int32) - computed, 0)
     waits = (left == 0).astype(jnp.int32)
     *_, order = lax.sort(
         (waits, (left > 1).astype(jnp.int32), arrived.astype(jnp.int32), count_up(left.shape[0])), num_keys=3
@@ -78,7 +84,21 @@ def schedule(serving: Serving, history: jax.Array, known: jax.Array, arrived: ja
     row = order[query]
     live = (within >= 0) & (within < counts[query])
     tokens = history[row, jnp.where(live, computed[row] + within, 0)]
-    return StepPlan(jnp.where(counts > 0, order, PAD), counts, cu_q_lens, jnp.where(live, tokens, 0).astype(jnp.int32))
+    rows, tokens = jnp.where(counts > 0, order, PAD), jnp.where(live, tokens, 0).astype(jnp.int32)
+    return StepPlan(rows, counts, cu_q_lens, tokens, status)
+
+
+def _status(serving: Serving, known: jax.Array, most: int) -> jax.Array:
+    """Status int32[R] of rows of which `known` int32[R] tokens are to be computed, at most `most`."""
+    cache = serving.cache
+    fits = jnp.where((known >= 0) & (known <= most), known, 0)
+    _, full = entries(cache.parameters, cache.parameters.groups[: cache.tables.shape[1]], cache.state, fits, fits)
+    return first_of(
+        (known != fits, Status.BAD_COUNT),
+        ((known > 0) & ~cache.running, Status.NOT_RUNNING),
+        ((known > 0) & (known < cache.computed), Status.BAD_COUNT),
+        (full, Status.ROW_FULL),
+    )
 
 
 def victim(serving: Serving, plan: StepPlan, turn: Turn, arrived: jax.Array) -> jax.Array:

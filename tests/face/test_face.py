@@ -190,10 +190,11 @@ def test_a_refused_request_takes_nothing() -> None:
     cache, text = small_cache(), jnp.arange(TEXT)
     cache, first = hkv.allocate(cache, 0, text, 17)
     before = [np.asarray(leaf) for leaf in (cache.tables, cache.computed, cache.running, cache.free_blocks)]
-    for row, count in ((1, 30), (5, 3), (-1, 3)):
+    missing = hkv.Status.NO_SUCH_SLOT
+    for row, count, status in ((1, 30, hkv.Status.NO_ROOM), (5, 3, missing), (-1, 3, missing)):
         cache, refused = hkv.allocate(cache, row, text, count)
-        assert first.status == 0
-        assert refused.status != 0
+        assert first.status == hkv.Status.OK
+        assert hkv.Status(int(refused.status)) is status
         assert (refused.blocks == -1).all()
         after = [np.asarray(leaf) for leaf in (cache.tables, cache.computed, cache.running, cache.free_blocks)]
         assert all((a == b).all() for a, b in zip(before, after, strict=True))

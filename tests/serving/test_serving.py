@@ -313,6 +313,29 @@ def test_chunks_end_where_states_are_kept_and_decodes_come_first(left, rows, cou
     assert plan.tokens.tolist() == [*np.concatenate(chunks).tolist(), *[0] * (BUDGET - sum(counts))]
 
 
+@pytest.mark.parametrize(
+    ("known", "width", "status"),
+    [
+        (9, LONGEST, Status.OK),
+        (0, LONGEST, Status.OK),  # left out
+        (7, LONGEST, Status.BAD_COUNT),
+        (-1, LONGEST, Status.BAD_COUNT),
+        (LONGEST, LONGEST, Status.OK),
+        (LONGEST + 1, 2 * LONGEST, Status.ROW_FULL),
+        (LONGEST + 1, LONGEST, Status.BAD_COUNT),
+    ],
+)
+def test_rows_that_are_never_planned_have_a_status(known, width, status):
+    """They waited for ever: a server that looked at the plan alone had nothing to tell them from rows that are done."""
+    served = serving.from_config(config(), rows=R)
+    history = np.zeros((R, width), np.int32)
+    served, _ = serving.arrive(served, np.array([0]), history[:1, :LONGEST], np.array([8]))
+    served, _ = serving.step(served, np.zeros(8, np.int32), np.array([0, 8]))
+    plan = serving.schedule(served, history, np.array([known, 0, 5]), np.arange(R), budget=LONGEST)
+    assert plan.status.tolist() == [status, Status.OK, Status.NOT_RUNNING]
+    assert (plan.counts.sum() > 0) == (status == Status.OK and known > 0)
+
+
 def test_only_a_row_that_runs_is_preempted_and_only_if_one_was_refused():
     served, history = serving.from_config(config(), rows=R), np.zeros((R, LONGEST), np.int32)
     served, _ = serving.arrive(served, np.array([1]), history[:1], np.array([9]))
