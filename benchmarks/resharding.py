@@ -85,10 +85,6 @@ def make(shapes: tuple[ParallelShape, ParallelShape], tokens: int, layers: int) 
     return Move(plan, here, there, have, tokens, time.perf_counter() - start)
 
 
-def given(layer: int, *tables: np.ndarray) -> tuple[jax.Array, ...]:
-    return jnp.int32(layer), *map(jnp.asarray, tables)
-
-
 def content(side: Side, place: ShardedLayout, tokens: int) -> jax.Array:
     """A pool in which every replica holds the same: random values, written."""
     pool = place.zeros(place.layout.end // 4)
@@ -98,7 +94,9 @@ def content(side: Side, place: ShardedLayout, tokens: int) -> jax.Array:
     for layer in range(place.layout.num_layers):
         raw = np.random.default_rng(layer).normal(size=(2, 1, tokens, side.shape.heads, 128)).astype(np.float32)
         key, value = jnp.asarray(raw, "bfloat16")
-        pool, _ = sharding.write(pool, place, *given(layer, blocks, states), {"key": key, "value": value})
+        pool, _ = sharding.write(
+            pool, place, jnp.int32(layer), jnp.asarray(blocks), jnp.asarray(states), {"key": key, "value": value}
+        )
     return pool
 
 
@@ -115,10 +113,10 @@ def by_arrays(move: Move, pool: jax.Array) -> jax.Array:
     states = (numbers % span)[None].astype(np.int32)
     heads = P(None, None, "tensor") if move.plan.target.shape.head_replicas == 1 else P()
     for layer in range(move.target.layout.num_layers):
-        found, _ = sharding.gather(move.have, move.source, *given(layer, table), assemble="context")
+        found, _ = sharding.gather(move.have, move.source, jnp.int32(layer), jnp.asarray(table), assemble="context")
         merged = merge_heads(found, move.source.shape.head_replicas)
         there = jax.device_put(merged, NamedSharding(move.target.mesh, heads))
-        pool, _ = sharding.write(pool, move.target, *given(layer, blocks, states), there)
+        pool, _ = sharding.write(pool, move.target, jnp.int32(layer), jnp.asarray(blocks), jnp.asarray(states), there)
     return pool
 
 
