@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.draft_classes import DATA
 from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
 from hkv.model.huggingface.common_fields import LENGTHS
 from hkv.model.huggingface.families import known_families, readers
-from hkv.model.huggingface.family import INERT, ONLY, REQUIRED, WRAPPERS, table_of
+from hkv.model.huggingface.family import INERT, ONLY, REQUIRED, WRAPPERS, table_of, type_of
 from hkv.model.huggingface.reading import DERIVED, decoder_fields, known_around, known_inside, read_fields
 from hkv.model.released import released_models
 
@@ -276,3 +277,33 @@ def test_a_field_taken_from_a_released_file_changes_what_it_governs_or_is_refuse
 def test_every_reader_reads_a_family() -> None:
     assert set(readers()) == {block["read"] for block in table_of("families.toml")["family"]}
     assert len(FAMILIES) > 140
+
+
+LING = json.loads((DATA / "draft_cases.json").read_text(encoding="utf-8"))["ling 3"]["target"]
+
+
+def test_a_file_of_ling_3_is_read_at_once_with_and_without_its_type() -> None:
+    """Its class in vLLM 0.33 reads none of the fields that HKV passes over."""
+    untyped = {name: value for name, value in LING.items() if name != "model_type"}
+    assert answer(read_model(LING)) == answer(read_model(untyped))
+    assert read_model(LING, ReadOptions(strict=True)).specs == read_model(LING).specs
+
+
+@pytest.mark.parametrize("name", sorted(RELEASED))
+def test_the_architecture_says_the_type_of_a_file_without_one(name: str) -> None:
+    config = RELEASED[name]
+    if config.get("architectures") and config.get("model_type"):
+        untyped = {field: value for field, value in config.items() if field != "model_type"}
+        expected = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
+        assert type_of(untyped) == expected, "one architecture has two types, which are read alike"
+
+
+@pytest.mark.parametrize("outer", sorted(name for name, wrapper in WRAPPERS.items() if wrapper.decoder))
+def test_a_wrapper_whose_decoder_stands_outside_of_it_says_what_is_missing(outer: str) -> None:
+    wrapper = WRAPPERS[outer]
+    if wrapper.flat:
+        return
+    inner = whole(wrapper.decoder) | {"model_type": outer}
+    with pytest.raises(ConfigError, match="stand outside") as refused:
+        read_model(inner)
+    assert refused.value.argument == wrapper.keys[0]

@@ -17,7 +17,7 @@ from benchmarks.startup_records import difference, records_by_model
 from hkv.cli import cli
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.plan_command import size_of_weights
-from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_options import DEVICES, EngineOptions, device_of, reported_memory
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
 from hkv.errors import ConfigError, HKVError, PlanError
@@ -202,10 +202,10 @@ def test_weights_from_a_part_of_a_config_say_in_which_type(name: str, unpacked: 
 
 
 def test_a_gpu_of_unknown_memory_asks_for_it() -> None:
-    result = CliRunner().invoke(cli, ["plan", "llama-3.1-8b", "--gpu", "h20"])
+    result = CliRunner().invoke(cli, ["plan", "llama-3.1-8b", "--gpu", "h800"])
     assert isinstance(result.exception, PlanError)
     assert (result.exception.argument, result.exception.value) == ("--gpu-memory", None)
-    assert "nvidia-smi says of one h20" in result.exception.expected
+    assert "nvidia-smi says of one h800" in result.exception.expected
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
@@ -277,3 +277,36 @@ def test_the_records_of_released_models_are_worth_it() -> None:
     assert {"fp8", "fp8_e5m2", "int8_per_token_head"} <= {start["options"].get("kv_cache_dtype") for start in starts}
     assert {"h100", "a100", "l40s"} <= {start["device"] for start in starts}
     assert 0 < sum("refused" in start["vllm"] for start in starts) < len(starts) // 2
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_gpu_goes_by_its_drivers_name_and_as_people_write_it(name: str) -> None:
+    device = DEVICES[name]
+    for asked in (device.driver_name, name.upper(), name.replace("-", " "), *device.also.split()):
+        assert device_of(asked) is device
+    if device.reported is not None:
+        assert 0.9 * device.memory_gib < device.reported <= device.memory_gib
+
+
+@pytest.mark.parametrize("asked", ["RTX 3090", "geforce rtx 3090", "rtx_3090", "3090", "NVIDIA GeForce RTX 3090"])
+def test_a_model_is_planned_on_a_card_that_people_have(asked: str) -> None:
+    plan = plan_config(
+        "llama-3.2-3b", EngineOptions(device=asked, gpu_memory=reported_memory(asked), max_model_len=4096)
+    )
+    assert plan.served.plan.num_blocks > 1000
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "length", "said"),
+    [
+        ("QwQ-32B", "h100", 32000, "with the most it fits"),
+        ("QwQ-32B", "h100", 40960, "with the most it fits"),
+        ("qwen3-32b", "h100", 40960, "with the most it fits"),
+        ("llama-3.1-8b", "l4", 131072, "with the most it does not fit either"),
+    ],
+)
+def test_a_refusal_at_the_least_of_an_estimate_names_its_range(model: str, gpu: str, length: int, said: str) -> None:
+    memory = reported_memory(gpu)
+    options = EngineOptions(device=gpu, gpu_memory=memory, gpu_memory_reported=True, max_model_len=length)
+    with pytest.raises(PlanError, match=f"estimated as .* to .*, this is for the least, and {said}"):
+        plan_config(model, options)

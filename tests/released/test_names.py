@@ -147,3 +147,58 @@ def test_files_with_a_mark_or_a_field_named_twice(tmp_path: pathlib.Path) -> Non
         load_config(file)
     file.write_text('{"model_type": "llama", "head_dim": 64, "head_dim": 64}')
     assert load_config(file)["head_dim"] == 64
+
+
+TYPED = """
+llama3.1:8b llama-3.1-8b
+llama3.1:8b-instruct-q4_K_M llama-3.1-8b
+llama3.2:3b llama-3.2-3b
+llama3.3 llama-3.3-70b
+llama4:scout llama-4-scout
+qwen3:32b qwen3-32b
+qwen3:30b-a3b qwen3-30b-a3b
+qwen2.5-coder:32b qwen2.5-32b
+qwen3.6:27b qwen3.6-27b
+qwq qwen2.5-32b
+gemma3:27b gemma-3-27b
+gemma3:1b gemma-3-1b
+gpt-oss:latest gpt-oss-20b
+gptoss120b gpt-oss-120b
+GPT_OSS_20B gpt-oss-20b
+deepseek-r1:70b llama-3.3-70b
+deepseek-r1:671b deepseek-v3
+mistral:7b mistral-7b-v0.3
+mistral-nemo mistral-nemo-12b
+mixtral mixtral-8x7b
+phi4 phi-4
+phi4-mini phi-4-mini
+phi3.5 phi-3.5-mini
+kimik2 kimi-k2
+glm4.5 glm-4.5
+qwen3-next qwen3-next-80b-a3b
+codellama:34b codellama-34b
+olmo2:13b olmo-2-13b
+llama2 llama-2-7b
+minimax-m2 minimax-m2
+"""
+
+
+@pytest.mark.parametrize("line", TYPED.strip().splitlines())
+def test_a_name_as_people_type_it_finds_its_model(line: str) -> None:
+    name, expected = line.split()
+    found = resolve(name)
+    assert found is not None
+    assert found.model.name == expected
+    assert found.note or name.lower() == expected
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek", "nemotron", "whisper", "qwen3-coder", "llama", "glm5_next"])
+def test_a_name_of_several_models_is_refused_with_names_near_to_it(name: str) -> None:
+    assert resolve(name) is None
+    with pytest.raises(FileError, match="a released model, such as"):
+        load_config(name)
+
+
+def test_llama_3_has_its_own_longest_request() -> None:
+    assert read_model(load_config("llama3:8b")).max_model_len == 8192
+    assert read_model(load_config("llama3.1:8b")).max_model_len == 131072

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import importlib.resources
 import json
 import tomllib
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hkv.errors import ConfigError
+from hkv.model.released import released_models
 
 if TYPE_CHECKING:
     from hkv.model.huggingface.model import Model
@@ -138,8 +140,14 @@ def layer_template(config: Mapping[str, Any]) -> str:
 LAYER_LIST = "layer_list"
 """The `model_type` of layers that are listed by hand."""
 
-ARCHITECTURES = {"LongcatFlashForCausalLM": "longcat_flash", "Mistral3ForConditionalGeneration": "mistral3"}
-"""Types of models by architecture, for files without a `model_type` (vLLM 0.33 `_ARCHITECTURE_TO_MODEL_TYPE`)."""
+
+@functools.cache
+def architectures() -> Mapping[str, str]:
+    """Types of models by architecture, for files without a `model_type`: those that released models have it with."""
+    configs = [model.config() for model in released_models()]
+    typed = [each for each in configs if "model_type" in each]
+    named = {one: each["model_type"] for each in typed for one in each.get("architectures") or ()}
+    return {**named, **_WRAPPERS["architectures"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +184,8 @@ def type_of(config: Mapping[str, Any]) -> str:
     if model_type is None:
         named = config.get("architectures")
         for architecture in named if isinstance(named, list) else ():
-            if isinstance(architecture, str) and architecture in ARCHITECTURES:
-                return ARCHITECTURES[architecture]
+            if isinstance(architecture, str) and architecture in architectures():
+                return architectures()[architecture]
     if not isinstance(model_type, str):
         raise ConfigError("model_type", model_type, "the name of a type of model")
     return model_type

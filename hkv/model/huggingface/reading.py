@@ -150,7 +150,11 @@ def decoder_fields(config: Mapping[str, Any]) -> Fields:
     for key in wrapper.keys:
         if key in inner or path == "":
             path, inner = f"{path}{key}.", inner.get(key)
-            inner = {} if inner is None and wrapper.decoder else inner
+            outside = _family(wrapper.decoder, config).fields.keys() & config.keys() if wrapper.decoder else ()
+            inner = {} if inner is None and wrapper.decoder and not outside else inner
+            if inner is None and outside:
+                expected = f"an object, the decoder's config: {', '.join(sorted(outside))} of it stand outside"
+                raise ConfigError(path.removesuffix("."), None, expected)
             if not isinstance(inner, Mapping):
                 raise ConfigError(path.removesuffix("."), inner, "an object, the decoder's config")
     decoder = type_of(inner) if inner.get("model_type") or not wrapper.decoder else wrapper.decoder

@@ -80,7 +80,7 @@ MARKS = re.compile(
     r"""[-_.](?:
     fp8|fp8[-_]dynamic|fp8[-_]block|dynamic|w8a8|w4a16|w8a16|quantized|int[48]|bf16|fp16|
     awq|awq[-_]int4|awq[-_]4bit|gptq|gptq[-_]int[348]|gptq[-_][348]bit|autoround|auto[-_]round|
-    bnb|bnb[-_][48]bit|unsloth|nf4|[2348]bit|[2348]-bit|hqq|gguf|mxfp4|nvfp4|qat|exl[23]
+    q[2-8]_(?:[01]|k|k_[sml])|bnb|bnb[-_][48]bit|unsloth|nf4|[2348]bit|[2348]-bit|hqq|gguf|mxfp4|nvfp4|qat|exl[23]
     )$""",
     re.VERBOSE,
 )
@@ -106,9 +106,10 @@ SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 
 @dataclasses.dataclass(frozen=True)
 class Variants:
-    """Repositories with a released model's values; of those that differ in their longest request, its tokens."""
+    """Repositories with a released model's values, and its nicknames; longest requests of those that differ in them."""
 
     same: str = ""
+    nicknames: str = ""
     longest: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
@@ -128,9 +129,9 @@ def variants() -> dict[str, tuple[Released, int | None]]:
     known = {model.name: model for model in released_models()}
     found: dict[str, tuple[Released, int | None]] = {}
     for name, listed in ((name, Variants(**fields)) for name, fields in tomllib.loads(text).items()):
-        lengths = {**dict.fromkeys(listed.same.split()), **listed.longest}
+        lengths = {**dict.fromkeys((listed.same + " " + listed.nicknames).split()), **listed.longest}
         for repository, longest in lengths.items():
-            for alias in (repository.lower(), repository.lower().partition("/")[2]):
+            for alias in {repository.lower(), repository.lower().rpartition("/")[2]}:
                 found[alias] = (known[name], longest)
     return found
 
@@ -164,7 +165,21 @@ def _known(name: str) -> tuple[tuple[Released, int | None] | None, bool]:
                 return listed, quantized
             if model is not None:
                 return (model, None), quantized
-    return None, False
+        if not slash and (meant := typed().get(_plain(part))):
+            return meant, quantized
+    begun = {meant[0].name: meant for plain, meant in typed().items() if not slash and plain.startswith(_plain(rest))}
+    return (next(iter(begun.values())) if len(begun) == 1 else None), False
+
+
+@functools.cache
+def typed() -> Mapping[str, tuple[Released, int | None]]:
+    """Models by their names as people type them, letters and digits alone: `llama3.1:8b` as `llama318b`."""
+    named = variants() | {alias: (model, None) for model in released_models() for alias in model.names}
+    return {_plain(alias.rpartition("/")[2]): meant for alias, meant in named.items()}
+
+
+def _plain(name: str) -> str:
+    return re.sub("[-:](latest|instruct|it|chat|hf)(?=[-:]|$)|[^a-z0-9]", "", name.lower())
 
 
 def _unmarked(name: str) -> Iterator[str]:

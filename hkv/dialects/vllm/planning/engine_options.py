@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import re
 import tomllib
 
 import click
@@ -30,6 +31,7 @@ class Device:
     capability: tuple[int, int]
     reported: float | None = None
     source: str = ""
+    also: str = ""
 
 
 def _devices() -> dict[str, Device]:
@@ -45,11 +47,17 @@ DEFAULT_DEVICE = "h100"
 
 
 def device_of(name: str) -> Device:
-    """The device of that name, in any case."""
-    found = DEVICES.get(name.lower())
-    if found is None:
-        raise ConfigError("device", name, f"one of {', '.join(sorted(DEVICES))}")
-    return found
+    """The device of that name, as people or its driver write it: in any case, with hyphens, spaces or neither."""
+    asked = _plain(name).removeprefix("nvidia").removeprefix("geforce")
+    for device in DEVICES.values():
+        driver = _plain(device.driver_name).removeprefix("nvidia").removeprefix("geforce")
+        if asked in (driver, *map(_plain, (device.name, *device.also.split()))):
+            return device
+    raise ConfigError("device", name, f"one of {', '.join(sorted(DEVICES))}")
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def reported_memory(name: str) -> int | None:
@@ -107,7 +115,9 @@ class EngineOptions:
         "--gpu",
         "--device",
         metavar="NAME",
-        help=f"GPU: its memory, and vLLM's defaults on it: {', '.join(DEVICES)}.",
+        show_default=False,
+        help="GPU: its memory, and vLLM's defaults on it. Left out, --memory says the memory, and defaults are those "
+        f"on an {DEFAULT_DEVICE}. One of {', '.join(DEVICES)}.",
     )
     gpu_memory: int | None = option(
         metavar="SIZE", help="Memory that each GPU reports; left out, what those of --gpu do."

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hkv.contract.bugs import bugs_of_part
 from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.planning.cache_plan import CachePlan, serve
 from hkv.dialects.vllm.planning.engine_options import EngineOptions, device_of
-from hkv.dialects.vllm.planning.engine_settings import resolve
+from hkv.dialects.vllm.planning.engine_settings import CacheMemory, resolve
 from hkv.dialects.vllm.planning.grouping import common_block_size, keeps_layers, with_kept_layers
 from hkv.dialects.vllm.planning.kernels import (
     asked_type,
@@ -27,8 +27,8 @@ from hkv.dialects.vllm.planning.kernels import (
     shares_positions,
 )
 from hkv.dialects.vllm.planning.speculation import IN_BLOCKS, Speculation, block_draft, chained, mtp_config
-from hkv.errors import ConfigError
-from hkv.limits import parse_bytes
+from hkv.errors import ConfigError, PlanError
+from hkv.limits import parse_bytes, show_bytes
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.model.huggingface.reading import decides, decoder_fields
 
@@ -152,7 +152,24 @@ def plan_model(
     )
     memory = settings.memory
     at_most = None if memory.most == memory.stages else functools.cache(lambda: asked(memory.most))
-    return CachePlan(model, asked(memory.stages), settings, options.kernel_block_size, at_most)
+    try:
+        served = asked(memory.stages)
+    except PlanError as error:
+        if at_most is None:
+            raise
+        raise _between(error, memory, at_most) from None
+    return CachePlan(model, served, settings, options.kernel_block_size, at_most)
+
+
+def _between(error: PlanError, memory: CacheMemory, at_most: Callable[[], object]) -> PlanError:
+    """The refusal at the least of an estimate, with the range, and whether the most is refused too."""
+    try:
+        at_most()
+        most = "with the most it fits: --activations SIZE, as vLLM logs it, decides"
+    except PlanError:
+        most = "with the most it does not fit either"
+    between = f"the cache is estimated as {show_bytes(min(memory.stages))} to {show_bytes(min(memory.most))}"
+    return PlanError(error.argument, error.value, f"{error.expected}; {between}, this is for the least, and {most}")
 
 
 def read_models(config: Config, options: EngineOptions, draft: Config | None = None) -> tuple[Model, Model | None]:
