@@ -100,6 +100,15 @@ def test_the_records_are_worth_it() -> None:
     ("change", "match"),
     [
         ({"quantization_config": {"quant_method": "torchao"}}, "torchao"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "modelopt NVFP4"),
+        (
+            {"quantization_config": {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}},
+            "modelopt NVFP4",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}},
+            "compressed-tensors nvfp4-pack-quantized",
+        ),
         ({"model_type": "gpt_neox"}, "gpt_neox"),
         ({"vocab_size": None}, "vocab_size"),
         ({"intermediate_size": "x"}, "intermediate_size"),

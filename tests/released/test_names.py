@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 
 import pytest
 
 import hkv
-from hkv.errors import FileError
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_plan import plan_config
+from hkv.dialects.vllm.weights import weights_of
+from hkv.errors import FileError, PlanError
 from hkv.model.huggingface import load_config, read_model
 from hkv.model.released import COPIES, MARKS, find, near, released_models, resolve, variants
 
@@ -39,7 +43,8 @@ def test_a_popular_name_finds_its_model_and_says_so(line: str) -> None:
     found = resolve(name)
     assert found is not None
     assert found.model.name == expected
-    assert found.config == found.model.config()
+    own = found.model.config()
+    assert {**found.config, "quantization_config": None} == {**own, "quantization_config": None}
     assert name in found.note
     assert expected in found.note
     assert found.note in read_model(load_config(name)).notes
@@ -202,3 +207,52 @@ def test_a_name_of_several_models_is_refused_with_names_near_to_it(name: str) ->
 def test_llama_3_has_its_own_longest_request() -> None:
     assert read_model(load_config("llama3:8b")).max_model_len == 8192
     assert read_model(load_config("llama3.1:8b")).max_model_len == 131072
+
+
+PACKINGS = """
+Qwen/Qwen3-32B-AWQ 0.25 0.34
+Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4 0.25 0.34
+Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8 0.5 0.58
+RedHatAI/Qwen3-30B-A3B-quantized.w4a16 0.25 0.34
+RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8 0.5 0.66
+RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic 0.5 0.66
+Qwen/Qwen3-32B-FP8 0.5 0.58
+QuantTrio/Qwen3-235B-A22B-AWQ 0.25 0.34
+qwen2.5-7b-awq 0.25 0.45
+"""
+
+
+@pytest.mark.parametrize("line", PACKINGS.strip().splitlines())
+def test_a_quantized_name_is_weighed_as_it_says(line: str) -> None:
+    name, least, most = line.split()
+    packed, (model,) = weights_of(load_config(name))[0], [found.model for found in [resolve(name)] if found]
+    plain = weights_of({**model.config(), "quantization_config": None})[0]
+    assert float(least) < packed / plain < float(most)
+    assert any("weighed by its name" in note for note in read_model(load_config(name)).notes)
+
+
+def test_weights_by_a_name_are_those_of_the_file() -> None:
+    """The packing that Qwen3-32B-AWQ's file has: 18 GiB, as its repository is large."""
+    packing = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+    own = {**load_config("qwen3-32b"), "quantization_config": {**packing, "modules_to_not_convert": None}}
+    assert weights_of(load_config("Qwen/Qwen3-32B-AWQ")) == weights_of(own)
+    assert round(weights_of(own)[0] / 2**30) == 18
+
+
+UNWEIGHED = """
+RedHatAI/Qwen3-32B-NVFP4 unsloth/Qwen3-8B-unsloth-bnb-4bit llama3.1:8b-instruct-q4_K_M bartowski/Qwen3-8B-GGUF
+qwen3-8b-gptq-int3 mlx-community/Qwen3-32B-3bit
+"""
+
+
+@pytest.mark.parametrize("name", UNWEIGHED.split())
+def test_a_quantized_name_that_does_not_say_its_bytes_is_not_weighed(name: str) -> None:
+    options = EngineOptions(gpu_memory=79 << 30)
+    with pytest.raises(PlanError, match=r"weights = '.*this part of a name does not say them"):
+        plan_config(name, options)
+    assert plan_config(name, dataclasses.replace(options, weights=20 << 30)).served.plan.num_blocks > 1000
+
+
+def test_a_name_in_the_models_own_type_is_not_packed() -> None:
+    packed, plain = weights_of(load_config("gpt-oss-20b"))[0], weights_of(load_config("unsloth/gpt-oss-20b-BF16"))[0]
+    assert plain > 2.5 * packed

@@ -22,16 +22,23 @@ QUANTIZATION_FILE = "hf_quant_config.json"
 class ConfigFile(dict[str, Any]):
     """A config, and the file that it is from, which errors about its fields name; None for a released model's.
 
-    The note is a line for the plan. A released model's config may be an excerpt, or single values: not `whole`.
+    The note is a line for the plan. A released model's config may be an excerpt, or single values: not `whole`. Marks
+    of quantized weights in its name that do not say their bytes are `unweighed`.
     """
 
     def __init__(
-        self, fields: Mapping[str, Any], path: pathlib.Path | None = None, note: str = "", whole: bool = True
+        self,
+        fields: Mapping[str, Any],
+        path: pathlib.Path | None = None,
+        note: str = "",
+        whole: bool = True,
+        unweighed: str = "",
     ) -> None:
         super().__init__(fields)
         self.path = path
         self.note = note
         self.whole = whole
+        self.unweighed = unweighed
 
 
 def naming_file(
@@ -73,7 +80,8 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
     found = released.resolve(name)
     if found is None:
         raise FileError(name, None, "", "no such file, and no released model of that name", released.expected(name))
-    return ConfigFile(found.config, note=found.note, whole=found.model.form == "copy")
+    whole = found.model.form == "copy"
+    return ConfigFile(found.config, note=found.note, whole=whole, unweighed=found.unweighed)
 
 
 def hub_cache() -> pathlib.Path:

@@ -115,11 +115,15 @@ class Variants:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """The config for a name, and a line for the plan where the name is not the released model's own."""
+    """The config for a name, and a line for the plan where the name is not the released model's own.
+
+    `unweighed` are marks of quantized weights that do not say how many bytes.
+    """
 
     model: Released
     config: dict[str, Any]
     note: str = ""
+    unweighed: str = ""
 
 
 @functools.cache
@@ -136,11 +140,31 @@ def variants() -> dict[str, tuple[Released, int | None]]:
     return found
 
 
+KEPT = re.compile(r"(?:[-_.](?:bf16|fp16|unsloth))*$")
+"""Marks of weights in the model's own type."""
+
+PACKED: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"nvfp4|mxfp4|gguf|q\d_|exl|bnb|nf4|hqq|qat|int3|[23]-?bit", {}),
+    (r"fp8|w8a8", {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    (r"int8|8-?bit|w8a16", {"quant_method": "gptq", "bits": 8, "group_size": 128}),
+    (r"awq", {"quant_method": "awq", "bits": 4, "group_size": 128}),
+    (r"gptq|int4|4-?bit|w4a16|auto-?round", {"quant_method": "gptq", "bits": 4, "group_size": 128}),
+)
+"""Packings of weights by marks, the first that is found; of empty ones the bytes are not known from the name."""
+
+
+def packing_of(marks: str) -> dict[str, Any] | None:
+    """The `quantization_config` that marks stand for, empty where they do not say how many bytes; None of none."""
+    if KEPT.match(marks):
+        return None
+    return next((dict(packing) for pattern, packing in PACKED if re.search(pattern, marks)), {})
+
+
 def resolve(name: str) -> Resolved | None:
     """The config for a name, in upper or lower case, or None where nothing says whose it is."""
     if (model := find(name)) is not None:
         return Resolved(model, model.config())
-    known, quantized = _known(name.lower())
+    known, marks = _known(name.lower())
     if known is None:
         return None
     model, longest = known
@@ -148,27 +172,41 @@ def resolve(name: str) -> Resolved | None:
     if longest is not None:
         config.get("text_config", config)["max_position_embeddings"] = longest
     change = "" if longest is None else f", with {longest:,} tokens a request"
-    weights = ", with quantized weights" if quantized else ""
-    return Resolved(model, config, f"config of {model.name}{change}, for {name}{weights}: its own file was not read")
+    packing, weights = packing_of(marks), ""
+    if re.search("bf16|fp16", marks):
+        config.pop("quantization_config", None)
+    if packing is not None:
+        weights = f", with quantized weights ({_described(packing)})"
+        if packing.get("quant_method") != config.get("quantization_config", {}).get("quant_method", ""):
+            config["quantization_config"] = packing
+    note = f"config of {model.name}{change}, for {name}{weights}: its own file was not read"
+    return Resolved(model, config, note, unweighed=marks if packing == {} else "")
 
 
-def _known(name: str) -> tuple[tuple[Released, int | None] | None, bool]:
-    """Model and longest request of a name in lower case, and True if marks of quantized weights were taken off."""
+def _described(packing: Mapping[str, Any]) -> str:
+    if not packing:
+        return "of how many bytes its name does not say"
+    grouped = f"{packing.get('bits')} bits in groups of {packing.get('group_size')}"
+    return f"weighed by its name, {grouped if 'bits' in packing else '8 bits'}"
+
+
+def _known(name: str) -> tuple[tuple[Released, int | None] | None, str]:
+    """Model and longest request of a name in lower case, and the marks of quantized weights that were taken off."""
     organisation, slash, rest = name.rpartition("/")
     for part in _unmarked(rest):
-        quantized = part != rest
-        if quantized and organisation in PACKING:
+        marks = rest[len(part) :]
+        if marks and organisation in PACKING:
             break
         for alias in (f"{organisation}/{part}", *([part] if not slash or organisation in COPIES else ())):
             listed, model = variants().get(alias), find(alias)
             if listed is not None and (slash or model is None):  # HKV's own name may be another repository's, too
-                return listed, quantized
+                return listed, marks
             if model is not None:
-                return (model, None), quantized
+                return (model, None), marks
         if not slash and (meant := typed().get(_plain(part))):
-            return meant, quantized
+            return meant, marks
     begun = {meant[0].name: meant for plain, meant in typed().items() if not slash and plain.startswith(_plain(rest))}
-    return (next(iter(begun.values())) if len(begun) == 1 else None), False
+    return (next(iter(begun.values())) if len(begun) == 1 else None), ""
 
 
 @functools.cache

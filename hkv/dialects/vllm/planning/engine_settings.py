@@ -331,6 +331,9 @@ def _weights(options: EngineOptions, config: Mapping[str, Any] | None) -> tuple[
         return (Part(options.weights, options.weights, "given"),) * options.pipeline_parallel_size
     if config is None:
         raise PlanError("weights", None, "their bytes on each GPU (--weights), or the model's whole config")
+    if isinstance(config, ConfigFile) and config.unweighed:
+        expected = "their bytes on each GPU (--weights SIZE), or its config.json: this part of a name does not say them"
+        raise PlanError("weights", config.unweighed.lstrip("-_."), expected)
     found = weights_of(
         config,
         tensor_parallel=options.tensor_parallel_size,

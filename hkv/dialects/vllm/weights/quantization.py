@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hkv.errors import ConfigError, PlanError
+from hkv.model.huggingface.common_fields import quantization_method
 from hkv.model.huggingface.fields import Fields
 
 FUSED = {
@@ -191,5 +192,9 @@ def quantization_of(fields: Fields, ranks: int, capability: tuple[int, int]) -> 
         bits = found.get("bits", found.get("w_bit"))
         if bits in (4, 8) and isinstance(group, int) and not found.get("dynamic") and not found.get("lm_head"):
             return Grouped(bits, group, skipped, biased=method == "gptq")
-    expected = "fp8, mxfp4, or awq or gptq of 4 or 8 bits; else --weights SIZE says them"
-    raise ConfigError("quantization_config", method, expected)
+    expected = (
+        "a packing whose bytes are known: fp8, mxfp4, or awq or gptq of 4 or 8 bits; else --weights SIZE says them"
+    )
+    inner = found.get("quantization")
+    named = inner.get("quant_algo") if isinstance(inner, Mapping) else found.get("quant_algo") or found.get("format")
+    raise ConfigError("quantization_config", " ".join(filter(None, (quantization_method(found), named))), expected)
