@@ -362,7 +362,9 @@ def parsed(words: Sequence[str]) -> Words:
             axes[option] = several
         else:
             fixed.append((option, text))
-    return Words(files, axes, fixed)
+    told = sweep.told_apart(axes)
+    fixed += [(option, several[0]) for option, several in axes.items() if option not in told]
+    return Words(files, {option: axes[option] for option in told}, fixed)
 
 
 def arguments_of(words: Words, labels: Mapping[str, str]) -> list[str]:

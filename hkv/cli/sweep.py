@@ -20,9 +20,12 @@ from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
 from hkv.limits import MAX_WORKERS, show_bytes
 from hkv.replay import pages, plot, sweep
-from hkv.replay.swept import answers, resolved, swept, warned
+from hkv.replay.swept import answers, described, swept, warned
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
+
+TIERS = ("host memory", "chunks")
+"""What sizes of a second tier count."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,8 @@ def command(given: _SweepOptions) -> None:
     --block-size, --kv-dtype, --tp, --dialect, --draft, --lookahead, --step-tokens, --decode-tokens,
     --max-running, --closed-loop, and those that a dialect adds; and these between semicolons: --groups, --num-blocks,
     --eagle. --memory and --num-blocks also take LOW..HIGH:N, N sizes in equal ratios. Each point is what `hkv replay`
-    finds with its options.
+    finds with its options. One size of the pool beside several of --offload: a row a size of the second tier, 0 for
+    none.
 
     \b
     Example:
@@ -81,7 +85,8 @@ def command(given: _SweepOptions) -> None:
     words = parsed(given.replayed)
     if len(words.files) != 1:
         raise click.UsageError(f"one TRACE is wanted, not {len(words.files)}")
-    if (sweep.MEMORY in words.axes) == (sweep.BLOCKS in words.axes):
+    given_options = {*words.axes, *(each[0] for each in words.fixed)}
+    if (sweep.MEMORY in given_options) == (sweep.BLOCKS in given_options):
         raise click.UsageError("either --memory, with --model, or --num-blocks, with --groups, is wanted")
     points, path = points_of(words), words.files[0]
     over_both = plot_path and plot.over_both([{"options": point.labels} for point in points])
@@ -95,13 +100,13 @@ def command(given: _SweepOptions) -> None:
     how: dict[str, Any] = {"jobs": given.jobs or os.cpu_count() or 1, "ray": given.ray, "results": given.results}
     with progress_bar("sweep", len(points)) as advance:
         rows, infinite = swept(points, trace, with_bounds=given.bounds, progress=advance, **how)
-    said = resolved(points)
-    found = [{**each, "resolved": said[each["line"]]} for each in answers(rows, infinite, given.target)]
+    said = described(points)
+    found = [{**each, **said[each["line"]]} for each in answers(rows, infinite, given.target)]
     if csv_path:
         write_output(csv_path, sweep.as_csv(rows))
     if plot_path:
-        plotted = plot.drawn_sweep(rows, plot_path, pathlib.Path(path).name, infinite, given.cost_ratio)
-        write_output(plot_path, plotted)
+        how = {"infinite": infinite, "cost_ratio": given.cost_ratio, "size": found[0]["size"]}
+        write_output(plot_path, plot.drawn_sweep(rows, plot_path, pathlib.Path(path).name, **how))
     if given.html:
         sentences = [list(_sentences(each)) for each in found]
         write_data(given.html, pages.sweep_data(found, sentences, f"hkv sweep: {pathlib.Path(path).name}"))
@@ -110,11 +115,15 @@ def command(given: _SweepOptions) -> None:
         _print(found)
 
 
-def _shown(row: sweep.Row) -> str:
-    options = row["options"]
-    if sweep.MEMORY in options:
-        return show_bytes(sweep.size_of(options))
-    return f"{int(sweep.size_of(options)):,} blocks"
+def _shown(row: sweep.Row, name: str) -> str:
+    size = sweep.size_of(row["options"])
+    if not size:
+        return "no second tier"
+    return {
+        "memory": show_bytes(size),
+        "host memory": f"{show_bytes(size)} of host memory",
+        "chunks": f"{int(size):,} chunks in the second tier",
+    }.get(name, f"{int(size):,} blocks")
 
 
 def _print(found: list[dict[str, Any]]) -> None:
@@ -123,7 +132,8 @@ def _print(found: list[dict[str, Any]]) -> None:
     for answer in found:
         out.print(_table(answer))
         if answer["resolved"]:
-            out.print(f"as {answer['resolved']}", highlight=False)
+            last = "last row " if answer["size"] == "host memory" else ""
+            out.print(f"{last}as {answer['resolved']}", highlight=False)
         for sentence in _sentences(answer):
             out.print(sentence, highlight=False)
 
@@ -141,23 +151,30 @@ def _table(answer: Mapping[str, Any]) -> Table:
         else:
             columns += [f"{row['preemptions']:,}", f"{sweep.refused(row):,}"]
             columns[:0] = [f"{best:.2%}", f"{best - row['hit_rate']:.2%}"] * bounded
-        rows.append((_shown(row).removesuffix(" blocks"), f"{row['hit_rate']:.2%}", *columns))
-    size = "memory" if sweep.MEMORY in answer["points"][0]["options"] else "blocks"
+        size = sweep.size_of(row["options"])
+        shown = show_bytes(size) if "memory" in answer["size"] else f"{int(size):,}"
+        rows.append((shown if size else "none", f"{row['hit_rate']:.2%}", *columns))
+    size = answer["size"]
     if tiered:
         names = f">{size}|>hit rate|{'>optimal|' * bounded}>in tier|>stored|>unread|>evictions"
     else:
         names = f">{size}|>hit rate|{'>optimal|>gap|' * bounded}>evictions|>preemptions|>refused"
-    return table(names, rows, title=answer["line"] or "Sweep")
+    blocks = f", {answer['points'][0]['blocks']:,} blocks on the GPU" if size in TIERS else ""
+    return table(names, rows, title=(answer["line"] or "Sweep") + blocks)
 
 
 def _sentences(answer: Mapping[str, Any]) -> Iterator[str]:
-    best, bend, infinite = answer["highest"], answer["knee"], answer["infinite"]
+    best, bend, infinite, size = (answer[name] for name in ("highest", "knee", "infinite", "size"))
     lost = f", {sweep.refused(best):,} requests refused" if sweep.refused(best) else ""
-    yield f"highest: {best['hit_rate']:.2%}, with {_shown(best)}{lost}"
+    yield f"highest: {best['hit_rate']:.2%}, with {_shown(best, size)}{lost}"
+    for row in answer["points"]:
+        if not sweep.size_of(row["options"]):
+            yield f"no second tier: {row['hit_rate']:.2%}"
     if infinite is not None:
         still = f", with {infinite['evictions']:,} evictions still" if infinite["evictions"] else ""
         yield f"infinite: {infinite['hit_rate']:.2%}{still}"
     if bend is not None:
-        yield f"knee: {_shown(bend)}, {bend['hit_rate']:.2%}"
+        yield f"knee: {_shown(bend, size)}, {bend['hit_rate']:.2%}"
     for target, row in answer["reached"].items():
-        yield f"{target}: not reached" if row is None else f"{target}: from {_shown(row)} on ({row['hit_rate']:.2%})"
+        from_on = "not reached" if row is None else f"from {_shown(row, size)} on ({row['hit_rate']:.2%})"
+        yield f"{target}: {from_on}"

@@ -249,13 +249,13 @@ function carried(values) {
   return values.map((value) => (last = value >= 0 ? value : last));
 }
 
-/** Hit rates against the size of the pool, with bounds. */
+/** Hit rates against the size of the pool or of the second tier, with bounds. */
 class SweepPage extends Charted {
   constructor(data) {
     super(data);
     const sizes = data.lines.flatMap((line) => line.sizes).sort((a, b) => a - b), low = sizes[0], high = sizes[sizes.length - 1];
-    const axis = { low: low === high ? low * 0.9 : low, high: low === high ? high * 1.1 : high, log: true, ticks: [...new Set(sizes)], words: (value) => (data.memory ? `${value.toLocaleString("en", { maximumFractionDigits: 2 })} GiB` : `${Math.round(value).toLocaleString("en")} blocks`) };
-    this.board = new Board(byId("stage"), axis, [{ title: "Hit rate against the size of the pool", words: percent, layers: () => this.rates(), legend: (layers) => this.kinds(layers) }], (span) => this.tell(span));
+    const axis = { low: low === high ? low * 0.9 : low, high: low === high ? high * 1.1 : high, log: true, ticks: [...new Set(sizes)], words: (value) => `${value.toLocaleString("en", { maximumFractionDigits: data.size === "GiB" ? 2 : 0 })} ${data.size}` };
+    this.board = new Board(byId("stage"), axis, [{ title: "Hit rate against size", words: percent, layers: () => this.rates(), legend: (layers) => this.kinds(layers) }], (span) => this.tell(span));
     this.tell(null);
   }
   rates() {
@@ -275,7 +275,7 @@ class SweepPage extends Charted {
     const inside = (size) => !span || (size >= span[0] && size <= span[1]);
     byId("panel").replaceChildren(...this.data.lines.map((line) => el("section", {}, el("h2", {}, line.name || "Sweep"), line.resolved && el("p", { class: "note" }, line.resolved),
       line.said.length ? el("ul", {}, line.said.map((text) => el("li", {}, text))) : "",
-      el("table", { class: "counts" }, el("tr", {}, ...[this.data.memory ? "GiB" : "blocks", "hit rate", ...(line.optimal ? ["at most", "gap"] : []), "evictions", "refused"].map((name) => el("th", {}, name))),
+      el("table", { class: "counts" }, el("tr", {}, ...[this.data.size, "hit rate", ...(line.optimal ? ["at most", "gap"] : []), "evictions", "refused"].map((name) => el("th", {}, name))),
         line.sizes.map((size, at) => [size, at]).filter(([size]) => inside(size)).map(([size, at]) => el("tr", {}, el("th", {}, this.board.axis.words(size).split(" ")[0]), ...[percent(100 * line.rates[at], 1),
           ...(line.optimal ? [percent(100 * line.optimal[at], 1), percent(100 * (line.optimal[at] - line.rates[at]), 1)] : []), line.evictions[at] < 0 ? "-" : counted(line.evictions[at]), counted(line.refused[at])].map((text) => el("td", {}, text))))),
       line.sizes.filter(inside).length ? line.sizes.map((size, at) => [size, at]).filter(([size]) => inside(size)).slice(0, 12).map(([size, at]) => el("details", {}, el("summary", {}, `${this.board.axis.words(size)}: options`), copied(line.commands[at]))) : "")));

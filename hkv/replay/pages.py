@@ -18,7 +18,7 @@ from hkv.replay.compare import CompareResult, Side
 from hkv.replay.observed import OccupancyKind
 from hkv.replay.result import Ceiling, ReplayResult, advice, groups, result_of
 from hkv.replay.run import Outcome
-from hkv.replay.sweep import BLOCKS, MEMORY, OPTIMAL, optimal_rate, refused, size_of
+from hkv.replay.sweep import BLOCKS, MEMORY, OPTIMAL, TIER, optimal_rate, refused, size_of
 
 
 def replay_data(
@@ -78,29 +78,29 @@ def sweep_data(found: Sequence[Mapping[str, Any]], said: Sequence[Sequence[str]]
       said: sentences on each line.
       title: title of the page.
     """
-    memory = MEMORY in found[0]["points"][0]["options"]
-    return {
-        "kind": "sweep",
-        "title": title,
-        "memory": memory,
-        "lines": [_line(each, sentences, memory) for each, sentences in zip(found, said, strict=True)],
-    }
+    size = found[0]["size"]
+    lines = [
+        _line(each, sentences, 2**30 if "memory" in size else 1) for each, sentences in zip(found, said, strict=True)
+    ]
+    return {"kind": "sweep", "title": title, "size": "GiB" if "memory" in size else size, "lines": lines}
 
 
-def _line(answer: Mapping[str, Any], sentences: Sequence[str], memory: bool) -> dict[str, Any]:
-    points = answer["points"]
-    bounded, infinite = OPTIMAL in points[0], answer["infinite"]
-    size = MEMORY if memory else BLOCKS
+def _line(answer: Mapping[str, Any], sentences: Sequence[str], unit: int) -> dict[str, Any]:
+    points = [row for row in answer["points"] if size_of(row["options"])]  # no second tier has no place on the axis
+    bounded, infinite = OPTIMAL in answer["points"][0], answer["infinite"]
     return {
         "name": answer["line"],
         "resolved": answer["resolved"],
-        "sizes": [size_of(row["options"]) / (2**30 if memory else 1) for row in points],
+        "sizes": [size_of(row["options"]) / unit for row in points],
         "rates": [row["hit_rate"] for row in points],
         "optimal": [optimal_rate(row) for row in points] if bounded else None,
         "infinite": None if infinite is None else infinite["hit_rate"],
         "evictions": [-1 if row["evictions"] is None else row["evictions"] for row in points],
         "refused": [refused(row) for row in points],
-        "notes": [f"{size} {row['options'][size]}" for row in points],
+        "notes": [
+            next(f"{name} {row['options'][name]}" for name in (MEMORY, BLOCKS, TIER) if name in row["options"])
+            for row in points
+        ],
         "commands": [
             shlex.join(word for option, value in row["options"].items() for word in (option, value)) for row in points
         ],

@@ -11,13 +11,12 @@ import numpy as np
 
 from hkv.columns import Columns
 from hkv.contract.options import check_plot_path
-from hkv.limits import parse_bytes, whole_number
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, LAST_TOKEN, TRACE, UNIT
 from hkv.replay.compare import CompareResult
 from hkv.replay.observed import EVICTED, NOT_RETAINED, Occupancy, OccupancyKind
 from hkv.replay.result import totals
 from hkv.replay.run import Outcome
-from hkv.replay.sweep import MEMORY, OPTIMAL, TIER, Row, lines, optimal_rate, refused, size_of
+from hkv.replay.sweep import MEMORY, OPTIMAL, TIER, Row, lines, optimal_rate, refused, size_name, size_of, tier_size
 from hkv.spec import spec_to_text
 
 HIT, CUMULATIVE, BLOCKS, WAITING, RUNNING = "#2a7f9e", "#12313d", "#7a9e3f", "#c8553d", "#5a6c75"
@@ -220,12 +219,21 @@ def _draw_shares(panel: Any, result: CompareResult) -> None:
 OPTIMAL_LABEL, INFINITE_LABEL = "at most, by any choice of what to keep", "a pool that evicts nothing"
 
 
+AXES = {
+    "memory": "memory for the cache (GiB)",
+    "blocks": "blocks in the pool",
+    "host memory": "second tier in host memory (GiB)",
+    "chunks": "chunks in the second tier",
+}
+
+
 def drawn_sweep(
     rows: Sequence[Row],
     path: str,
     title: str,
     infinite: Mapping[str, Row] | None = None,
     cost_ratio: float | None = None,
+    size: str | None = None,
 ) -> bytes:
     """The plot, PNG or SVG by the suffix of the path that it is for; SVG for `-`.
 
@@ -238,34 +246,38 @@ def drawn_sweep(
     from matplotlib.ticker import NullLocator
 
     panel: Any = figure.subplots()
-    by_memory = MEMORY in rows[0]["options"]
+    size = size or size_name(rows[0]["options"])
+    by_memory = "memory" in size
     scale = 2**30 if by_memory else 1
-    for name, line in lines(rows).items():
+    for name, each in lines(rows).items():
+        line = [row for row in each if size_of(row["options"])]
         sizes = [size_of(row["options"]) / scale for row in line]
         (drawn_line,) = panel.plot(sizes, [100 * row["hit_rate"] for row in line], marker="o", markersize=4)
         drawn_line.set_label(name or "as replayed")
         colour = drawn_line.get_color()
-        for size, row in zip(sizes, line, strict=True):
+        for row in each[: len(each) - len(line)]:
+            panel.axhline(100 * row["hit_rate"], color=colour, linestyle="-.", label="no second tier")
+        for place, row in zip(sizes, line, strict=True):
             if refused(row):
-                at = (size, 100 * row["hit_rate"])
+                at = (place, 100 * row["hit_rate"])
                 panel.plot(*at, marker="o", markersize=7, markerfacecolor="white", color=colour)
                 panel.annotate(f"{refused(row):,} refused", at, (4, 6), textcoords="offset points", fontsize=8)
-        if OPTIMAL in line[0]:
+        if OPTIMAL in rows[0]:
             panel.plot(
                 sizes, [100 * optimal_rate(row) for row in line], color=colour, linestyle=":", label=OPTIMAL_LABEL
             )
         if infinite and name in infinite:
             panel.axhline(100 * infinite[name]["hit_rate"], color=colour, linestyle="--", label=INFINITE_LABEL)
     panel.set_xscale("log")
-    panel.set_xticks(_apart(sorted({size_of(row["options"]) / scale for row in rows})))
+    panel.set_xticks(_apart(sorted({size_of(row["options"]) / scale for row in rows} - {0})))
     panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter("{x:,.4g}" if by_memory else "{x:,.0f}")
-    panel.set_xlabel("memory for the cache (GiB)" if by_memory else "blocks in the pool")
+    panel.set_xlabel(AXES[size])
     panel.set_ylabel("hit rate (% of prompt tokens)")
     panel.set_ylim(bottom=0)
     panel.grid(True, which="both", color="#e3e6e8", linewidth=0.8)
     panel.spines[["top", "right"]].set_visible(False)
-    if len(lines(rows)) > 1 or OPTIMAL in rows[0] or infinite:
+    if len(panel.get_legend_handles_labels()[1]) > 1:
         panel.legend(frameon=False)
     return _saved(figure, path, title)
 
@@ -292,11 +304,11 @@ def _drawn_tiers(rows: Sequence[Row], path: str, title: str, cost_ratio: float |
         if not np.isnan(rate):
             panel.text(x, y, f"{rate:.1f}", ha="center", va="center", color="white" if rate < middle else "black")
     if cost_ratio is not None:
-        _draw_costs(panel, [size_of({first: each}) for each in across], [_tier_size(each) for each in up], cost_ratio)
+        _draw_costs(panel, [size_of({first: each}) for each in across], [tier_size(each) for each in up], cost_ratio)
     panel.set_xticks(range(len(across)), across)
     panel.set_yticks(range(len(up)), up)
-    panel.set_xlabel("memory for the cache on each GPU" if first == MEMORY else "blocks in the pool")
-    panel.set_ylabel("second tier in host memory" if first == MEMORY else "chunks in the second tier")
+    panel.set_xlabel("memory for the cache on each GPU" if first == MEMORY else AXES["blocks"])
+    panel.set_ylabel("second tier in host memory" if first == MEMORY else AXES["chunks"])
     figure.colorbar(drawn, label="hit rate (% of prompt tokens)")
     return _saved(figure, path, title)
 
@@ -311,12 +323,6 @@ def _draw_costs(panel: Any, across: Sequence[float], up: Sequence[float], ratio:
     label = f"{ratio:g} of the second tier cost as much as one of the first"
     panel.plot([], [], color=COST, linestyle="--", label=f"equal cost, where {label}")
     panel.legend(handles=panel.get_lines(), frameon=False, loc="upper left", bbox_to_anchor=(0, 1.09))
-
-
-def _tier_size(text: str) -> float:
-    """The second tier's size: a number of chunks, or bytes."""
-    chunks = whole_number(text)
-    return float(parse_bytes(text) if chunks is None else chunks)
 
 
 def _apart(sizes: Sequence[float], most: int = 10) -> list[float]:

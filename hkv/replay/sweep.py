@@ -87,18 +87,39 @@ def points(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
     return [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
 
 
+def told_apart(axes: Mapping[str, Sequence[object]]) -> list[str]:
+    """Options that points are told apart by: all but one size of the GPU's pool beside several of the second tier."""
+    tiers = len(set(axes.get(TIER, ()))) > 1
+    return [name for name, each in axes.items() if not (tiers and name in (MEMORY, BLOCKS) and len(each) == 1)]
+
+
 def size_of(options: Mapping[str, str]) -> float:
-    """The size of a point's pools: bytes of memory, or blocks of all of them."""
-    return float(parse_bytes(options[MEMORY]) if MEMORY in options else _size(BLOCKS, options[BLOCKS]))
+    """The size that a point has on its line: bytes of memory or blocks of all pools; of neither, the second tier's."""
+    if MEMORY in options:
+        return float(parse_bytes(options[MEMORY]))
+    return float(_size(BLOCKS, options[BLOCKS])) if BLOCKS in options else tier_size(options.get(TIER, "0"))
+
+
+def tier_size(text: str) -> float:
+    """The second tier's size: a number of chunks, or bytes."""
+    chunks = whole_number(text)
+    return float(parse_bytes(text, "offload") if chunks is None else chunks)
+
+
+def size_name(options: Mapping[str, str], of_model: bool = False) -> str:
+    """Name of what a point's size counts; a second tier beside a model is in bytes."""
+    known = {MEMORY: "memory", BLOCKS: "blocks"}
+    return next((name for size, name in known.items() if size in options), "host memory" if of_model else "chunks")
 
 
 def line_of(options: Mapping[str, str]) -> str:
-    """Name of the line that a point is on: its options but for the size of the pool."""
-    return " ".join(f"{name} {value}" for name, value in options.items() if name not in (MEMORY, BLOCKS))
+    """Name of the line that a point is on: its options but for the size."""
+    sizes = (MEMORY, BLOCKS) if MEMORY in options or BLOCKS in options else (TIER,)
+    return " ".join(f"{name} {value}" for name, value in options.items() if name not in sizes)
 
 
 def lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows that differ in nothing but the size of the pool, smallest first, by their other options."""
+    """Rows that differ in nothing but the size, smallest first, by their other options."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(line_of(row["options"]), []).append(row)
@@ -116,15 +137,16 @@ def optimal_rate(row: Row) -> float:
 
 
 def first_reaching(line: Sequence[Row], rate: float) -> Row | None:
-    """The smallest pool of a line whose hit rate is at least this; None where none is."""
+    """The smallest size of a line whose hit rate is at least this; None where none is."""
     return next((row for row in line if row["hit_rate"] >= rate), None)
 
 
 def knee(line: Sequence[Row]) -> Row | None:
     """The point that lies furthest above the straight line between the ends, sizes taken as logarithms.
 
-    None where there are fewer than three points, or none lies above it.
+    None where there are fewer than three points, or none lies above it. No second tier is no point of its line.
     """
+    line = [row for row in line if size_of(row["options"])]
     if len(line) < 3:
         return None
     sizes = [math.log(size_of(row["options"])) for row in line]

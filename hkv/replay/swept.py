@@ -30,7 +30,7 @@ from hkv.replay.command import StudiedCache
 from hkv.replay.optimal import Reuse, optimal_hits, reuse
 from hkv.replay.result import ReplayResult, result_of, totals
 from hkv.replay.run import COMPILED, ReplayedCache, Timing, default_engine, replay, warmup_requests
-from hkv.replay.sweep import COLUMNS, OPTIMAL, TIERED, Row, line_of, size_of
+from hkv.replay.sweep import COLUMNS, OPTIMAL, TIER, TIERED, Row, line_of, size_name, size_of, tier_size
 from hkv.replay.traces.interned import InternedTrace
 from hkv.version import __version__
 
@@ -160,12 +160,19 @@ def _rows(
     return [rows[place] for place in range(len(points))]
 
 
-def resolved(points: Sequence[Point]) -> dict[str, str]:
-    """Of each line, all that its options came to be but for the size of the pool, in the engine's own words."""
+def described(points: Sequence[Point]) -> dict[str, dict[str, str]]:
+    """Of each line what its sizes count, and all that its options came to be but for the size of the pool, in the
+    engine's own words; over sizes of a second tier with the largest."""
     first: dict[str, Point] = {}
-    for point in points:
+    for point in sorted(points, key=lambda point: -tier_size(point.labels.get(TIER, "0"))):
         first.setdefault(line_of(point.labels), point)
-    return {line: point.studied().resolved for line, point in first.items()}
+    return {
+        line: {
+            "size": size_name(point.labels, point.options["model"] is not None),
+            "resolved": point.studied().resolved,
+        }
+        for line, point in first.items()
+    }
 
 
 def warned(points: Sequence[Point], trace: InternedTrace) -> dict[str, str]:
@@ -180,7 +187,7 @@ def warned(points: Sequence[Point], trace: InternedTrace) -> dict[str, str]:
 def answers(
     rows: Sequence[Row], infinite: dict[str, Row] | None = None, targets: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
-    """Of each line its points, its knee, its highest rate, and the smallest pools that reach the targets."""
+    """Of each line its points, its knee, its highest rate, and the smallest sizes that reach the targets."""
     found = []
     for name, line in sweep.lines(rows).items():
         bend, best = sweep.knee(line), max(line, key=lambda row: row["hit_rate"])

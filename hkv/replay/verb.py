@@ -172,7 +172,11 @@ _CONVERSIONS: Mapping[str, Callable[[Any], object]] = {
 """Makes what the command's parsers would have made of the same words."""
 
 
-SIZES = {"memory": options_of_sweeps.MEMORY, "num_blocks": options_of_sweeps.BLOCKS}
+SIZES = {
+    "memory": options_of_sweeps.MEMORY,
+    "num_blocks": options_of_sweeps.BLOCKS,
+    "offload": options_of_sweeps.TIER,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,8 +185,9 @@ class SweepResult:
 
     Attributes:
       points: one entry a replay: what varies, by name, as text; `line`, what is equal on one line, all that varies but
-        the size; the totals `hkv.replay.sweep.COLUMNS` (-1 where the engine does not count); and, with bounds,
-        `optimal_tokens`, hit tokens that no choice of evictions exceeds.
+        the size (of the second tier, where that of the pool does not vary); the totals `hkv.replay.sweep.COLUMNS` (-1
+        where the engine does not count); and, with bounds, `optimal_tokens`, hit tokens that no choice of evictions
+        exceeds.
       lines: one entry a line: `line`; `highest`, its best hit rate; `knee`, the size at which the gain bends, or "";
         and, with bounds, `infinite`, the hit rate in a pool that evicts nothing (NaN where nothing is reused).
     """
@@ -211,7 +216,7 @@ def sweep(
     Args:
       trace: path of the trace, perhaps compressed; `-` is standard input.
       vary: values by name: arguments of `replay_trace`, or options of the dialect (`retention`, ...). One of them is
-        `memory` or `num_blocks`.
+        `memory`, `num_blocks` or `offload`.
       options: the same with one value each.
       engine: name of the engine; None for the compiled one, where it has the cache's rules, else the NumPy engine.
       tokens_per_id: as in `replay_trace`.
@@ -228,11 +233,12 @@ def sweep(
       HKVError: the trace, a cache, a dialect or the engine cannot be used, or an option is not known.
     """
     if not SIZES.keys() & vary.keys():
-        raise ConfigError("vary", sorted(vary), "values of memory or of num_blocks among them")
+        raise ConfigError("vary", sorted(vary), "values of memory, num_blocks or offload among them")
     timing = Timing(step_ms=step_ms, speed=Fraction(speed))
+    told = options_of_sweeps.told_apart({SIZES.get(name, name): values for name, values in vary.items()})
     points = [
         Point(
-            labels=_labels(values),
+            labels={name: text for name, text in _labels(values).items() if name in told},
             options=_options(timing, {**(options or {}), **values}),
             timing=timing,
             engine=engine,

@@ -4,16 +4,19 @@ Drawn over dialects, groups, pools and schedules, with and without a second tier
 """
 
 import json
+import math
 import pathlib
 import random
 import re
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from benchmarks import causes as proofs
 from hkv.cli import cli
-from hkv.replay.verb import replay_trace
+from hkv.replay.attribution import CAUSES
+from hkv.replay.verb import replay_trace, sweep
 from hkv.spec import spec_from_text
 
 SENTENCE = re.compile(r"([^:]*?) \((--[^)]*)\)(?: hits|:) ([0-9.]+)%(?:, (more|less|the same))?")
@@ -169,14 +172,173 @@ def test_coarse_ids_warn_where_windows_are_kept_and_say_what_finer_ones_can_hit_
             assert gain > 0
 
 
-def test_a_sweep_over_tiers_takes_none_for_its_baseline() -> None:
+def test_a_sweep_over_tiers_is_one_line_by_their_sizes(tmp_path: pathlib.Path) -> None:
     trace = "tests/data/traces/ceilings_tier.jsonl --groups full:64,swa:64:128 --num-blocks 40 --engine numpy"
-    done = CliRunner().invoke(cli, f"sweep {trace} --offload 0,400 --json -")
-    assert done.exit_code == 0, done.output
-    alone, tier = (line["points"][0] for line in json.loads(done.stdout)["lines"])
+    files = f"--csv {tmp_path / 'a.csv'} --html {tmp_path / 'a.html'}"
+    (line,) = swept(f"{trace} --offload 0,40,100,400 --bounds {files}")["lines"]
+    alone, *tiers = line["points"]
+    assert (line["line"], line["size"]) == ("", "chunks")
+    assert [row["options"] for row in line["points"]] == [{"--offload": size} for size in ("0", "40", "100", "400")]
     assert alone["hit_rate"] == replayed(trace)["totals"]["hit_rate"]
-    assert alone["loaded_tokens"] == 0 < tier["loaded_tokens"]
-    assert "loaded_tokens" in tier
+    assert alone["loaded_tokens"] == 0 < tiers[0]["loaded_tokens"]
+    assert (tmp_path / "a.csv").read_text().startswith("offload,hit_rate,")
+    shown = said(f"sweep {trace} --offload 0,100,400")
+    assert shown.count("chunks ┃") == shown.count("highest: ") == shown.count("│   none │") == 1
+    both = swept(f"{trace.replace('40 ', '40;60 ')} --offload 0,400")["lines"]
+    assert [(each["line"], each["size"]) for each in both] == [("--offload 0", "blocks"), ("--offload 400", "blocks")]
+    bare = swept(f"{trace} --offload 0,400 --retention dense,0")["lines"]
+    assert [each["line"] for each in bare] == ["--retention dense", "--retention 0"]
+
+
+def test_a_sweep_over_tiers_of_a_model_is_in_bytes_and_drawn_so(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    words = "--model tests/data/models/gemma3_text.json --memory 40MiB --max-model-len 256 --engine numpy"
+    words = f"{written(4, tmp_path)} {words} --offload 0,33554432,512MiB"
+    shown = said(f"sweep {words}")
+    assert re.search(r"none │.*\n.* 32 MiB │.*\n.* 512 MiB │", shown)
+    assert re.search(r"highest: .*, with .* of host memory\n", shown)
+    assert "last row as vllm serve" in shown
+    assert "--kv-offloading-size 0.5" in " ".join(shown.split())
+    said(f"sweep {words} --plot {tmp_path / 'a.svg'}")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "second tier in host memory (GiB)" in drawn
+    assert "no second tier" in drawn
+
+
+def test_a_call_sweeps_over_tiers_as_the_command_does() -> None:
+    groups, trace = [spec_from_text("full:64"), spec_from_text("swa:64:128")], "tests/data/traces/ceilings_tier.jsonl"
+    for pool in ({"vary": {}, "options": {"num_blocks": 40}}, {"vary": {"num_blocks": [40]}, "options": {}}):
+        vary = {**pool["vary"], "offload": ["0", "100", "400"]}
+        found = sweep(trace, vary, {**pool["options"], "groups": groups}, engine="numpy")
+        assert found.points["offload"].tolist() == ["0", "100", "400"]
+        assert found.lines["line"].tolist() == [""]
+
+
+def test_each_sentence_of_a_sweep_is_a_command(tmp_path: pathlib.Path) -> None:
+    met: set[str] = set()
+    for seed in range(len(proofs.CACHES)):
+        words = f"{written(seed, tmp_path)} {command_of(seed)}"
+        met |= hold_sweep(words, "--num-blocks", ";", pools_of(words))
+        if "vllm" in words and "lmcache" not in words:
+            chunks = {f"{size:,} chunks in the second tier": str(size) for size in (30, 90, 400)}
+            met |= hold_sweep(words, "--offload", ",", {"no second tier": "0", **chunks})
+    assert met == {"highest", "infinite", "knee", "reached", "not reached", "no second tier"}
+
+
+def pools_of(words: str) -> dict[str, str]:
+    """Three sizes of the pools, in growing order, by the words that a sweep has for them."""
+    (pools,) = re.findall(r"--num-blocks (\S+)", words)
+    sizes = [[times * int(each) for each in pools.split(",")] for times in (1, 2, 5)]
+    return {f"{sum(each):,} blocks": ",".join(map(str, each)) for each in sizes}
+
+
+def hold_sweep(words: str, axis: str, between: str, sizes: dict[str, str]) -> set[str]:
+    """Holds each sentence of a sweep to replays of its sizes; returns what they speak of."""
+    words = re.sub(rf"{axis} \S+", "", words)
+    shown = said(f"sweep {words} {axis} {between.join(sizes.values())} --jobs 1 --bounds --target 5 --target 99")
+    rates = {name: replayed(f"{words} {axis} {size}")["totals"]["hit_rate"] for name, size in sizes.items()}
+    told = {name: f"{rate:.2%}" for name, rate in rates.items()}
+    met = {"highest"}
+    ((best, name),) = re.findall(r"^highest: (\S+), with (.*?)(?:, [0-9,]+ requests refused)?$", shown, re.M)
+    assert (told[name], rates[name]) == (best, max(rates.values())), (words, shown)
+    for rate in re.findall(r"^no second tier: (\S+)$", shown, re.M):
+        assert rate == told["no second tier"], (words, shown)
+        met.add("no second tier")
+    for rate in re.findall(r"^infinite: (\S+)$", shown, re.M):
+        large = "60000,60000" if any("," in size for size in sizes.values()) else "60000"
+        last = "" if axis == "--num-blocks" else f"{axis} {list(sizes.values())[-1]}"
+        endless = re.sub(r"--num-blocks \S+", "", words)
+        found = replayed(f"{endless} --num-blocks {large} {last}")["totals"]
+        assert (f"{found['hit_rate']:.2%}", found["evictions"]) == (rate, 0), (words, shown)
+        met.add("infinite")
+    points = [(math.log(float(size.split(",")[0])), rates[name]) for name, size in sizes.items() if size != "0"]
+    (left, low), (right, high) = points[0], points[-1]
+    above = [rate - low - (high - low) * (size - left) / (right - left) for size, rate in points]
+    bends = re.findall(r"^knee: (.*), (\S+)$", shown, re.M)
+    assert bool(bends) == (max(above) > 1e-9), (words, shown)
+    for name, rate in bends:
+        assert rate == told[name], (words, shown)
+        assert rates[name] == points[above.index(max(above))][1], (words, shown)
+        met.add("knee")
+    for target in (5, 99):
+        reaching = [name for name, rate in rates.items() if rate >= target / 100]
+        said_of = f"from {reaching[0]} on ({told[reaching[0]]})" if reaching else "not reached"
+        assert f"\n{target}%: {said_of}\n" in shown, (words, shown)
+        met.add("reached" if reaching else "not reached")
+    return met
+
+
+def test_each_sentence_of_a_comparison_is_two_replays(tmp_path: pathlib.Path) -> None:
+    """What it says of hits that differ, of their causes and of requests is what the two replays' requests have."""
+    met: set[str] = set()
+    for seed in range(len(proofs.CACHES)):
+        words = f"{written(seed, tmp_path)} {command_of(seed)}"
+        pools = list(pools_of(words).values())
+        pairs = [("--num-blocks", ";", pools[:2])]
+        if "vllm" in words and "lmcache" not in words:
+            pairs += [("--offload", ",", ["0", "300"]), ("--retention", ",", ["dense", "0"])]
+        for option, between, values in pairs:
+            plain = re.sub(rf"{option} \S+", "", words)
+            met |= hold_comparison(plain, option, between, values)
+    refusing = "tests/data/traces/ceilings_tier.jsonl --groups full:64 --engine numpy"
+    met |= hold_comparison(refusing, "--num-blocks", ";", ["8", "40"])
+    assert met == {"same", "more", "less", "request", "only"}
+
+
+def hold_comparison(words: str, option: str, between: str, values: list[str]) -> set[str]:
+    """Holds each sentence of a comparison to both replays; returns which kinds there were."""
+    shown = said(f"compare {words} {option} {between.join(values)} --jobs 1")
+    first, other = (replayed(f"{words} {option} {value}")["requests"] for value in values)
+    causes = [name for name in CAUSES if name in first]
+    more = [theirs - mine for mine, theirs in zip(first["hit"], other["hit"], strict=True)]
+    met = set()
+
+    def moved(chosen: list[int], sign: int) -> dict[str, int]:
+        sums = {cause: sign * sum(other[cause][each] - first[cause][each] for each in chosen) for cause in causes}
+        return {cause: tokens for cause, tokens in sums.items() if tokens}
+
+    def told(text: str) -> dict[str, int]:
+        found = [each.rpartition(" ") for each in re.split(r", (?=[a-z])", " ".join(text.split()))]
+        return {cause: int(tokens.replace(",", "")) for cause, _, tokens in found}
+
+    assert f"{option} {values[1]} against {option} {values[0]}:" in shown
+    body = shown.partition(" against ")[2]
+    sides = {
+        "more": [at for at, each in enumerate(more) if each > 0],
+        "less": [at for at, each in enumerate(more) if each < 0],
+    }
+    found = re.findall(r"^  ([0-9,]+) requests hit ([0-9,]+) tokens (more|less): ((?:.|\n(?!  ))*)", body, re.M)
+    assert {word for _, _, word, _ in found} == {word for word, there in sides.items() if there}, (words, shown)
+    for requests, tokens, word, why in found:
+        there = sides[word]
+        assert int(requests.replace(",", "")) == len(there), (words, shown)
+        assert int(tokens.replace(",", "")) == sum(abs(more[at]) for at in there), (words, shown)
+        assert told(why) == moved(there, -1 if word == "more" else 1), (words, shown)
+        met.add(word)
+    assert ("every hit is the same" in body) == (not any(more)), (words, shown)
+    met |= set() if any(more) else {"same"}
+    for number, mine, theirs, prompt, why in re.findall(
+        r"^  request (\d+): ([0-9,]+) -> ([0-9,]+) of ([0-9,]+); ((?:.|\n(?!  |$))*)", body, re.M
+    ):
+        at = int(number)
+        hits = [int(each.replace(",", "")) for each in (mine, theirs, prompt)]
+        assert hits == [first["hit"][at], other["hit"][at], first["prompt"][at]], (words, shown)
+        assert told(why) == moved([at], 1), (words, shown)
+        met.add("request")
+    apart = sum((mine < 0) != (theirs < 0) for mine, theirs in zip(first["admitted"], other["admitted"], strict=True))
+    only = re.findall(r"^  ([0-9,]+) requests were admitted by one of the two only$", body, re.M)
+    assert only == ([f"{apart:,}"] if apart else []), (words, shown)
+    return met | ({"only"} if apart else set())
+
+
+def swept(words: str) -> dict:
+    return json.loads(said(f"sweep {words} --jobs 1 --json -"))
+
+
+def said(words: str) -> str:
+    done = CliRunner().invoke(cli, words, env={"COLUMNS": "1000"})
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return done.stdout
 
 
 def test_the_command_of_a_model_with_a_tier_has_its_size(tmp_path: pathlib.Path) -> None:
