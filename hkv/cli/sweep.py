@@ -25,7 +25,7 @@ from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import read_trace
 
 TIERS = ("host memory", "chunks")
-"""What sizes of a second tier count."""
+"""Units of a second tier's size."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
