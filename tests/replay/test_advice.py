@@ -269,7 +269,7 @@ def hold_sweep(words: str, axis: str, between: str, sizes: dict[str, str]) -> se
 
 
 def test_each_sentence_of_a_comparison_is_two_replays(tmp_path: pathlib.Path) -> None:
-    """What it says of hits that differ, of their causes and of requests is what the two replays' requests have."""
+    """Hits that differ, their causes and the requests that it names are held to both replays' requests."""
     met: set[str] = set()
     for seed in range(len(proofs.CACHES)):
         words = f"{written(seed, tmp_path)} {command_of(seed)}"
