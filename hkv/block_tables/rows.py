@@ -9,24 +9,20 @@ changes nothing and says why in a `Status`.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import OperationError
+from hkv.pytrees import pytree
 from hkv.state.status import Status
 from hkv.typed_jit import typed_jit
 
 INT32_MAX = 2**31 - 1
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("blocks", "kernel_blocks", "lengths", "ratio", "null"),
-    meta_fields=(),
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class BlockRows:
     """Block tables of one group. A pytree; `vmap` over a stack of them for several groups.

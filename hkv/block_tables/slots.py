@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.errors import OperationError
+from hkv.pytrees import pytree
 from hkv.typed_jit import typed_jit
 
 if TYPE_CHECKING:
@@ -27,12 +28,7 @@ PAD = -1
 """Block and offset of a token that is written nowhere."""
 
 
-def _pytree(cls):
-    names = tuple(field.name for field in dataclasses.fields(cls))
-    return jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=())
-
-
-@_pytree
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class SlotGeometry:
     """Mapping from one group's token positions to slots on one rank. All int32[] but `mapped`; no static field.
@@ -52,7 +48,7 @@ class SlotGeometry:
     mapped: jax.Array
 
 
-@_pytree
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Slots:
     """Slots in which tokens are written; `PAD` in both arrays for tokens that are not written on this rank.
@@ -66,7 +62,7 @@ class Slots:
     offsets: jax.Array
 
 
-@_pytree
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Dropped:
     """Numbers of inputs that were left out because they do not exist; all zero when all is well.

@@ -29,6 +29,7 @@ from hkv.cache.token_hashing import hash_prompts, keyed, last_tokens, lookahead,
 from hkv.dialects.vllm.rules import reads
 from hkv.dialects.vllm.rules.parameters import READ_FIELDS, CacheField, GroupField, Parameters
 from hkv.machine.native_regions import Dispatched
+from hkv.pytrees import pytree
 from hkv.state.loops import divide, remainder
 from hkv.state.status import Status
 
@@ -36,7 +37,7 @@ COLUMNS = 32
 """Entries of a row that are looked up side by side."""
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
     """Requests that arrive. K is how many, P the most tokens of one.
@@ -57,7 +58,7 @@ class Arrivals:
     prompts: jax.Array | None = None
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class ArrivalResult:
     """Result of `arrive`. Lengths are in tokens.

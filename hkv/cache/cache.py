@@ -30,11 +30,12 @@ from hkv.dialects.vllm.rules.parameters import Parameters
 from hkv.errors import ConfigError, OperationError
 from hkv.keys.fingerprint import ROOT
 from hkv.model.topology import Topology
+from hkv.pytrees import pytree
 from hkv.state.status import Status
 from hkv.typed_jit import require_array, typed_jit
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Cache:
     """A cache of R rows (requests), G groups and rows of at most W blocks a group. Immutable; a pytree.
@@ -95,7 +96,7 @@ class Cache:
         return self.state.counters[StepCounter.EVICTIONS]
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class LongestHit:
     """The longest cached prefix of a prompt. Lengths are tokens.
@@ -109,7 +110,7 @@ class LongestHit:
     alone: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class RowAllocation:
     """Status, hit and slots of one row.
@@ -122,6 +123,7 @@ class RowAllocation:
       offsets: int32[G, T], its offset in that block, in tokens, -1 for none.
       reads: int32[G], the block of the state after the tokens before, for recurrent and opaque groups; 0 for none.
       writes: int32[G], the block for the state after the new tokens; -1 for none.
+      registered: int32[G], tokens up to the end of the last block, or state, that others find now; 0 for none.
       copies: int32[G, 2], block and its copy, to be copied first; -1 twice for none. None where hits end with blocks.
       checkpoints: int32[G, 2], how many of the tokens after the hit a state stands after that the chunk leaves behind
         inside it, and the block to write it to; -1 twice for none. None where no group has such states.
@@ -134,6 +136,7 @@ class RowAllocation:
     offsets: jax.Array
     reads: jax.Array
     writes: jax.Array
+    registered: jax.Array
     copies: jax.Array | None = None
     checkpoints: jax.Array | None = None
 
@@ -383,6 +386,7 @@ def allocate(
         offsets=result.offsets,
         reads=result.reads[0],
         writes=result.writes[0],
+        registered=result.registered[0],
         copies=None if result.copies is None else result.copies[0],
         checkpoints=None if result.checkpoints is None else result.checkpoints[0],
     )

@@ -52,7 +52,7 @@ def register(
     room: int,
     turn: tails.StepFacts | None = None,
     left: Exports | None = None,
-) -> tuple[StepState, Rows, jax.Array]:
+) -> tuple[StepState, Rows, jax.Array, jax.Array]:
     """Registers the blocks that served rows' first `tokens` tokens fill, but null ones and those retention leaves out.
 
     Args:
@@ -67,7 +67,8 @@ def register(
       left: states that chunks leave behind inside them, where they may.
 
     Returns:
-      The state; the rows' fields, with the entries looked at; and how many wait, int32[].
+      The state; the rows' fields, with the entries looked at; tokens up to the end of the last key that each query and
+      group registered, int32[Q, G], 0 for none; and how many wait, int32[].
     """
     groups = parameters.groups[: state.rows.shape[1]]
     view = EveryGroup(parameters.cache, groups, tokens.shape[0])
@@ -159,7 +160,8 @@ def register(
         rows = rows._replace(partial=rows.partial.at[line, group].max(jnp.where(waits, column + 1, 0)))
     if left is not None:
         rows = looked_at(rows, left, cached)
-    return state, rows, spans.left
+    units = jnp.zeros_like(due).at[line, group].max(jnp.where(kept, unit, 0), **DROP)
+    return state, rows, units * jnp.maximum(parameters.cache[CacheField.HASH_BLOCK], 1), spans.left
 
 
 def _left_out(

@@ -24,6 +24,7 @@ from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import Parameters, of_config
 from hkv.errors import ConfigError
+from hkv.pytrees import pytree
 
 
 class StepCounter(enum.IntEnum):
@@ -112,7 +113,7 @@ MOST_AHEAD = 64
 """Most tokens after a hash block that its key may cover."""
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class StepState:
     """A cache of R rows, G groups and at most N blocks. Immutable; donate it to the step that replaces it.
@@ -154,7 +155,7 @@ class StepState:
     counters: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
     """Input of one step: the new tokens of Q queries, one query after the other in one array of N places.
@@ -175,7 +176,7 @@ class StepBatch:
     in_flight: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class StepResult:
     """Result of one step of Q queries over N places.
@@ -191,6 +192,9 @@ class StepResult:
       reads: int32[Q, G], the block with the state after the tokens computed before, for recurrent and opaque groups; 0
         for none: the row begins with zeros.
       writes: int32[Q, G], the block for the state after the query's new tokens, without drafts; -1 for none.
+      registered: int32[Q, G], tokens of the row up to the end of the last block, or state, that the step registered in
+        each group; 0 for none. Others resume where every group has one: a prompt of which a recurrent group registers
+        nothing in all its steps, as one chunk that ends inside a state's block, leaves nothing to hit, though it is OK.
       deferred: int32[2], blocks that could not be given back, and blocks that could not be looked at for registration,
         because the step's room was too small; later steps will.
       copies: int32[Q, G, 2], block and its copy, to be copied in all layers of the group before anything of this step
@@ -206,6 +210,7 @@ class StepResult:
     offsets: jax.Array
     reads: jax.Array
     writes: jax.Array
+    registered: jax.Array
     deferred: jax.Array
     copies: jax.Array | None = None
     checkpoints: jax.Array | None = None

@@ -118,13 +118,13 @@ def step(parameters: Parameters, state: StepState, batch: StepBatch, *, room: in
     # runs.
     rows = rows._replace(length=jnp.where(served[:, None], grown, had), computed=computed)
     turn = None if copied is None else StepFacts(before, before_step.grown == 0, copied)
-    state, rows, later = register(parameters, state, at, rows, computed, served, room, turn, left)
+    state, rows, ended, later = register(parameters, state, at, rows, computed, served, room, turn, left)
     # Lines of queries that are left out go past the end, where a scatter drops them.
     place = jnp.where(taking, at, state.requests.shape[0])
     state = replace(state, requests=state.requests.at[place].set(lines(rows), **DROP))
     blocks, offsets = slots_of(groups, state.rows, at, before, asked.starts, lengths, batch.tokens.shape[0])
     read, write = state_blocks(groups, state.rows, at, had, before, counts)
-    result = StepResult(status, asked.allowed, blocks, offsets, read, write, jnp.stack([waiting, later]))
+    result = StepResult(status, asked.allowed, blocks, offsets, read, write, ended, jnp.stack([waiting, later]))
     if left is not None:
         result = dataclasses.replace(result, checkpoints=registration.answer(state, at, before, left))
     if copied is None:

@@ -22,10 +22,11 @@ from hkv.cache.spans import count_up, running_sum
 from hkv.errors import LayoutError
 from hkv.layout.orders import B, C, H, L, N
 from hkv.layout.views.numpy import numpy_dtype
+from hkv.pytrees import pytree
 from hkv.serving.serving import Serving, Turn, read_state, require_turn, write_state
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Ragged:
     """Arguments of a ragged-paged-attention kernel for Q queries of one layer.

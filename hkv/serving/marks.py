@@ -23,6 +23,7 @@ from jax.experimental import checkify
 from hkv.cache.spans import DROP, count_up
 from hkv.cache.state import PAD, StepResult
 from hkv.keys import fingerprint
+from hkv.pytrees import pytree
 from hkv.serving.pages import LayerPages
 from hkv.state.loops import divide
 
@@ -34,7 +35,7 @@ UNWRITTEN = -1
 _made = itertools.count(1)
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Marks:
     """Slots and states that have been written since a step handed them out.
@@ -53,7 +54,7 @@ class Marks:
     layers: tuple[jax.Array, ...]
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Span:
     """Tokens that each query of one step computes, as the marks need them.

@@ -16,11 +16,12 @@ from hkv.cache.registration import possible
 from hkv.cache.spans import count_up, leaves_states, running_sum, token_queries
 from hkv.cache.state import PAD, StepRequest
 from hkv.dialects.vllm.rules.parameters import CacheField, GroupField
+from hkv.pytrees import pytree
 from hkv.serving.serving import Serving, Turn
 from hkv.state.status import Status
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
     """Tokens that a step computes: R queries, decodes first, over N places.

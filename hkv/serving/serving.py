@@ -23,8 +23,11 @@ from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.planning.cache_plan import CachePlan
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError, LayoutError, OperationError
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.content import Part
 from hkv.paged import operations as paged
 from hkv.paged.ragged_attention import attention
+from hkv.pytrees import pytree
 from hkv.serving import marks
 from hkv.serving.marks import Marks, Span
 from hkv.serving.pages import LayerPages, copied, overlaid, placed, state_unit
@@ -45,7 +48,7 @@ class Settings(TypedDict, total=False):
     value_size: int | None
 
 
-@jax.tree_util.register_dataclass
+@pytree(LayerPages, Layout, Order, Part)
 @dataclasses.dataclass(frozen=True)
 class Serving:
     """A cache of R rows and G groups, and its pages. Immutable; a pytree; donate it to the `jit` that replaces it.
@@ -96,7 +99,7 @@ class Serving:
         return layer
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Turn:
     """Metadata for a forward pass over one step's Q queries and N tokens.

@@ -52,7 +52,9 @@ def turn(groups=3):
         "reads": tables[:, :, 0].astype(np.int32),
         "writes": np.where(ok[:, None], tables[:, :, 1], -1).astype(np.int32),
     }
-    result = StepResult(status=none, allowed=none, blocks=none, offsets=none, deferred=none, **jax.device_put(blocks))
+    result = StepResult(
+        status=none, allowed=none, blocks=none, offsets=none, registered=none, deferred=none, **jax.device_put(blocks)
+    )
     starts = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int32)
     positions = np.full(12, -1)
     for start, count, length in zip(starts, COUNTS * ok, LENGTHS, strict=False):

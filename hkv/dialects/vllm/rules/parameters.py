@@ -14,6 +14,7 @@ from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError
+from hkv.pytrees import pytree
 from hkv.state.flat_arrays import ParameterView
 from hkv.state.loops import Scalar
 
@@ -126,7 +127,7 @@ FIELDS = 32
 """Columns of both arrays."""
 
 
-@jax.tree_util.register_dataclass
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     """A configuration as traced data.
