@@ -98,6 +98,7 @@ def main() -> int:
     arguments = parser.parse_args()
     silence()
     classes = ModelClasses()
+    classes.torch.accelerator.current_device_index = lambda: 0  # some draft classes ask for it when they are made
     chosen = {name: case for name, case in draft_cases().items() if not arguments.only or name in arguments.only}
     questions = ((name, functools.partial(ask, classes, name, case)) for name, case in chosen.items())
     lines = []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import collections
 import json
+import pathlib
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.draft_classes import DATA, draft_cases
+from hkv.cli import cli
+from hkv.cli.plan import PLANNED
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
 from hkv.dialects.vllm.planning.engine_plan import read_models
@@ -76,3 +80,12 @@ def test_methods_that_vllm_does_not_have_name_its_own() -> None:
         speculation_of({"method": "peagle", "model": "d", "num_speculative_tokens": 4})
     for name, method in (("z-lab/Qwen3-8B-DFlash-b16", "dflash"), ("deepseek-ai/dspark_qwen3_8b_block7", "dspark")):
         assert speculation_of({"model": name, "num_speculative_tokens": 7}).method == method
+
+
+def test_fields_of_the_draft_alone_are_ignored_in_the_plan_of_every_dialect(tmp_path: pathlib.Path) -> None:
+    draft = tmp_path / "config.json"
+    draft.write_text(json.dumps(CASES["eagle3 of SpecForge"]["draft"]))
+    for dialect in PLANNED:
+        command = f"plan qwen3-8b --memory 80GiB --dialect {dialect} --draft {draft} --ignore-field max_window_layers"
+        found = CliRunner().invoke(cli, command.split())
+        assert found.exit_code == 0, (dialect, found.exception)

@@ -29,7 +29,7 @@ from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.model.huggingface.common_fields import served_dtype
 from hkv.model.huggingface.loading import naming_file
-from hkv.model.huggingface.reading import decoder_fields
+from hkv.model.huggingface.reading import decoder_fields, ignored_in
 
 ALIKE = ("block_size", "kernel_block_size", "pools", "role", "prefill_ranks", "state_dtype")
 NAMES = {
@@ -102,14 +102,17 @@ def _read_models(options: dict[str, Any]) -> tuple[Model, Model | None]:
     """
     config, kv_dtype = load_config(options["config"]), options["kv_dtype"]
     check_kv_dtype(kv_dtype, options["dtype"] or _computed_with(config))
-    reading = {name: options[name] for name in ("dtype", "ignore_fields", "strict")}
+    drafted, ignored = options["draft_path"] and load_config(options["draft_path"]), options["ignore_fields"]
+    reading = {name: options[name] for name in ("dtype", "strict")}
     reading["kv_dtype"] = "fp8" if kv_dtype == "fp8_e4m3" else kv_dtype
     of_model = {name: options[name] for name in ("block_size", "speculative_tokens")}
+    of_model["ignore_fields"] = ignored_in(config, ignored, drafted)
     model = read_model(config, ReadOptions(**of_model, **reading))
-    if options["draft_path"] is None:
+    if drafted is None:
         return model, None
-    size = next((spec.block_size for spec in model.specs.values()), None)
-    return model, read_model(load_config(options["draft_path"]), ReadOptions(block_size=size, draft=True, **reading))
+    of_draft = {"block_size": next((spec.block_size for spec in model.specs.values()), None), "draft": True}
+    of_draft["ignore_fields"] = ignored_in(drafted, ignored, config)
+    return model, read_model(drafted, ReadOptions(**of_draft, **reading))
 
 
 @naming_file

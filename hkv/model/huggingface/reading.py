@@ -305,6 +305,18 @@ def decides(fields: Fields, name: str) -> bool:
     return last in fields.family.fields or last in fields.family.spellings or last in {*ONLY, *DERIVED, *LENGTHS}
 
 
+def ignored_in(config: Mapping[str, Any], names: Sequence[str], other: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Names of fields to be read over in a model's config, of those for it and for a draft's, or the other way round.
+
+    A field by which the one decides is read over in the other alone, where that has it and does not know it.
+    """
+    if other is None:
+        return tuple(names)
+    own, another = decoder_fields(config), decoder_fields(other)
+    lasts = {name: name.rpartition(".")[2] for name in names}
+    return tuple(n for n in names if not decides(own, n) or decides(another, n) or lasts[n] not in another.values)
+
+
 def _unknown(fields: Fields) -> Iterator[Unknown]:
     """Fields of no known name, null ones apart: the decoder's, then those around it."""
     known = known_inside(fields) | DERIVED.keys()

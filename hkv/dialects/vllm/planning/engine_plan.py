@@ -30,7 +30,7 @@ from hkv.dialects.vllm.planning.speculation import IN_BLOCKS, Speculation, block
 from hkv.errors import ConfigError, PlanError
 from hkv.limits import parse_bytes, show_bytes
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
-from hkv.model.huggingface.reading import decides, decoder_fields
+from hkv.model.huggingface.reading import ignored_in
 
 Config = Mapping[str, Any] | str | os.PathLike[str]
 """A `config.json`, the folder it is in, a released model's name, or its content."""
@@ -184,7 +184,7 @@ def read_models(config: Config, options: EngineOptions, draft: Config | None = N
     }
     content, device, speculation = _content(config), device_of(options.device), options.speculation
     source = _draft_content(content, speculation, draft)
-    reading["ignore_fields"] = _ignored(options.ignore_fields, content, source)
+    reading["ignore_fields"] = ignored_in(content, options.ignore_fields, source)
     of_model: dict[str, Any] = {
         **reading,
         "state_dtype": options.state_dtype,
@@ -212,7 +212,7 @@ def read_models(config: Config, options: EngineOptions, draft: Config | None = N
     if source is None:
         return model, None
     size = next((spec.block_size for spec in model.specs.values()), None)
-    reading["ignore_fields"], content = _ignored(options.ignore_fields, source, content), source
+    reading["ignore_fields"], content = ignored_in(source, options.ignore_fields, content), source
     drafted = read_model(content, ReadOptions(block_size=size, draft=True, **reading))
     if speculation is not None and speculation.max_model_len is not None:
         return model, dataclasses.replace(drafted, max_model_len=speculation.max_model_len)
@@ -231,15 +231,6 @@ def _draft_content(
         return None
     content = _content(draft)
     return block_draft(content) if speculation is not None and speculation.method in IN_BLOCKS else content
-
-
-def _ignored(names: Sequence[str], config: Mapping[str, Any], other: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Fields to be read over in a config, without those that it decides by and that the other alone does not know."""
-    if other is None:
-        return tuple(names)
-    own, another = decoder_fields(config), decoder_fields(other)
-    lasts = {name: name.rpartition(".")[2] for name in names}
-    return tuple(n for n in names if not decides(own, n) or decides(another, n) or lasts[n] not in another.values)
 
 
 def _content(config: Config) -> Mapping[str, Any]:

@@ -244,7 +244,9 @@ def _convolved(fields: Fields) -> dict[str, Any]:
 _LIKE_THE_TARGET, _ATTENTION = _each(), _each(layer_types=[FULL])
 
 FAMILIES: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
-    **dict.fromkeys(("deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_ocr_text"), _LIKE_THE_TARGET),
+    **dict.fromkeys(
+        ("deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_ocr_text", "hy_v3"), _LIKE_THE_TARGET
+    ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "mimo"), _ATTENTION),
     **dict.fromkeys(("exaone_moe", "exaone4_5_text"), _listed(begin=True)),
     **dict.fromkeys(("mimo_v2", "mimo_v2_flash"), _each(1, hybrid_layer_pattern=[1], layer_types=None)),
@@ -254,6 +256,7 @@ FAMILIES: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     ),
     "bailing_hybrid": _each(layer_group_size=1),
     "deepseek_v4": _each(layer_types=None, compress_rates=None, compress_ratios=[0]),
+    "hy_v4": _each(indexer_types=["full"], layer_types=None),
     "inkling_text": _convolved,
     "kimi_linear": _each(layer_types=[FULL], linear_attn_config=None),
     "longcat_flash": _each(1, model_type="deepseek_v3", layer_types=None),
