@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import warnings
 from typing import Any
 
+import jax
 import pytest
+from jax._src import compilation_cache
 
 from hkv.contract.answer import Failure, attempt_with
 from hkv.foreign import own_warnings, python_function
@@ -54,3 +57,26 @@ def test_filters_of_others_are_left_alone() -> None:
         warnings.resetwarnings()
         with own_warnings():
             assert not warnings.filters
+
+
+def test_a_folder_of_programs_that_is_busy_costs_a_compilation_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """JAX waits ten seconds for the folder's lock, which another test's process may hold."""
+    asked = []
+
+    def busy(name: str, *given: Any) -> Any:
+        asked.append(name)
+        raise TimeoutError(".lockfile")
+
+    for name in ("get_executable_and_time", "put_executable_and_time"):
+        monkeypatch.setattr(compilation_cache, name, functools.partial(busy, name))
+    monkeypatch.setattr(compilation_cache, "is_cache_used", lambda backend: True)
+    least = "jax_persistent_cache_min_compile_time_secs"
+    seconds = jax.config.values[least]
+    jax.config.update(least, 0.0)
+    try:
+        assert jax.jit(lambda x: x * 3)(4) == 12
+    finally:
+        jax.config.update(least, seconds)
+    assert set(asked) == {"get_executable_and_time", "put_executable_and_time"}
