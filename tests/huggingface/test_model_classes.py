@@ -95,7 +95,7 @@ def test_published_files_are_planned_or_refused_for_a_reason_and_equal_vllm() ->
             assert (outcome is Outcome.EQUAL) == (name not in UNSERVED), name
             noted += any(note.startswith("no part of the cache") for note in model.notes)
         else:
-            assert model.startswith(("model_type = ", "num_hidden_layers, ")), f"{name}: {model}"
+            assert model.startswith(("model_type = ", "text_config = ")), f"{name}: {model}"
             assert outcome is Outcome.REFUSED, name
     assert noted > 15
 
