@@ -58,7 +58,7 @@ class OutputFolder(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = os.fspath(value)
-        if not path or (os.path.exists(path) and not os.path.isdir(path)):
+        if path in ("", "-") or (os.path.exists(path) and not os.path.isdir(path)):
             raise FileError(path or "''", None, "", "no folder", "the name of a folder to write in")
         _check(os.path.join(path, "file"))
         return path

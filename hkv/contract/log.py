@@ -291,7 +291,8 @@ def parse_object(line: bytes, path: str, number: int) -> dict[str, Any]:
         refuse_repeated(line, found, path, number)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         text = line[:80].decode("utf-8", "replace")
-        raise FileError(path, number, "", text, f"one JSON object ({error})") from error
+        problem = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise FileError(path, number, "", text, f"one JSON object ({problem})") from error
     if not isinstance(found, dict):
         raise FileError(path, number, "", found, "one JSON object")
     return found

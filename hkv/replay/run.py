@@ -314,7 +314,8 @@ def default_engine(cache: ReplayedCache) -> tuple[str, str]:
     try:
         cache.require_compiled()
     except HKVError as error:
-        return REFERENCE, str(error)
+        plain = f"{REFERENCE}: "
+        return REFERENCE, error.expected.removeprefix(plain) if error.expected.startswith(plain) else str(error)
     return COMPILED, ""
 
 

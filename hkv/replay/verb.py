@@ -143,13 +143,23 @@ def cache_options(timing: Timing | None = None, /, **given: Any) -> dict[str, An
     for name in given.keys() - DEFAULTS.keys():
         if name not in known:
             raise ConfigError("dialect_options", name, f"one of {', '.join(map(str, known)) or 'none'} under {dialect}")
-        value = given[name]
-        options[name] = known[name].type_cast_value(context, value) if isinstance(value, str) else value
+        options[name] = _cast(name, known[name], given[name], context)
     try:
         check_cache_options(options)
     except click.UsageError as error:
         raise ConfigError("groups", options["groups"], error.format_message()) from None
     return options
+
+
+def _cast(name: str, option: click.Parameter, value: Any, context: click.Context) -> Any:
+    """A dialect's option as its command reads it, from its text or from a number or switch of Python's."""
+    switch = isinstance(option.type, click.types.BoolParamType)
+    try:
+        if value is not None and (isinstance(value, bool) != switch or not isinstance(value, str | int | float)):
+            raise click.BadParameter(f"{type(value).__name__} is none")
+        return value if value is None or switch else option.type_cast_value(context, str(value))
+    except click.UsageError as error:
+        raise ConfigError(name, value, f"what --{name.replace('_', '-')} takes ({error.message})") from None
 
 
 _OF_THE_TRACE = ("engine", "check", "tokens_per_id", "limit", "step_ms", "speed", "warmup")

@@ -3,11 +3,13 @@
 Drawn over dialects, groups, pools and schedules, with and without a second tier; a plan of a model has its own options.
 """
 
+import contextlib
 import json
 import math
 import pathlib
 import random
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 
 from benchmarks import causes as proofs
 from hkv.cli import cli
+from hkv.errors import HKVError
 from hkv.replay.attribution import CAUSES
 from hkv.replay.verb import replay_trace, sweep
 from hkv.spec import spec_from_text
@@ -348,3 +351,20 @@ def test_the_command_of_a_model_with_a_tier_has_its_size(tmp_path: pathlib.Path)
     assert "offloading" not in replayed(f"{written(4, tmp_path)} {words} --offload 0")["resolved"]
     done = CliRunner().invoke(cli, f"replay {written(4, tmp_path)} {words} --offload 1x")
     assert str(done.exception).startswith("offload = ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("offload", 400, True), ("offload", "400", True), ("offload", 0, True), ("offload", None, True),
+        ("offload", True, False), ("offload", [400], False), ("offload", "many", False), ("offload", 4.5, False),
+        ("offload_policy", "q", False), ("offload_policy", 3, False), ("offload_transfer_ms", "x", False),
+        ("offload_defects", "no", False), ("offload_defects", False, True),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_dialect_is_what_its_command_takes(name: str, value: Any, taken: bool) -> None:
+    """In Python as on the command line: numbers as well as their texts, and nothing else."""
+    options = {"offload": 400, name: value}
+    with contextlib.nullcontext() if taken else pytest.raises(HKVError, match=name):
+        groups = [spec_from_text(text) for text in ("full:64", "swa:64:128")]
+        replay_trace("tests/data/traces/ceilings_tier.jsonl", groups, 40, engine="numpy", dialect_options=options)

@@ -40,9 +40,8 @@ class SGLangOptions:
     swa_full_tokens_ratio: float = option(
         RATIO, type=Number(0.001, 1000), help="SGLang: tokens of the window's pool as a share of the full pool's."
     )
-    schedule_policy: str = option(
-        "",
-        type=("", *POLICIES, REPLAY),
+    schedule_policy: str | None = option(
+        type=(*POLICIES, REPLAY),
         help="SGLang: policy of its own scheduler; or the schedule that replays have under every dialect. "
         f"[default: {POLICIES[0]}; {REPLAY} where there are states]",
     )
@@ -53,8 +52,8 @@ class SGLangCache(PlainCache):
 
     def require_compiled(self) -> None:
         if self._loop is not SGLangLoop:
-            expected = f"{REPLAY} for --engine jax: SGLang's scheduler has no compiled form; --engine numpy has it"
-            raise ConfigError("schedule_policy", self._loop.args[0], expected)  # type: ignore[attr-defined]
+            expected = f"numpy: SGLang's scheduler has no compiled form (--schedule-policy {REPLAY} has one)"
+            raise ConfigError("engine", "jax", expected)
 
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         changed = super().changed(tokens, requests, schedule)

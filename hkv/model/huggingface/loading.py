@@ -133,7 +133,8 @@ def _object(path: pathlib.Path) -> dict[str, Any]:
     except FileError:
         raise
     except (ValueError, RecursionError) as error:
-        raise FileError(str(path), getattr(error, "lineno", None), "", str(error), "JSON") from None
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise FileError(str(path), getattr(error, "lineno", None), "", problem, "JSON") from None
     if not isinstance(config, dict):
         raise FileError(str(path), None, "", type(config).__name__, "a JSON object")
     return config
