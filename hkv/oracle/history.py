@@ -26,7 +26,7 @@ from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.side import EngineSide
 from hkv.oracle.verbs import explain
 
-LOOKED_AT = 40_000_000
+LOOKED_AT = 2_000_000
 """Most blocks that all looks at one engine amount to; of more operations and blocks, only some are followed by one."""
 
 EXPLAINED = 8_000

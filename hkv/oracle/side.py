@@ -71,6 +71,8 @@ class EngineSide:
         self.problem = "" if engine is not None else "looked at where the log has a state"
         self.ended = self._blind = False
         self._cells: dict[int, tuple[int, ...]] = {}
+        self._seen: Snapshot | None = None
+        self._free: list[frozenset[int]] = []
         self._rows: list[tuple[int, ...]] = []
         self._keys: dict[str, int] = {}
         self._names: dict[str, int] = {}
@@ -136,11 +138,10 @@ class EngineSide:
             return
         if not self.pools:
             self.pools = [{"name": pool.name, "first": pool.ids.start, "size": len(pool.ids)} for pool in seen.pools]
-        cells = self._cells_of(seen)
-        before = self._cells
-        self._rows += [(at, block, *cell) for block, cell in cells.items() if before.get(block, _PLAIN) != cell]
-        self._rows += [(at, block, *_PLAIN) for block in before if block not in cells]
-        self._cells = cells
+        for block, cell in self._cells_of(seen).items():
+            if self._cells.get(block, _PLAIN) != cell:
+                self._rows.append((at, block, *cell))
+                self._cells[block] = cell
         self.looks.append(at)
         order = [list(pool.free) for pool in seen.pools]
         if self._queued <= self._most_queued and (not self._queue or order != self._queue[-1]):
@@ -149,13 +150,16 @@ class EngineSide:
             self._queued += sum(map(len, order))
 
     def _cells_of(self, seen: Snapshot) -> dict[int, tuple[int, ...]]:
-        """Every block that is not simply free, by its number over all pools."""
+        """Every block of which a snapshot says something else than the last one did, by its number over all pools."""
         found: dict[int, tuple[int, ...]] = {}
-        start = 0
-        for number, pool in enumerate(seen.pools):
-            free, first = set(pool.free), pool.ids.start
-            special = {block for which, block in (*seen.holders, *seen.entries, *seen.references) if which == number}
-            for block in (special | (set(pool.ids) - free)) & set(pool.ids):
+        start, frees = 0, [frozenset(pool.free) for pool in seen.pools]
+        before = self._seen or Snapshot((), {}, {}, {})
+        pairs = ((seen.holders, before.holders), (seen.references, before.references), (seen.entries, before.entries))
+        changed = {at for now, was in pairs for at in now.keys() | was.keys() if now.get(at) != was.get(at)}
+        for number, (pool, free) in enumerate(zip(seen.pools, frees, strict=True)):
+            first = pool.ids.start
+            freed = free ^ (self._free[number] if self._free else frozenset(pool.ids))
+            for block in (freed | {block for which, block in changed if which == number}) & set(pool.ids):
                 at = number, block
                 holders = tuple(sorted(seen.holders.get(at, ())))
                 group, tokens, key = seen.entries.get(at, (-1, -1, ""))
@@ -166,6 +170,7 @@ class EngineSide:
                 held = self._sets.setdefault(holders, len(self._sets))
                 found[start + block - first] = (status, group, tokens, named, references, held)
             start += len(pool.ids)
+        self._seen, self._free = seen, frees
         return found
 
     def forget(self, count: int) -> None:
@@ -182,8 +187,7 @@ class EngineSide:
             return (*row[:5], key, row[6], held)
 
         self._rows = [numbered(row) for row in rows]
-        cells = {row[1]: row[2:] for row in self._rows}
-        self._cells = {block: cell for block, cell in cells.items() if cell != _PLAIN}
+        self._cells = {row[1]: row[2:] for row in self._rows}
         self._answers = self._answers[count:]
         self.first += count
         # The look that the rest begins with keeps its own time, below 0: another side may have changed since.

@@ -80,7 +80,7 @@ class Live:
 
     def document(self) -> bytes:
         """The page, which then asks for its data."""
-        return page(self._title, {"title": self._title, "cases": []}, live="data")
+        return page(self._title, {"title": self._title, "cases": [], "live": True}, live="data")
 
     def update(self, known: int) -> tuple[int, bytes]:
         """Number of the newest data and the data, packed; nothing where they are known, or no second has gone by."""

@@ -37,7 +37,7 @@ class Page {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
     this.current = -1;
     if (this.cases.length) this.go();
-    else byId("stage").append(el("p", { class: "nothing" }, "Nothing to show: no difference, and no invariant broken."));
+    else byId("stage").append(el("p", { class: "nothing" }, data.live ? "Nothing was observed yet." : "Nothing to show: no difference, and no invariant broken."));
   }
   /** Takes newer data; the choice stays, or stays at the end where it was there. */
   update(data) {
@@ -50,8 +50,9 @@ class Page {
     list.replaceChildren(...this.cases.map((each, at) => el("option", { value: String(at) }, each.name)));
     const same = before ? this.cases.findIndex((each) => each.name === before.name) : -1;
     if (same < 0) {
-      this.open(this.cases.length - 1);
-      this.view.choose({ at: this.cases[this.current].count }, true);
+      const wrong = this.cases.findIndex((each) => each.marks.length);
+      this.open(wrong < 0 ? this.cases.length - 1 : wrong);
+      if (wrong < 0) this.view.choose({ at: this.cases[this.current].count }, true);
       return;
     }
     const ended = choice.at === before.count, now = this.cases[same];
@@ -60,6 +61,13 @@ class Page {
     this.view.frame.x = Math.max(0, this.view.frame.x + before.first - now.first);
     this.view.show(now, true);
     this.view.choose({ ...choice, at: ended ? now.count : now.atLine(before.lineAt(choice.at)) }, ended);
+  }
+  /** Cases in which something differs or is broken. */
+  get broken() { return this.cases.filter((each) => each.marks.some((mark) => mark.kind !== "line")).length; }
+  /** Verdict of a live page on what was observed so far. */
+  verdict() {
+    if (!this.cases.length) return "live: nothing was observed yet";
+    return this.broken ? `live: ${this.broken} broken` : "live: nothing broken so far";
   }
   open(number) {
     this.current = number;
@@ -183,8 +191,9 @@ class Page {
       pen.fillStyle = css(palette.of(status, group)); pen.fillRect(0, 0, 26, 16);
       if (hatch >= 0) { pen.fillStyle = palette.pattern(pen, hatch); pen.fillRect(0, 0, 26, 16); }
       if (status & CACHED) { pen.fillStyle = palette.key; pen.fillRect(0, 14, 26, 2); }
-      if (!status) { pen.strokeStyle = palette.wrong; pen.lineWidth = 2; pen.strokeRect(1, 1, 24, 14); }
+      if (!status) framed(pen, palette, 2, 2, 22, 12);
     };
+    const unlike = (pen) => { fill(HELD, 0, -1)(pen); framed(pen, palette, 2, 2, 22, 12, [3, 2]); };
     const flag = (had, has) => (pen) => {
       pen.fillStyle = css(palette.of(has ? CACHED : FREE, 0)); pen.fillRect(13, 0, 13, 16);
       const side = { cell: () => ({ key: had ? 0 : -1 }) };
@@ -193,7 +202,8 @@ class Page {
     byId("legend").replaceChildren(
       ...shown.groups.slice(0, 8).map((group, at) => patch(fill(HELD, at, -1), `${at} ${group.kind}:${group.size}`)),
       patch(fill(HELD, 0, 0), "held, hatched by request"), patch(fill(HELD | CACHED, 0, 1), "held and cached"), patch(fill(CACHED, 0, -1), "cached, evictable"),
-      patch(fill(FREE, 0, -1), "free"), patch(fill(0, 0, -1), "lost, or free while held"), patch(flag(false, true), "key comes"), patch(flag(true, false), "key goes"));
+      patch(fill(FREE, 0, -1), "free"), patch(fill(0, 0, -1), "lost, or free while held"),
+      ...(shown.sides.length > 1 ? [patch(unlike, "the sides differ")] : []), patch(flag(false, true), "key comes"), patch(flag(true, false), "key goes"));
   }
 }
 
@@ -249,7 +259,7 @@ function spansOf(holding) {
 /** Asks the server that the page came from for what is new, once a second while somebody looks. */
 async function follow(page, address) {
   let known = 0;
-  const badge = el("span", { class: "live", role: "status" }, "live");
+  const badge = el("span", { class: "live", role: "status" }, page.verdict());
   byId("tools").prepend(badge);
   for (;;) {
     if (!document.hidden) {
@@ -259,9 +269,10 @@ async function follow(page, address) {
           page.update(await unpack(new Uint8Array(await answer.arrayBuffer())));
           known = Number(answer.headers.get("X-HKV-Version"));
         }
-        badge.textContent = "live";
+        badge.textContent = page.verdict();
+        badge.classList.toggle("wrong", page.broken > 0);
       } catch {
-        badge.textContent = "ended";
+        badge.textContent = `ended: ${page.verdict()}`;
         return;
       }
     }

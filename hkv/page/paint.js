@@ -111,9 +111,7 @@ function bar(context, palette, shown, side, cell, x, y, wide, high, name) {
     context.fillRect(x, y + high - 2, wide, 2);
   }
   if (lost || ((status & FREE) && (status & HELD))) {
-    context.strokeStyle = palette.wrong;
-    context.lineWidth = 2;
-    context.strokeRect(x + 1, y + 1, wide - 2, high - 2);
+    framed(context, palette, x + 1, y + 1, wide - 2, high - 2);
   }
   if (wide < 16 || high < 10) return;
   const ids = [...new Set(held.map(([id]) => id))];
@@ -166,17 +164,24 @@ function keyEdge(context, palette, side, block, cell, x, y, sy) {
 
 /** An outline of the cells of a run in which the sides differ. */
 function paintUnlike(context, palette, shown, block, from, to, frame, y) {
-  context.strokeStyle = palette.wrong;
-  context.lineWidth = 1.4;
-  context.setLineDash([3, 2]);
   let start = -1;
   for (let at = from; at <= to + 1; at++) {
     const unlike = at <= to && shown.unlike(block, at);
     if (unlike && start < 0) start = at;
     if (!unlike && start >= 0) {
-      context.strokeRect(GUTTER + (start - frame.x) * frame.sx + 0.7, y + 0.7, (at - start) * frame.sx - 2.4, frame.sy - 2.4);
+      framed(context, palette, GUTTER + (start - frame.x) * frame.sx + 1.5, y + 1.5, (at - start) * frame.sx - 4, frame.sy - 4, [3, 2]);
       start = -1;
     }
+  }
+}
+
+/** A frame in the colour of what is wrong, upon a wider one in the ground's, so that it can be told from any cell. */
+function framed(context, palette, x, y, wide, high, dashes = []) {
+  for (const [colour, width, dash] of [[palette.ground, 4.4, []], [palette.wrong, 2, dashes]]) {
+    context.strokeStyle = colour;
+    context.lineWidth = width;
+    context.setLineDash(dash);
+    context.strokeRect(x, y, wide, high);
   }
   context.setLineDash([]);
 }

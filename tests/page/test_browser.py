@@ -19,7 +19,7 @@ from hkv.oracle.attach import shown
 from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.comparison import Comparison
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.history import history
+from hkv.oracle.history import Mark, history
 from hkv.oracle.log_file import read_log
 from hkv.oracle.record import Only, record
 from hkv.page import page as page_of
@@ -59,7 +59,7 @@ def shrunk(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
     comparison = Comparison((WRONG, "numpy"), Only(frozenset({"full_attention"}), 1), 1)
     assert comparison.seed("core", 0)
-    cases = [difference_case(found, comparison.factories, "exact") for found in comparison.differences(True)]
+    cases = [difference_case(found, comparison.factories(found), "exact") for found in comparison.differences(True)]
     path = tmp_path_factory.mktemp("pages") / "diff.html"
     write_page(str(path), "hkv diff", cases)
     return path
@@ -281,6 +281,7 @@ def test_a_live_page_follows_what_is_performed(browser: Any) -> None:
 
     with Live("127.0.0.1:0", "live", data) as server, opened(browser, server.url) as page:
         until(page, "hkv.cases.length && hkv.cases[0].count === 30")
+        until(page, "document.querySelector('.live').textContent === 'live: nothing broken so far'")
         assert "Line 31" in panel(page)
         count = 60
         until(page, "hkv.cases[0].count === 60")
@@ -373,3 +374,63 @@ def test_the_policy_lets_nothing_out_and_nothing_else_run(browser: Any, shrunk: 
     assert page.evaluate(tried) == [False, False, False]
     assert sum("Content Security Policy" in text for text in said) >= 3
     context.close()
+
+
+def test_a_live_page_says_first_what_is_broken(browser: Any) -> None:
+    """Before anything came it says so; then it opens at what is broken, and counts it, whatever goes on beside."""
+    log = read_log(str(LOGS / "core-0.jsonl"))
+    cases: list[dict[str, Any]] = []
+    server = Live("127.0.0.1:0", "live", lambda: {"title": "live", "cases": cases})
+    with server, opened(browser, server.url) as page:
+        assert page.inner_text(".live") == "live: nothing was observed yet"
+        assert page.inner_text(".nothing") == "Nothing was observed yet."
+        for name, line in (("first", 12), ("second", 20)):
+            marks = (Mark(line, "invariant", "numpy breaks: one"),)
+            cases.append(history(name, log.header, log.operations[:30], NUMPY, marks=marks, explained=False))
+        cases.append(history("now: core", log.header, log.operations[:30], NUMPY, explained=False))
+        until(page, "document.querySelector('.live').textContent === 'live: 2 broken'")
+        assert "first" in panel(page)
+        assert "Line 12:" in panel(page)
+
+
+NEIGHBOURS = """() => {
+  const { view } = window.hkv, wrong = view.palette.wrong;
+  const rgb = [1, 3, 5].map((at) => parseInt(wrong.slice(at, at + 2), 16));
+  const light = (p) => p.reduce((sum, v, at) => {
+    const c = v / 255;
+    return sum + [0.2126, 0.7152, 0.0722][at] * (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  }, 0.05);
+  const contrast = (a, b) => { const [x, y] = [light(a), light(b)]; return Math.max(x, y) / Math.min(x, y); };
+  const found = [];
+  for (const { base } of view.figures) {
+    const { width, height } = base, top = Math.ceil(view.top * devicePixelRatio);
+    const { data } = base.getContext("2d").getImageData(0, 0, width, height);
+    const at = (x, y) => [0, 1, 2].map((c) => data[4 * (y * width + x) + c]);
+    const is = (p) => p.every((v, c) => v === rgb[c]);
+    const frame = view.frame, column = window.hkv.cases[0].marks.map((m) => window.hkv.cases[0].atLine(m.line));
+    for (let y = top + 12; y < height - 12; y++) for (let x = 70 * devicePixelRatio; x < width - 12; x++) {
+      const where = Math.floor(frame.x + (x / devicePixelRatio - 58) / frame.sx);
+      const within = (x / devicePixelRatio - 58) / frame.sx + frame.x - where;
+      const edge = Math.min(within, 1 - within) * frame.sx;
+      // A horizontal stroke of a frame, apart from the columns' marks and from corners.
+      if (column.includes(where) && edge < 4) continue;
+      if (![-2, -1, 0, 1, 2].every((d) => is(at(x + d, y)))) continue;
+      const near = [-6, -5, -4, -3, -2, 2, 3, 4, 5, 6].map((d) => contrast(rgb, at(x, y + d)));
+      found.push(Math.max(...near));
+    }
+  }
+  return [found.length, Math.min(...found)];
+}"""
+"""Pixels of frames in the colour of what is wrong, and the least contrast of one to what is nearest beside it."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_frames_of_what_differs_can_be_told_from_any_cell(browser: Any, shrunk: pathlib.Path, scheme: str) -> None:
+    """Each frame has a contrast of 3 to its own halo (WCAG 2.2, 1.4.11), whatever is below it; the legend has it."""
+    with opened(browser, shrunk, color_scheme=scheme, device_scale_factor=2) as page:
+        settled(page)
+        settled(page)
+        pixels, least = page.evaluate(NEIGHBOURS)
+        assert pixels > 20
+        assert least >= 3.0
+        assert "the sides differ" in page.inner_text("#legend")

@@ -19,6 +19,7 @@ from hkv.oracle.history import history
 from hkv.oracle.side import CACHED, FREE, HELD, EngineSide
 from hkv.oracle.verbs import record
 from hkv.page import _column, packed, page
+from reference.dialects.vllm.manager import Manager
 from tests.page.reading import Markup, cells_of, data_in, data_of
 
 LOGS = (
@@ -141,3 +142,44 @@ def test_a_column_holds_any_integer_that_javascript_has(values: list[int]) -> No
     assert column.tolist() == values
     kind, _ = _column(np.array(values, np.int64))
     assert not kind.endswith("+") or values[-1] < 2**31
+
+
+def test_a_look_costs_what_is_held_and_looks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that have gone cost no later look anything; of a long log not every operation is followed by a look."""
+    log = record("core", 5, "numpy", steps=60).log
+    asked: list[str] = []
+    rows = Manager.rows
+    monkeypatch.setattr(Manager, "rows", lambda manager, id: [asked.append(id), rows(manager, id)][1])
+    engine = NUMPY[0][1](log.header)
+    dialect = registry.dialect_of("vllm-0.33")
+    for operation in log.operations:
+        dialect.perform(engine, operation)
+    asked.clear()
+    state = engine.state()
+    assert len(asked) == len(set(asked)) < len(engine.manager.requests)
+    assert set(state.rows) <= set(asked)
+    monkeypatch.setattr("hkv.oracle.history.LOOKED_AT", 10 * log.header.num_blocks)
+    (side,) = history("x", log.header, log.operations, NUMPY, explained=False)["sides"]
+    assert len(side["looks"]) <= 12
+
+
+@pytest.mark.parametrize("name", ["rtp-llm/single", "rtp-llm/hybrid"])
+def test_no_block_is_lost_that_an_export_holds(name: str) -> None:
+    """An export's references to what has left the cache hold its blocks; the cache's own hold none."""
+    exported = False
+    for seed in range(4):
+        log = record("connector", seed, "numpy", dialect=name).log
+        dialect = registry.dialect_of(name)
+        engine = NUMPY[0][1](log.header)
+        for operation in log.operations:
+            dialect.perform(engine, operation)
+            state = dialect.perform(engine, dialect.log.operations["state"]())
+            seen = dialect.snapshot(log.header, state)
+            for number, (pool, counts) in enumerate(zip(seen.pools, state.pools, strict=True)):
+                for block in set(pool.ids) - set(pool.free):
+                    at, held = (number, block), {**counts.request, **counts.connector}
+                    references = seen.references[at]
+                    assert references > 0 or at in seen.entries
+                    assert references >= (str(block) in held)
+                    exported |= at not in seen.entries and str(block) not in held
+    assert exported

@@ -142,7 +142,8 @@ class NumpyEngine:
         """State of the cache, as far as engines are compared."""
         manager = self.manager
         pool = manager.pool
-        rows = {id: manager.rows(id) for id in manager.requests}
+        holding = dict.fromkeys(id for kind in manager.cache.kinds for id in kind.rows)
+        rows = {id: manager.rows(id) for id in holding}
         return oplog.CacheState(
             free=list(pool.free),
             refs={str(block): count for block, count in enumerate(pool.refs) if count},
