@@ -8,7 +8,7 @@ But for those, and the first two, all are pure functions on one pytree (`docs/se
 
 from hkv.serving.engine_metadata import Ragged, carry_states, kernel_pages, ragged, sglang_jax, tpu_inference
 from hkv.serving.files import restore, restore_orbax, save, save_orbax
-from hkv.serving.pages import LayerPages
+from hkv.serving.pages import LayerPages, LayerStack
 from hkv.serving.scheduler import StepPlan, schedule, victim
 from hkv.serving.serving import (
     Serving,
@@ -30,6 +30,7 @@ from hkv.serving.tiers import Offload, load, store
 
 __all__ = [
     "LayerPages",
+    "LayerStack",
     "Offload",
     "Ragged",
     "Serving",

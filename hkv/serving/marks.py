@@ -24,10 +24,13 @@ from hkv.cache.spans import DROP, count_up
 from hkv.cache.state import PAD, StepResult
 from hkv.keys import fingerprint
 from hkv.pytrees import pytree
-from hkv.serving.pages import LayerPages
+from hkv.serving.pages import LayerPages, LayerStack
 from hkv.state.loops import divide
 
 Array = jax.Array | np.ndarray
+
+Index = int | jax.Array
+"""Place of a layer in `Marks.layers`; an array where layers are data."""
 
 UNWRITTEN = -1
 """Length of a state that was not written."""
@@ -79,12 +82,8 @@ class Span:
 def unwritten(layers: Sequence[LayerPages], rows: int) -> Marks:
     """Marks of an empty pool, with a lineage that no other cache of this process has."""
 
-    def empty(layer: LayerPages) -> jax.Array:
-        blocks, states = layer.layout.num_blocks, layer.layout.states_per_block
-        return jnp.full(blocks, UNWRITTEN, jnp.int32) if layer.states else jnp.zeros((blocks, states), bool)
-
     none = jnp.zeros(rows, jnp.int32)
-    return Marks(jnp.int32(0), jnp.uint32(next(_made)), none, tuple(empty(layer) for layer in layers))
+    return Marks(jnp.int32(0), jnp.uint32(next(_made)), none, tuple(map(_empty, layers)))
 
 
 def handed_out(
@@ -136,15 +135,19 @@ def with_ended(marks: Marks, rows: jax.Array, done: jax.Array) -> Marks:
     return dataclasses.replace(marks, ended=marks.ended.at[place].add(1, **DROP))
 
 
-def with_slots(marks: Marks, index: int, blocks: jax.Array, offsets: jax.Array) -> Marks:
+def with_slots(
+    marks: Marks, index: Index, layer: LayerPages | LayerStack, blocks: jax.Array, offsets: jax.Array
+) -> Marks:
     """Marks with slots of a layer of tokens written; blocks of -1 are none."""
-    held = jnp.asarray(marks.layers[index])
+    held = _held(marks, index, layer)
     return _with(marks, index, held.at[_or(blocks, len(held)), offsets].set(True, **DROP))
 
 
-def with_states(marks: Marks, index: int, blocks: jax.Array, lengths: jax.Array) -> Marks:
+def with_states(
+    marks: Marks, index: Index, layer: LayerPages | LayerStack, blocks: jax.Array, lengths: jax.Array
+) -> Marks:
     """Marks with states of a layer written, that stand after `lengths` tokens; blocks of -1 are none."""
-    held = jnp.asarray(marks.layers[index])
+    held = _held(marks, index, layer)
     return _with(marks, index, held.at[_or(blocks, len(held))].set(lengths, **DROP))
 
 
@@ -155,8 +158,30 @@ def whole_blocks(marks: Marks, index: int, layer: LayerPages, blocks: Array, len
     return _with(marks, index, held.at[_or(jnp.asarray(blocks), len(held))].set(content, **DROP))
 
 
-def _with(marks: Marks, index: int, held: jax.Array) -> Marks:
-    return dataclasses.replace(marks, layers=(*marks.layers[:index], held, *marks.layers[index + 1 :]))
+def _held(marks: Marks, index: Index, like: LayerPages | LayerStack) -> jax.Array:
+    """Marks of one layer; where its number is data, chosen among those of as many blocks and states."""
+    if isinstance(index, int):
+        return jnp.asarray(marks.layers[index])
+    empty = _empty(like)
+    for number, each in enumerate(marks.layers):
+        if each.shape == empty.shape:
+            empty = jnp.where(index == number, each, empty)
+    return empty
+
+
+def _with(marks: Marks, index: Index, held: jax.Array) -> Marks:
+    layers = enumerate(marks.layers)
+    if isinstance(index, int):
+        return dataclasses.replace(marks, layers=tuple(held if number == index else each for number, each in layers))
+    # Alike layers alone can be meant.
+    found = (jnp.where(index == number, held, each) if each.shape == held.shape else each for number, each in layers)
+    return dataclasses.replace(marks, layers=tuple(found))
+
+
+def _empty(layer: LayerPages | LayerStack) -> jax.Array:
+    """Marks of a layer of which nothing is written."""
+    blocks, states = layer.layout.num_blocks, layer.layout.states_per_block
+    return jnp.full(blocks, UNWRITTEN, jnp.int32) if layer.states else jnp.zeros((blocks, states), bool)
 
 
 def _or(blocks: jax.Array, none: int) -> jax.Array:
@@ -197,7 +222,12 @@ def require_row(row: jax.Array, rows: int) -> None:
 
 
 def require_seen(
-    marks: Marks, index: int, layer: LayerPages, table: jax.Array, before: jax.Array, ends: jax.Array
+    marks: Marks,
+    index: Index,
+    layer: LayerPages | LayerStack,
+    table: jax.Array,
+    before: jax.Array,
+    ends: jax.Array,
 ) -> None:
     """Checks that all tokens which the queries of a step see have been written.
 
@@ -210,7 +240,7 @@ def require_seen(
       ends: int32[Q], the end of its last; 0 for queries that read nothing.
     """
     first = jnp.maximum(divide(before, jnp.int32(layer.unit)) * layer.unit - layer.lookback, 0)
-    position, written = _positions(marks.layers[index], table)
+    position, written = _positions(_held(marks, index, layer), table)
     seen = (position[None] >= first[:, None]) | (position[None] < layer.sink_tokens)
     _require(f"attend: layer {layer.name!r}", "query", written | ~seen | (position[None] >= ends[:, None]))
 
@@ -236,9 +266,11 @@ def require_found(marks: Marks, layers: Sequence[LayerPages], tables: jax.Array,
         _require_states(name, "request", held, jnp.where(hits > 0, block, 0), hits)
 
 
-def require_read(marks: Marks, index: int, layer: LayerPages, blocks: jax.Array, lengths: jax.Array) -> None:
+def require_read(
+    marks: Marks, index: Index, layer: LayerPages | LayerStack, blocks: jax.Array, lengths: jax.Array
+) -> None:
     """Checks that states stand after as many tokens as their queries have before them; block 0 is none."""
-    _require_states(f"read_state: layer {layer.name!r}", "query", marks.layers[index], blocks, lengths)
+    _require_states(f"read_state: layer {layer.name!r}", "query", _held(marks, index, layer), blocks, lengths)
 
 
 def _positions(held: Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -18,9 +18,11 @@ from hkv.cache.spans import running_sum
 from hkv.cache.state import PAD
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.rules.parameters import GroupField, of_config
-from hkv.errors import ConfigError
-from hkv.layout.block_layout import Layout
+from hkv.errors import ConfigError, OperationError
+from hkv.layout.block_layout import Layout, Order
+from hkv.layout.content import Part
 from hkv.paged import operations as paged
+from hkv.pytrees import pytree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,57 @@ class LayerPages:
     lookback: int
     sink_tokens: int
     states: bool
+
+
+@pytree(Layout, Order, Part)
+@dataclasses.dataclass(frozen=True)
+class LayerStack:
+    """Layers whose pages have one shape, their places as data: `lax.scan` over it gives the body one layer at a time.
+
+    Attributes:
+      group: int32[L], as in `LayerPages`; `index`, `lookback`, `sink_tokens` too.
+      number: int32[L], each one's place in `Serving.layers`.
+      name: static; the layers' names, for errors.
+      layout, unit, states: static; those of all.
+    """
+
+    group: jax.Array
+    index: jax.Array
+    lookback: jax.Array
+    sink_tokens: jax.Array
+    number: jax.Array
+    name: str = dataclasses.field(metadata={"static": True})
+    layout: Layout = dataclasses.field(metadata={"static": True})
+    unit: int = dataclasses.field(metadata={"static": True})
+    states: bool = dataclasses.field(metadata={"static": True})
+
+
+def stacked(layers: Sequence[LayerPages], numbers: Sequence[int]) -> LayerStack:
+    """Layers as data.
+
+    Args:
+      layers: at least one.
+      numbers: each one's place in `Serving.layers`.
+
+    Raises:
+      OperationError: two whose pages differ in more than the number of layers beside them, or of which one alone reads
+        in chunks; chunks with a lookback.
+    """
+    widest = max((layer.layout for layer in layers), key=lambda layout: layout.shape[0])
+
+    def alike(layer: LayerPages) -> tuple[object, ...]:
+        shape = (widest.shape[0], *layer.layout.shape[1:])
+        return dataclasses.replace(layer.layout, shape=shape), layer.unit, layer.states
+
+    for layer in layers:
+        in_chunks = layer.unit > 1 and layer.lookback and not layer.states
+        if in_chunks or alike(layer) != (widest, layers[0].unit, layers[0].states):
+            expected = f"pages and chunks as those of {layers[0].name}: others are a stack of their own"
+            raise OperationError("layers", layer.name, expected)
+    columns = [[getattr(layer, name) for layer in layers] for name in ("group", "index", "lookback", "sink_tokens")]
+    arrays = [jnp.asarray(column, jnp.int32) for column in (*columns, numbers)]
+    names = "one of " + ", ".join(layer.name for layer in layers)
+    return LayerStack(*arrays, name=names, layout=widest, unit=layers[0].unit, states=layers[0].states)
 
 
 def placed(

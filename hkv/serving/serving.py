@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import jax
@@ -30,7 +30,7 @@ from hkv.paged.ragged_attention import attention
 from hkv.pytrees import pytree
 from hkv.serving import marks
 from hkv.serving.marks import Marks, Span
-from hkv.serving.pages import LayerPages, copied, overlaid, placed, state_unit
+from hkv.serving.pages import LayerPages, LayerStack, copied, overlaid, placed, stacked, state_unit
 from hkv.state.status import Status
 from hkv.typed_jit import require_array
 
@@ -72,6 +72,17 @@ class Serving:
     marks: Marks | None = None
     readers: tuple[tuple[str, str], ...] = dataclasses.field(metadata={"static": True}, default=())
 
+    def stack(self, names: Sequence[str]) -> LayerStack:
+        """Layers as data, for a `lax.scan` over them: `write` and `attend`, `read_state` and `write_state` take each.
+
+        Raises:
+          OperationError: no layer, pages of different shapes, or a layer that reads another's cache.
+        """
+        if not names:
+            raise OperationError("names", list(names), "at least one layer")
+        layers = [self.layer(name, owned=True) for name in names]
+        return stacked(layers, [self.layers.index(layer) for layer in layers])
+
     def layer(self, name: str, *, states: bool | None = None, owned: bool = False) -> LayerPages:
         """The place of a layer; of one that reads another's cache, that other layer's.
 
@@ -92,10 +103,7 @@ class Serving:
         else:
             known = *(layer.name for layer in self.layers), *dict(self.readers)
             raise OperationError("layer", name, f"one of {', '.join(known)}")
-        if states and not layer.states:
-            raise OperationError("layer", name, "a layer of states; this one keeps tokens, for write and attend")
-        if states is False and layer.states:
-            raise OperationError("layer", name, "a layer of tokens; this one keeps states, for read_state, write_state")
+        _require_kind(layer, states)
         return layer
 
 
@@ -267,14 +275,14 @@ def step(
     return dataclasses.replace(serving, cache=cache, pool=pool, marks=written), turn
 
 
-def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
+def write(serving: Serving, layer: str | LayerStack, turn: Turn, values: Values) -> Serving:
     """The new tokens' keys and values, or latents, in their slots.
 
     Outside a `jit` of the caller's its pool is donated: do not use the old `serving` again.
 
     Args:
       serving: the cache and its pool.
-      layer: the layer's name (static).
+      layer: the layer's name (static), or one of a `Serving.stack`.
       turn: of this step.
       values: every part of the page, `[N, heads, *part.shape]` of the part's dtype. Padding is written nowhere.
 
@@ -282,7 +290,7 @@ def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
       OperationError: a layer of states, or one that reads another's cache.
       LayoutError: parts of another name, shape or dtype, or not all of them.
     """
-    at = serving.layer(layer, states=False, owned=True)
+    at, _ = _place(serving, layer, states=False, owned=True)
     _require_parts("values", at, values)
     marked = mark_written(serving, layer, turn)
     blocks, offsets = turn.result.blocks[at.group], turn.result.offsets[at.group]
@@ -290,32 +298,33 @@ def write(serving: Serving, layer: str, turn: Turn, values: Values) -> Serving:
     return dataclasses.replace(marked, pool=pool)
 
 
-def mark_written(serving: Serving, layer: str, turn: Turn) -> Serving:
+def mark_written(serving: Serving, layer: str | LayerStack, turn: Turn) -> Serving:
     """Tells the debug mode that code of the caller's, a kernel, has written a layer's new tokens or states in the pool.
 
     Changes nothing outside debug mode. `write` and `write_state` need it not.
     """
     if (written := serving.marks) is None:
         return serving
-    at = serving.layer(layer, owned=True)
-    index = serving.layers.index(at)
+    at, index = _place(serving, layer, owned=True)
     span = _span(serving, turn, "write_state" if at.states else "write")
     if at.states:
-        written = marks.with_states(written, index, turn.result.writes[:, at.group], span.after)
+        written = marks.with_states(written, index, at, turn.result.writes[:, at.group], span.after)
         if (left := turn.result.checkpoints) is not None:
             left = left[:, at.group]
-            written = marks.with_states(written, index, left[:, 1], span.before + left[:, 0])
+            written = marks.with_states(written, index, at, left[:, 1], span.before + left[:, 0])
     else:
-        written = marks.with_slots(written, index, turn.result.blocks[at.group], turn.result.offsets[at.group])
+        written = marks.with_slots(written, index, at, turn.result.blocks[at.group], turn.result.offsets[at.group])
     return dataclasses.replace(serving, marks=written)
 
 
-def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **settings: Unpack[Settings]) -> jax.Array:
+def attend(
+    serving: Serving, layer: str | LayerStack, turn: Turn, query: jax.Array, **settings: Unpack[Settings]
+) -> jax.Array:
     """Attention of the step's queries over their rows' pages, after `write`; what a query sees is the layer's kind's.
 
     Args:
       serving: the cache and its pool.
-      layer: the layer's name (static).
+      layer: the layer's name (static), or one of a `Serving.stack`.
       turn: of this step.
       query: float `[N, query heads, elements]`.
       settings: `scale`, `soft_cap`, `sinks`, `key_scale`, `value_scale`, `value_size`; no others.
@@ -328,23 +337,23 @@ def attend(serving: Serving, layer: str, turn: Turn, query: jax.Array, **setting
       ConfigError: a kind that reads neither a window nor a chunk nor all.
       LayoutError: pages without keys and values, or a query of another shape.
     """
-    at = serving.layer(layer, states=False)
+    at, index = _place(serving, layer, states=False)
     for name in settings.keys() - Settings.__annotations__.keys():
         expected = f"one of {', '.join(Settings.__annotations__)}: what a query sees is the layer's kind's"
         raise OperationError("settings", name, expected)
     seen: dict[str, Any] = {"sink_tokens": at.sink_tokens}
-    if at.unit > 1 and at.lookback:
+    if at.unit > 1 and isinstance(at, LayerPages) and at.lookback:
         raise ConfigError(
             f"layers[{layer!r}]", f"unit {at.unit}, lookback {at.lookback}", "a window, chunks or all tokens"
         )
     if at.unit > 1:
         seen["chunk"] = at.unit
-    elif at.lookback < UNLIMITED:
+    elif isinstance(at, LayerStack) or at.lookback < UNLIMITED:
         seen["window"] = at.lookback + 1
     table = turn.tables[:, at.group]
     if serving.marks is not None:
         span = _span(serving, turn, "attend")
-        marks.require_seen(serving.marks, serving.layers.index(at), at, table, span.before, turn.kv_lens)
+        marks.require_seen(serving.marks, index, at, table, span.before, turn.kv_lens)
     return attention(serving.pool, at.layout, at.index, query, table, turn.cu_q_lens, turn.kv_lens, **seen, **settings)
 
 
@@ -367,7 +376,7 @@ def gather(serving: Serving, layer: str, row: jax.Array | int) -> dict[str, jax.
     return _read_once(found)
 
 
-def read_state(serving: Serving, layer: str, turn: Turn) -> dict[str, jax.Array]:
+def read_state(serving: Serving, layer: str | LayerStack, turn: Turn) -> dict[str, jax.Array]:
     """The state before each query, per part `[Q, *part.shape]`; zeros for those that begin.
 
     Read it before any state of this layer is written.
@@ -375,31 +384,33 @@ def read_state(serving: Serving, layer: str, turn: Turn) -> dict[str, jax.Array]
     Raises:
       OperationError: a layer of tokens.
     """
-    at = serving.layer(layer, states=True)
+    at, index = _place(serving, layer, states=True)
     if serving.marks is not None:
         before = _span(serving, turn, "read_state").before
-        marks.require_read(serving.marks, serving.layers.index(at), at, turn.result.reads[:, at.group], before)
+        marks.require_read(serving.marks, index, at, turn.result.reads[:, at.group], before)
     found, _ = paged.gather(serving.pool, at.layout, at.index, turn.result.reads[:, at.group])
     return {name: part[:, 0] for name, part in _read_once(found).items()}
 
 
-def checkpoint_tokens(serving: Serving, layer: str, turn: Turn) -> jax.Array:
+def checkpoint_tokens(serving: Serving, layer: str | LayerStack, turn: Turn) -> jax.Array:
     """Number of each query's tokens after which it leaves a state behind inside it, int32[Q]; -1 for none.
 
     For `write_state`'s `checkpoints`, where a recurrent layer's group has `num_prefill_checkpoint_blocks`.
     """
-    at, found = serving.layer(layer, states=True), turn.result.checkpoints
+    (at, _), found = _place(serving, layer, states=True), turn.result.checkpoints
     return jnp.full_like(turn.kv_lens, PAD) if found is None else found[:, at.group, 0]
 
 
-def write_state(serving: Serving, layer: str, turn: Turn, values: Values, checkpoints: Values | None = None) -> Serving:
+def write_state(
+    serving: Serving, layer: str | LayerStack, turn: Turn, values: Values, checkpoints: Values | None = None
+) -> Serving:
     """The state after each query's tokens, drafts not among them: per part `[Q, *part.shape]` of the part's dtype.
 
     Donates its pool as `write` does.
 
     Args:
       serving: the cache and its pool.
-      layer: the layer's name (static).
+      layer: the layer's name (static), or one of a `Serving.stack`.
       turn: of this step.
       values: the states.
       checkpoints: the states after `checkpoint_tokens` of each query, of the same shapes; anything for queries that
@@ -409,7 +420,7 @@ def write_state(serving: Serving, layer: str, turn: Turn, values: Values, checkp
       OperationError: a layer of tokens; no `checkpoints` where groups have them.
       LayoutError: parts of another name, shape or dtype, or not all of them.
     """
-    at, found = serving.layer(layer, states=True, owned=True), turn.result.checkpoints
+    (at, _), found = _place(serving, layer, states=True, owned=True), turn.result.checkpoints
     if found is not None and checkpoints is None:
         raise OperationError("checkpoints", None, "the states after checkpoint_tokens, as chunks leave states behind")
     due = [(turn.result.writes[:, at.group], values)]
@@ -429,11 +440,32 @@ def _read_once(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return lax.optimization_barrier(found)
 
 
-def _require_parts(name: str, at: LayerPages, values: Values) -> None:
+def _require_parts(name: str, at: LayerPages | LayerStack, values: Values) -> None:
     """Requires all parts of a page: what is not written would be read as whatever the block held before."""
     wanted = [part.name for part in at.layout.content]
     if set(values) != set(wanted):
         raise LayoutError(f"{name} of {at.name!r}", sorted(values), f"every part of its pages: {', '.join(wanted)}")
+
+
+def _place(
+    serving: Serving, layer: str | LayerStack, *, states: bool | None = None, owned: bool = False
+) -> tuple[LayerPages | LayerStack, marks.Index]:
+    """The place of a layer, and its place in `Serving.layers`."""
+    if isinstance(layer, LayerStack):
+        _require_kind(layer, states)
+        if layer.number.ndim:
+            raise OperationError("layer", f"a stack of {len(layer.number)} layers", "one of them, as lax.scan gives it")
+        return layer, layer.number
+    at = serving.layer(layer, states=states, owned=owned)
+    return at, serving.layers.index(at)
+
+
+def _require_kind(layer: LayerPages | LayerStack, states: bool | None) -> None:
+    if states and not layer.states:
+        raise OperationError("layer", layer.name, "a layer of states; this one keeps tokens, for write and attend")
+    if states is False and layer.states:
+        expected = "a layer of tokens; this one keeps states, for read_state, write_state"
+        raise OperationError("layer", layer.name, expected)
 
 
 def require_turn(serving: Serving, turn: Turn, caller: str) -> None:
