@@ -38,7 +38,9 @@ class Jitted(Protocol[P, R_co]):
         ...
 
 
-CONTENT = frozenset({"buffer", "pool", "pools", "objects", "tensors", "values", "scales", "packets", "roots", "query"})
+CONTENT = frozenset(
+    ["buffer", "pool", "pools", "objects", "tensors", "values", "scales", "packets", "root", "roots", "keys", "query"]
+)
 """Names of parameters whose arrays are bits, or numbers of their own dtype: no ids, positions or counts."""
 
 TOKENS = frozenset({"tokens"})
