@@ -140,6 +140,10 @@ def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], result: 
     again = {"checks it again": command_line("check", log.path, *options)}
     recorded = "log" if log.difference is not None or not engines else ""
     case = log_case(read_log(log.path), engines, log.difference, recorded=recorded, commands=again)
+    if log.difference is None:
+        under = f" under {', '.join(log.known_defects)}" if log.known_defects else ""
+        said = f"agrees{under}" if engines else "breaks no invariant that could be asked"
+        case["headline"] = f"{said}: {len(case['subjects']):,} operations"
     write_page(path, f"hkv check: {log.path}", [case])
 
 

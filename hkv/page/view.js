@@ -20,7 +20,9 @@ class View {
     this.shown = shown;
     this.orders = MODES.map(() => null);
     this.choice = { at: Math.min(1, shown.count), block: -1, side: 0 };
-    this.figures = shown.sides.map((side, number) => this.figure(side, number));
+    const figures = shown.sides.map((side, number) => this.figure(side, number));
+    const drawn = figures.filter(({ side }) => side.drawn || !side.told); // a log without states has nothing to draw
+    this.figures = drawn.length ? drawn : figures;
     this.stage.replaceChildren(...this.figures.map((figure) => figure.box));
     this.layout(!stay || all);
   }

@@ -434,3 +434,18 @@ def test_frames_of_what_differs_can_be_told_from_any_cell(browser: Any, shrunk: 
         assert pixels > 20
         assert least >= 3.0
         assert "the sides differ" in page.inner_text("#legend")
+
+
+def test_a_log_without_states_leaves_the_stage_to_the_engine_and_an_agreeing_one_says_so(
+    browser: Any, tmp_path: pathlib.Path
+) -> None:
+    log = read_log(str(LOGS / "core-0.jsonl"))
+    operations = [each for each in log.operations if type(each).__struct_config__.tag != "state"][:30]
+    data = history("x", log.header, operations, NUMPY, recorded="log", explained=False)
+    (tmp_path / "x.html").write_bytes(page_of("x", {"title": "x", "cases": [data]}))
+    with opened(browser, tmp_path / "x.html") as page:
+        assert page.locator("#stage figure b").all_inner_texts() == ["numpy"]
+    command = [sys.executable, "-m", "hkv", "check", str(LOGS / "core-0.jsonl"), "--html", str(tmp_path / "y.html")]
+    subprocess.run(command, check=True, capture_output=True)
+    with opened(browser, tmp_path / "y.html") as page:
+        assert page.inner_text("#panel .headline") == f"agrees: {len(log.operations):,} operations"
