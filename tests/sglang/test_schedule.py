@@ -21,7 +21,7 @@ from hkv.oracle.engines import engine_factory
 from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Schedule
 from hkv.replay.verb import replay_trace
 from hkv.spec import FullAttention, spec_from_text
-from tests.sglang.test_dialect import CHATS, header, replayed
+from tests.sglang.test_dialect import CACHE, CHATS, header, replayed
 
 
 def arrivals(count: int, seed: int) -> list[Arrival]:
@@ -81,6 +81,13 @@ def test_the_default_is_sglang_s_own_schedule() -> None:
     assert replay_trace(CHATS, groups, [600, 60], **given).totals["hit_tokens"] >= 0
     with pytest.raises(OperationError, match="states"):
         replay_trace(CHATS, groups, [600, 60], dialect_options={"schedule_policy": "fcfs"}, **given)
+
+
+def test_one_prompt_at_a_time_is_computed_in_parts() -> None:
+    """A small window's pool cuts prompts short of the chunk: a second that it would cut waits for the first."""
+    options = {"swa_full_tokens_ratio": 0.1}
+    found = replay_trace(CHATS, CACHE, 600, dialect="sglang-0.5.23", dialect_options=options, engine="numpy")
+    assert set(found.requests["outcome"]) == {"finished"}
 
 
 def test_states_are_refused_by_name() -> None:

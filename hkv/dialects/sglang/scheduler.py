@@ -277,6 +277,8 @@ class SGLangScheduler(SGLangLoop):
         output, made = live.arrival.output, live.tokens - live.arrival.prompt
         left = live.tokens - found.hit
         new = budget.add(self._room(), left, min(max(output - made, 0), CLIP), min(output, CLIP))
+        if not isinstance(new, str) and new < left and self._chunked is not None:
+            new = OTHER  # one prompt at a time is computed in parts; SGLang 0.5.23 would forget one, or assert
         if isinstance(new, str):
             self._free(live, finished=False)
             return new
