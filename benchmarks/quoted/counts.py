@@ -26,6 +26,12 @@ def recorded_logs() -> dict[str, Any]:
     return {"logs": len(list((DATA / "oplogs").glob("*.jsonl")))}
 
 
+def rtp_llm_logs() -> dict[str, Any]:
+    """Logs of RTP-LLM's own engine that the tests check, and their operations."""
+    logs = [read_log(path) for path in sorted((DATA / "rtp_llm").glob("*.jsonl"))]
+    return {"logs": len(logs), "operations": sum(len(log.operations) for log in logs)}
+
+
 def recorded_layouts() -> dict[str, Any]:
     """Numbers of outcomes of the layouts that were recorded from vLLM 0.33."""
     records = json.loads((DATA / "layouts" / "vllm-0.33.json").read_text())

@@ -75,6 +75,7 @@ WHOLE = "--requests 12031 --num-blocks 50000 --compiled"
 COUNTED = (
     Source("recorded logs", counts.recorded_logs),
     Source("recorded layouts", counts.recorded_layouts),
+    Source("rtp-llm logs", counts.rtp_llm_logs),
     Source("models", counts.models),
     Source("causes", counts.hit_causes),
     Source("defect logs", counts.defect_logs),

@@ -101,7 +101,7 @@ def make_inputs(folder: pathlib.Path) -> Inputs:
     assert case is not None
     small = shrinker.shrink(case)
     write_log(inputs.failing, small.header, small.operations, small.answers)
-    request = {"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0]}
+    request = {"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [0, 1, 2], "tokens_per_id": 16}
     inputs.trace.write_text("".join(json.dumps({**request, "timestamp": time}) + "\n" for time in (0, 100)))
     batch = encode_batch(EventBatch(0.0, (BlockStored([1], None, [1, 2], 2, None, "GPU", None, group_idx=0),)))
     inputs.events.write_bytes(recorded_line(Message(0, batch)))

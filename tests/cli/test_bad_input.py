@@ -206,6 +206,7 @@ TEXTS = [
     ),
     *((command, "--kinds", value) for command in ("diff", "record") for value in ("x", "full_attention,x")),
     *(("diff", "--engines", value) for value in ("", "numpy", "numpy,x", "cmd:/nowhere/e,numpy")),
+    *(("diff", "--definition", value) for value in ("", "x", "jax")),
     *(("check", "--bugs", value) for value in ("x", "x,y")),
     *(("mutate", "--by", value) for value in ("", "'", "false", "true", "/nowhere/judge")),
     *(("mutate", "--state", value) for value in ("", ".", "nowhere/trials", "pyproject.toml")),
@@ -214,7 +215,7 @@ TEXTS = [
     *(("explain", "--request", value) for value in ("", "no such request")),
     *(("check-kernel", "--supports", value) for value in ("", "speed=9", "reuse=x", "functional=1", "heads=0")),
     *(("watch", "--serve", value) for value in ("", "x", "127.0.0.1:99999999")),
-    *(("replay", "--offload", value) for value in ("", "x", "-1", "0", HUGE)),
+    *(("replay", "--offload", value) for value in ("", "x", "-1", HUGE)),
     *(("replay", "--offload-bandwidth", value) for value in ("", "x", "-1", "0")),
     *(("check-kernel", "--device", value) for value in ("x", "cuda")),
     *(("check-kernel", "--case", value) for value in (".", "nowhere/case", "pyproject.toml")),
@@ -230,7 +231,7 @@ def test_every_option_is_tried() -> None:
     files |= set(CONFIG_OPTIONS)
     files |= {("trace import", option) for option in ("--tokenizer", "--answers", "--endpoint", "--topic")}
     files |= {("trace import", "--replay-endpoint"), ("sweep", "--results"), ("sweep", "--ray"), ("diff", "--ray")}
-    files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs")}
+    files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs"), ("diff", "--known")}
     for command in hkv.cli.COMMANDS:
         for parameter in definition(command).params:
             if isinstance(parameter, click.Option) and not parameter.is_flag:
@@ -289,7 +290,7 @@ MESSAGES = {
     "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --engine nobody": "nobody",
     "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --engine numpy --check": "other than numpy",
     "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --plot x.gif": ".png or .svg",
-    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --tokens-per-id 10": "4 of them",
+    "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --tokens-per-id 10": "tokens_per_id = 16: expected 10",
     "trace poems -o x": "poems",
     "trace chat": "output",
     "trace chat -o x --rate 0": "rate",

@@ -99,6 +99,12 @@ CLAIMS = (
     Claim(DOCUMENT, LOCKSTEP, ("diff vllm",), _diff),
     Claim(DOCUMENT, LOCKSTEP, ("diff jax",), _diff),
     Claim(DOCUMENT, "{logs} recorded logs in `tests/data/oplogs`", ("recorded logs",), lambda made: made),
+    Claim(
+        DOCUMENT,
+        "{logs} logs recorded from its own C++ (main, 20 August 2026), {operations} operations",
+        ("rtp-llm logs",),
+        lambda made: made,
+    ),
     *(Claim(DOCUMENT, TRACE, (source,), _totals) for source in ("trace jax", "trace numpy")),
     Claim(DOCUMENT, TRACE, ("trace vllm",), _beside),
     Claim(
