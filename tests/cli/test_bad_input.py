@@ -231,7 +231,13 @@ def test_every_option_is_tried() -> None:
     files |= set(CONFIG_OPTIONS)
     files |= {("trace import", option) for option in ("--tokenizer", "--answers", "--endpoint", "--topic")}
     files |= {("trace import", "--replay-endpoint"), ("sweep", "--results"), ("sweep", "--ray"), ("diff", "--ray")}
-    files |= {("replay", "--memory"), ("replay", "--kv-dtype"), ("diff", "--bugs"), ("diff", "--known"), ("watch", "--log")}
+    files |= {
+        ("replay", "--memory"),
+        ("replay", "--kv-dtype"),
+        ("diff", "--bugs"),
+        ("diff", "--known"),
+        ("watch", "--log"),
+    }
     for command in hkv.cli.COMMANDS:
         for parameter in definition(command).params:
             if isinstance(parameter, click.Option) and not parameter.is_flag:
