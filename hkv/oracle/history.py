@@ -136,7 +136,7 @@ def history(
         going = not any(side.ended for side in sides)
         given = [side.perform(index, own if side is sides[0] else operation) for side in sides]
         want = getattr(operation, "want", None) if told is not None else given[-1]
-        if going and _differ(dialect, want, names.answer(want, given[0]), sides, header):
+        if sides and going and _differ(dialect, want, names.answer(want, given[0]), sides, header):
             differing.append(index)
         if len(sides) > 1:
             names.learn(operation, both)

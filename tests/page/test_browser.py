@@ -415,13 +415,13 @@ NEIGHBOURS = """() => {
       // A horizontal stroke of a frame, apart from the columns' marks and from corners.
       if (column.includes(where) && edge < 4) continue;
       if (![-2, -1, 0, 1, 2].every((d) => is(at(x + d, y)))) continue;
-      const near = [-6, -5, -4, -3, -2, 2, 3, 4, 5, 6].map((d) => contrast(rgb, at(x, y + d)));
-      found.push(Math.max(...near));
+      const beside = (way) => Math.max(...[2, 3, 4, 5, 6].map((d) => contrast(rgb, at(x, y + way * d))));
+      found.push(Math.min(beside(-1), beside(1)));
     }
   }
   return [found.length, Math.min(...found)];
 }"""
-"""Pixels of frames in the colour of what is wrong, and the least contrast of one to what is nearest beside it."""
+"""Pixels of frames in the colour of what is wrong, and the least contrast of one to what is beside it, on its worse side."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

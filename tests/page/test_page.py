@@ -183,3 +183,9 @@ def test_no_block_is_lost_that_an_export_holds(name: str) -> None:
                     assert references >= (str(block) in held)
                     exported |= at not in seen.entries and str(block) not in held
     assert exported
+
+
+def test_a_log_alone_is_drawn_without_an_engine() -> None:
+    log = record("core", 1, "numpy", dialect="rtp-llm/hybrid").log
+    (told,) = history("x", log.header, log.operations, (), recorded="log")["sides"]
+    assert len(told["looks"])
