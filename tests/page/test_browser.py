@@ -421,7 +421,7 @@ NEIGHBOURS = """() => {
   }
   return [found.length, Math.min(...found)];
 }"""
-"""Pixels of frames in the colour of what is wrong, and the least contrast of one to what is beside it, on its worse side."""
+"""Pixels of frames, and the least contrast of one to what is beside it, on its worse side."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
