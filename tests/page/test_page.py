@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import pathlib
 import re
 from typing import Any
 
@@ -16,10 +17,12 @@ from hkv.contract.log import Log
 from hkv.contract.snapshot import Snapshot
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import history
+from hkv.oracle.log_file import read_log
 from hkv.oracle.side import CACHED, FREE, HELD, EngineSide
 from hkv.oracle.verbs import record
 from hkv.page import _column, packed, page
 from reference.dialects.vllm.manager import Manager
+from tests.cli.commands import perform
 from tests.page.reading import Markup, cells_of, data_in, data_of
 
 LOGS = (
@@ -189,3 +192,26 @@ def test_a_log_alone_is_drawn_without_an_engine() -> None:
     log = record("core", 1, "numpy", dialect="rtp-llm/hybrid").log
     (told,) = history("x", log.header, log.operations, (), recorded="log")["sides"]
     assert len(told["looks"])
+
+
+@pytest.mark.parametrize("name", ["chunks/arc-8", "offload/window", "offload/states", "offload/simple-30"])
+def test_chunks_of_the_second_tier_are_drawn_and_none_is_lost(name: str, tmp_path: pathlib.Path) -> None:
+    """After each operation a chunk is free, cached, or held by a transfer; the page has all that the state tells."""
+    path = next((pathlib.Path(__file__).parents[1] / "data").glob(f"{name}*.jsonl"))
+    log = read_log(path)
+    dialect, engine = registry.dialect_of(log.header.dialect), engine_factory("numpy")(log.header)
+    cached = 0
+    for operation in log.operations:
+        dialect.perform(engine, operation)
+        found = dialect.snapshot(log.header, dialect.perform(engine, dialect.log.operations["state"]()))
+        for number, pool in enumerate(found.pools):
+            free = set(pool.free)
+            for block in pool.ids:
+                held = bool(found.holders.get((number, block)) or found.references.get((number, block), 0) > 0)
+                assert not (held and block in free), operation
+                assert held or block in free or (number, block) in found.entries, operation
+        cached += len(found.entries)
+    assert cached
+    assert perform(["check", str(path), "--html", str(tmp_path / "page.html")], tmp_path).status == 0
+    (case,) = data_of((tmp_path / "page.html").read_bytes())["cases"]
+    assert any(len(side["changes"]["at"]) for side in case["sides"])

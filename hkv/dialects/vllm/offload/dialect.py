@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hkv.contract.explanation import Resumption
     from hkv.contract.invariant import Invariant, PlainWatch
     from hkv.contract.log import Lifecycle, LogFormat
+    from hkv.contract.snapshot import Snapshot
     from hkv.contract.traffic import Choices, Moves
 
 
@@ -109,6 +110,11 @@ class OffloadDialect(Dialect):
 
         prompts = (len(each.tokens) for each in log.operations if isinstance(each, structs.RequestOp))
         return warnings(structs.to_config(log.header), max(prompts, default=1))
+
+    def snapshot(self, header: structs.Header, state: structs.State) -> Snapshot:
+        from hkv.dialects.vllm.offload.snapshot import snapshot
+
+        return snapshot(header, state)
 
     def resumptions(self, engine: Any, operation: Any, id: str) -> Sequence[Resumption]:
         if not hasattr(engine, "resumptions"):
