@@ -51,7 +51,7 @@ INPUTS = {
     "shrink": ("{failing}", "--engine", WRONG, "-o", "{folder}/small.jsonl"),
     "sweep": ("{trace}", "--groups", "full:16", "--num-blocks", "32..64:2", "--engine", "numpy", "--jobs", "1"),
     "trace": ("chat", "--requests", "2", "-o", "{folder}/made.jsonl"),
-    "trace import": ("{trace}", "--from", "mooncake", "-o", "{folder}/made.jsonl"),
+    "trace import": ("{trace}", "--from", "mooncake", "--tokens-per-id", "16", "-o", "{folder}/made.jsonl"),
     "watch": (WRONG, "--feature", "core", *ONE_FULL),
     "vectors": ("{folder}/vectors",),
 }

@@ -73,7 +73,7 @@ def test_the_default_is_sglang_s_own_schedule() -> None:
     own, every = replayed(300), replayed(300, schedule_policy=REPLAY)
     assert own.totals["preemptions"] < every.totals["preemptions"]
     assert list(own.requests["hit"]) == list(replayed(300, schedule_policy="fcfs").requests["hit"])
-    with pytest.raises(ConfigError, match="replay for --engine jax"):
+    with pytest.raises(ConfigError, match="--schedule-policy replay has one"):
         replayed(300, "jax")
     shape = {"num_kv_heads": 1, "head_size": 64, "dtype": "bfloat16"}
     groups = [FullAttention(block_size=16, **shape), spec_from_text("mamba:16")]

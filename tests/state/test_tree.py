@@ -39,6 +39,13 @@ def first(work, present, place, row):
     return work.write("results", jnp.where(found == BUCKETS.places, -1, node), place)
 
 
+def leave(work, present, place, row):
+    """As under RTP-LLM's rules: what builds on a key that leaves are roots from then on."""
+    node = row[0]
+    work, (flags,) = work.peek(present, "nodes", work.node(node, Node.FLAGS))
+    return tree.orphan(tree.leave(work, present, node), present & (flags != 0), node)
+
+
 def top(work, present, place, row):
     work, node = tree.top(work, present, row[0])
     return work.write("results", node, place)
@@ -49,7 +56,7 @@ PROGRAM = PooledProgram(
     {
         ENTER: lambda work, present, place, row: tree.enter(work, present, *row),
         USE: lambda work, present, place, row: tree.use(work, present, row[0]),
-        LEAVE: lambda work, present, place, row: tree.leave(work, present, row[0]),
+        LEAVE: leave,
         MARK: lambda work, present, place, row: tree.mark(work, present, *row[:2]),
         FIRST: first,
         TOP: top,

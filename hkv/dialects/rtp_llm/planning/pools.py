@@ -343,7 +343,7 @@ def _fits(pools: Sequence[_Pool], count: int, ratio: int) -> bool:
         parts = (reserve * size // whole if whole else 0, reserve * now // left if left else 0)
         if pool.held.first + parts[0] > pool.usable or pool.held.first + parts[1] > free[index]:
             return False
-    return not reserve or sum(pool.held.first for pool in pools) + reserve <= sum(free)
+    return True
 
 
 def _waste(plan: PoolPlan, held: Sequence[_Held]) -> float:
