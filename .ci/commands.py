@@ -80,6 +80,7 @@ C_ENGINE = [f"examples/c_engine/{name}.c" for name in ("engine", "pool", "keys",
 RTP_ENGINE = ["examples/rtp_engine/engine.cc", "-x", "c", "examples/c_engine/json.c"]
 
 FRAGMENTS = {
+    "hkv check --fill -",
     "hkv check --html",
     "hkv check-events --record",
     "hkv --compilation-cache",
@@ -95,6 +96,7 @@ FRAGMENTS = {
     "hkv replay --json",
     "hkv sweep --bounds",
     "hkv trace import",
+    "hkv watch ENGINE --log LOG",
     "hkv watch ENGINE --serve 127.0.0.1:0",
     "hkv shrink differences/fork-3-v2.jsonl --engine my_engine.py:Engine",
 }
