@@ -95,6 +95,7 @@ FRAGMENTS = {
     "hkv plan --layers FILE",
     "hkv replay --json",
     "hkv sweep --bounds",
+    "hkv trace chat --tokens-per-id 16",
     "hkv trace import",
     "hkv watch ENGINE --log LOG",
     "hkv watch ENGINE --serve 127.0.0.1:0",
