@@ -5,8 +5,8 @@
  *     int64_t FUNCTION(const hkv_memory *memory, int32_t layer, uint64_t block, hkv_range *ranges, int64_t room);
  *
  * It writes at most `room` ranges and returns how many, keys before values and the bytes of every block of a layer in
- * one order; a negative number says that it does not have this form of memory. Every byte of the block that carries data has to be in one range, and no byte outside of its
- * page in any. The memory stays alive for the call alone.
+ * one order; a negative number says that it does not have this form of memory. Every byte of the block that carries
+ * data has to be in one range, and no byte outside of its page in any. The memory stays alive for the call alone.
  *
  * Axes are letters, outermost first. B counts rows of blocks: block b is the rows from b * row_step on,
  * rows_per_block of them. K counts keys and values, H heads, N tokens, C elements of one of these.
