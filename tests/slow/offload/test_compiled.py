@@ -106,9 +106,15 @@ def _with_more_states(spec: LayerSpec, seed: int) -> LayerSpec:
 
 
 def checked(
-    seed: int, engine: str = "jax", policy: str = "lru", counts: bool = False, groups: Sequence[str] = GROUPS
+    seed: int,
+    engine: str = "jax",
+    policy: str = "lru",
+    counts: bool = False,
+    groups: Sequence[str] = GROUPS,
+    **speed: float,
 ) -> Outcome:
     cache, schedule = example(seed, policy, counts, groups)
+    cache.tier = dataclasses.replace(cache.tier, **speed)
     checks, causes = engine == "jax", seed % 6 == 0  # which take another replay each
     trace = requests(seed, apart=seed % 4 == 1)
     return replay(trace, cache, schedule, Timing(step_ms=50), engine=engine, check=checks, causes=causes)
@@ -158,7 +164,7 @@ def test_decides_as_the_plain_schedule_does(policy: str, counts: bool, groups: S
 
 def test_a_block_that_two_jobs_read_is_fenced_by_the_later_one() -> None:
     """A window's block is handed out and offered anew before its first request ends, whose job is flushed already."""
-    assert checked(51, policy="arc").extra["tier_flushed"] == 47
+    assert checked(51, policy="arc", setup_bytes=0).extra["tier_flushed"] == 47
 
 
 def test_a_block_that_two_jobs_of_one_step_read_is_fenced_by_the_one_that_goes_on() -> None:
@@ -190,7 +196,7 @@ def test_few_slots_and_jobs_are_doubled(monkeypatch: pytest.MonkeyPatch) -> None
         return running
 
     monkeypatch.setattr(TieredCache, "_begun", counted)
-    assert checked(6).extra["tier_stored"] > 0
+    assert checked(7).extra["tier_stored"] > 0
     assert begun == [1, 2]
 
 
