@@ -11,11 +11,8 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
-import multiprocessing
-import os
 import pathlib
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -92,27 +89,6 @@ def own_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("default", module=r"(?!(hkv|reference|pallas_kernels)\b)")
         yield
-
-
-def end_with_parent() -> None:
-    """Has Linux end this process when the one that started it ends, however: nobody else would end a loop in it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL)
-
-
-PARENT_DEATH = 1
-"""Linux's `PR_SET_PDEATHSIG`."""
-
-
-def child_context() -> Any:
-    """Way to start a process: a fork costs nothing, but lacks the threads of libraries that have some."""
-    forks = hasattr(os, "fork") and not {"jax", "torch"} & sys.modules.keys()
-    return multiprocessing.get_context("fork" if forks else "spawn")
-
-
-def ended(status: int) -> str:
-    """The end of a process in words, by its status as `subprocess` has it."""
-    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _module(argument: str, name: str, place: str) -> ModuleType:

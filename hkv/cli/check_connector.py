@@ -10,8 +10,8 @@ from hkv.cli.options import command_of
 from hkv.cli.output_option import Reported, talks, write_json
 from hkv.connectors.cases import ENGINES
 from hkv.connectors.check import check_connector
-from hkv.connectors.processes import PATIENCE
 from hkv.contract.options import SECONDS, argument, option
+from hkv.processes import PATIENCE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

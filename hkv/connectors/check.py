@@ -17,9 +17,10 @@ from hkv.connectors.cases import MemoryCase, all_cases
 from hkv.connectors.memory import Range, merged, without
 from hkv.connectors.mistakes import named, told
 from hkv.connectors.payload import disorder
-from hkv.connectors.processes import PATIENCE, Function, FunctionFailed, FunctionProcess
+from hkv.connectors.processes import Function, FunctionFailed, FunctionProcess
 from hkv.errors import ConfigError
 from hkv.foreign import own_warnings
+from hkv.processes import PATIENCE, ProcessDied
 
 
 def check_connector(function: Function | str, engines: Sequence[str] = (), seconds: float = PATIENCE) -> CheckReport:
@@ -47,7 +48,7 @@ def check_connector(function: Function | str, engines: Sequence[str] = (), secon
             supported, blocks = supported + 1, blocks + len(answers)
             if finding := _finding(case, answers):
                 wrong.append(finding)
-            if isinstance(asked, FunctionProcess) and asked.died:
+            if isinstance(asked, FunctionProcess) and asked.over:
                 break
     found = tuple(_likeliest(finding, wrong) for finding in wrong)
     return CheckReport(supported, blocks, tuple(unsupported), found, len(cases) - supported - len(unsupported))
@@ -152,8 +153,9 @@ def _answers(function: Function, case: MemoryCase) -> Iterator[Answer]:
             raise
         except FunctionFailed as error:
             yield layer, block, str(error)
-            if isinstance(function, FunctionProcess) and function.died:
-                return
+        except ProcessDied as error:
+            yield layer, block, str(error)
+            return
         except Exception as error:
             yield layer, block, f"raised {type(error).__name__}: {error}"
         else:

@@ -7,106 +7,75 @@ once, and then asked for a layer and a block at a time.
 from __future__ import annotations
 
 import ctypes
-import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from hkv.connectors.memory import Memory
 from hkv.errors import ConfigError, HKVError
-from hkv.foreign import child_context, end_with_parent, ended, is_library, library_function, python_function, split_name
+from hkv.foreign import is_library, library_function, python_function, split_name
+from hkv.processes import PATIENCE, Child, ProcessDied
 
 Function = Callable[[Memory, int, int], Iterable[tuple[int, int, int]]]
 """Takes the memory and a layer and a block by index; returns buffer, first byte and number of bytes of each range."""
 
 PURPOSE = "taking a memory, a layer and a block, and returning ranges of bytes"
 
-PATIENCE = 60.0
-"""Seconds that a call may take, unless a command says otherwise."""
-
 
 class FunctionFailed(Exception):  # noqa: N818
-    """Failure of a call in words: the function raised something, ended its process, or did not return."""
+    """Failure of a call in words: the function raised something."""
 
 
-class FunctionProcess:
+class FunctionProcess(Child):
     """A process that calls one function.
 
     Args:
       name: `MODULE:FUNCTION`, `FILE.py:FUNCTION` or `LIBRARY.so:FUNCTION`.
       seconds: time that a call may take.
 
-    Attributes:
-      died: True once the process ended, or did not answer in time.
-
     Raises:
       HKVError: there is no such function.
     """
 
     def __init__(self, name: str, seconds: float = PATIENCE) -> None:
-        context = child_context()
-        self._seconds, self.died = seconds, False
-        self._pipe, theirs = context.Pipe()
-        self._process: Any = context.Process(target=_serve, args=(theirs, name))
-        self._process.start()
-        theirs.close()
+        super().__init__(_serve, name)
+        self._seconds = seconds
         self._told: Memory | None = None
         try:
-            self._heard(PATIENCE)  # the start of an interpreter is no part of a call
-        except FunctionFailed as error:
+            self.heard(PATIENCE)  # the start of an interpreter is no part of a call
+        except ProcessDied as error:
             raise ConfigError("connector", name, f"a function that can be loaded: its process {error}") from None
 
     def __call__(self, memory: Memory, layer: int, block: int) -> list[Any]:
-        """Ranges of a block; NotImplementedError or whatever else the function raised, FunctionFailed as it says."""
-        self._pipe.send((None if memory is self._told else memory, layer, block))
+        """Ranges of a block.
+
+        Raises:
+          HKVError, NotImplementedError: the function raised it.
+          FunctionFailed: the function raised something else.
+          ProcessDied: as it says.
+        """
+        question = (None if memory is self._told else memory, layer, block)
         self._told = memory
-        return self._heard(self._seconds)
-
-    def __enter__(self) -> FunctionProcess:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
-
-    def _heard(self, seconds: float) -> list[Any]:
-        if not self._pipe.poll(seconds):
-            self.died = True
-            raise FunctionFailed(f"did not return within {seconds:g} s")
-        try:
-            found, error = self._pipe.recv()
-        except (EOFError, OSError):
-            self.died = True
-            self._process.join()
-            raise FunctionFailed(ended(self._process.exitcode)) from None
-        if error is not None:
-            raise error
-        return found
+        return self.ask(question, self._seconds)
 
 
 def _serve(pipe: Any, name: str) -> None:
     """Answers until the pipe is closed."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends this process
     try:
         library = is_library(split_name("connector", name)[0])
         function = _of_library(name) if library else python_function("connector", name, PURPOSE)
     except HKVError as error:
-        return pipe.send((None, error))
-    pipe.send(([], None))
+        return pipe.send(error)
+    pipe.send(None)
     memory: Any = None
     while True:
-        try:
-            told, layer, block = pipe.recv()
-        except EOFError:
-            return None
+        told, layer, block = pipe.recv()
         memory = memory if told is None else told
         try:
-            pipe.send((list(function(memory, layer, block)), None))
+            pipe.send(list(function(memory, layer, block)))
         except (HKVError, NotImplementedError) as error:
-            pipe.send((None, error))
+            pipe.send(error)
         except Exception as error:  # its class may be the function's own, which the asking process cannot load
-            pipe.send((None, FunctionFailed(f"raised {type(error).__name__}: {error}")))
+            pipe.send(FunctionFailed(f"raised {type(error).__name__}: {error}"))
 
 
 class _CTensor(ctypes.Structure):

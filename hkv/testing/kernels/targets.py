@@ -24,9 +24,10 @@ from hkv.foreign import is_library, own_warnings, python_function, split_name
 from hkv.layout.strided import StridedView
 from hkv.layout.views import torch as torch_views
 from hkv.layout.views.numpy import view
+from hkv.processes import PATIENCE
 from hkv.testing.kernels.call import ARGUMENTS, PARTS, Cache, Call, Deferred
 from hkv.testing.kernels.cases import FEATURES, OPERATIONS, UNASKED, Case, Supports, Unavailable
-from hkv.testing.kernels.native import PATIENCE, Worker
+from hkv.testing.kernels.native import Worker
 from hkv.testing.kernels.placement import SCALED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -282,9 +283,8 @@ def target_of(
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     worker = None
     if isinstance(target, str):
-        place, symbol = split_name("TARGET", target)
-        if is_library(place):
-            worker = Worker(place, symbol, seconds)
+        if is_library(split_name("TARGET", target)[0]):
+            worker = Worker(target, seconds)
         else:
             function = python_function("TARGET", target, "which a kernel is")
     else:

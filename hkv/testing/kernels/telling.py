@@ -68,9 +68,9 @@ def hangs(kind: str) -> bool:
 
 def _error(error: str) -> str:
     name, _, said = error.partition(": ")
-    if name in ("KernelHung", "KernelGrew"):
+    if name in ("ProcessHung", "ProcessGrew"):
         return f"the kernel {said}"
-    if name == "KernelDied":
+    if name == "ProcessDied":
         return f"{STRAYS}: the kernel {said}"
     return "the result has another shape" if name == "KernelResultError" else f"{RAISES} {name}"
 
@@ -182,7 +182,7 @@ def told(kind: str, call: Call, wanted: Changes, got: Changes, error: str) -> st
     lines = [kind]
     if error:
         said = error.partition(": ")[2] or "no message"
-        if error.startswith(("KernelDied", "KernelHung", "KernelGrew")):
+        if error.startswith(("ProcessDied", "ProcessHung", "ProcessGrew")):
             said = COPIED if kind.startswith(GROWS) and is_far(case) else ""
         lines = [f"{kind}: {said}" if said else kind]
     elif case.operation in CHUNKED:

@@ -1,28 +1,23 @@
 """Kernels that never come back: a run of checks in a process of its own, watched from outside.
 
-A process cannot stop a loop in its own native code, nor tell its own segmentation fault. So a run has a process, which
-says on a pipe which case it begins and when that is over, and in the end what it found. Whoever started it ends it
+The process says which case it begins and when that is over, and in the end what it found. Whoever started it ends it
 where a case takes too long. One process for a run, not for a case.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import signal
 import traceback
 from collections.abc import Callable
-from multiprocessing import connection
 from typing import Any
 
 import numpy as np
 
 from hkv.errors import ConfigError, HKVError
-from hkv.foreign import child_context, end_with_parent, ended
+from hkv.processes import Child, ProcessDied
 from hkv.testing.kernels.call import Call
 from hkv.testing.kernels.cases import Case, Supports
 from hkv.testing.kernels.judge import Failure, Finding, Verdict, case_bytes, read_case, telling_of
-from hkv.testing.kernels.native import KernelDied, ready_of
 from hkv.testing.kernels.targets import Target
 
 Outcome = tuple[Target, Verdict]
@@ -50,70 +45,44 @@ def watched(
       ConfigError: the process ended where no case was performed.
       Exception: whatever `run` raised.
     """
-    context = child_context()
-    reader, writer = context.Pipe(duplex=False)
-    process: Any = context.Process(target=_child, args=(writer, run, arguments))  # type: ignore[attr-defined]
-    process.start()
-    writer.close()
     performed, asked, earlier = b"", 0, list[Failure]()
-    try:
-        while True:
-            kind, content = _heard(reader, process, seconds if performed else None)
-            match kind:
-                case "performs":
-                    performed = content
-                case "failed":
-                    earlier.append(content)
-                case "asked":
-                    asked += 1
-                    advance()
-                case "raised":
-                    raise content
-                case "found":
-                    process.join(FAREWELL)
-                    supports, verdict = content
-                    return Target(name, supports, ()), verdict
-    except KernelDied as error:
-        if not performed:
-            raise ConfigError("TARGET", name, f"a kernel that can be loaded: its process {error}") from None
-        return _failure(performed, asked, error, earlier)
-    finally:
-        process.kill()
-        process.join()
-        reader.close()
+    with Child(_child, run, arguments) as child:
+        try:
+            while True:
+                kind, content = child.heard(seconds if performed else None)
+                match kind:
+                    case "performs":
+                        performed = content
+                    case "failed":
+                        earlier.append(content)
+                    case "asked":
+                        asked += 1
+                        advance()
+                    case "found":
+                        child.process.join(FAREWELL)
+                        supports, verdict = content
+                        return Target(name, supports, ()), verdict
+        except ProcessDied as error:
+            if not performed:
+                raise ConfigError("TARGET", name, f"a kernel that can be loaded: its process {error}") from None
+            return _failure(performed, asked, error, earlier)
 
 
-def _heard(reader: Any, process: Any, seconds: float | None) -> tuple[str, Any]:
-    """The next that the process says; KernelDied where it ended, or as `ready_of`."""
-    waited = [reader, process.sentinel]
-    ready = connection.wait(waited) if seconds is None else ready_of(waited, process.pid, seconds)
-    with contextlib.suppress(EOFError, OSError):  # it may have ended within a message
-        if reader in ready or reader.poll():
-            return reader.recv()
-    process.join()
-    raise KernelDied(ended(process.exitcode))
-
-
-def _child(writer: Any, run: Run, arguments: tuple[Any, ...]) -> None:
-    end_with_parent()
-    signal.set_wakeup_fd(-1)  # a fork has its parent's, who hears of an interrupt itself
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
+def _child(pipe: Any, run: Run, arguments: tuple[Any, ...]) -> None:
     def performing(target: Target, case: Case | None) -> None:
-        writer.send(("performs", b"" if case is None else case_bytes(target, case)))
+        pipe.send(("performs", b"" if case is None else case_bytes(target, case)))
 
     try:
-        asked, failing = (lambda: writer.send(("asked", None))), (lambda failure: writer.send(("failed", failure)))
+        asked, failing = (lambda: pipe.send(("asked", None))), (lambda failure: pipe.send(("failed", failure)))
         target, verdict = run(performing, asked, failing, *arguments)
-        writer.send(("found", (target.supports, verdict)))
+        pipe.send(("found", (target.supports, verdict)))
     except Exception as error:
         if not isinstance(error, HKVError):
             error.add_note(f"in the process of the kernel: {traceback.format_exc()}")
-        with contextlib.suppress(BrokenPipeError):
-            writer.send(("raised", error))
+        pipe.send(error)
 
 
-def _failure(performed: bytes, asked: int, error: KernelDied, earlier: list[Failure]) -> Outcome:
+def _failure(performed: bytes, asked: int, error: ProcessDied, earlier: list[Failure]) -> Outcome:
     """The first failure before the case that is being performed, which says more, or of that case."""
     kept = read_case(performed, "the case that was performed")
     none = np.zeros(0, np.int64), np.zeros(0, np.uint8)

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 
+from hkv import processes
 from hkv.chunks.formats import TRAITS, EngineKVFormat, num_tensors, page_index, tensor_index
 from hkv.cli import cli
 from hkv.contract.traffic import RandomChoices
@@ -29,7 +30,6 @@ from hkv.testing.kernels import (
     check,
     judge,
     kernel,
-    native,
     place,
     repeat,
     target_of,
@@ -218,7 +218,7 @@ def test_the_same_from_a_process_with_threads(
 
 
 def test_a_function_that_takes_all_memory_is_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "MEMORY", 1 << 29)
+    monkeypatch.setattr(processes, "MEMORY", 1 << 29)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "copies.py").write_text(
         "def write(key, value, key_cache, value_cache, slot_mapping):\n"
