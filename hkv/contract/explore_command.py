@@ -6,11 +6,13 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import click
 
+from hkv.contract.answer import EngineFactory
 from hkv.contract.options import OwnCommand, option
 from hkv.errors import ConfigError
 
@@ -141,8 +143,12 @@ class World(Protocol):
     """A cache at one point of an exploration, with all that its invariants remember.
 
     Attributes:
+      engine: name of its engine in the dialect.
       evictions: blocks that were evicted so far.
     """
+
+    @property
+    def engine(self) -> str: ...
 
     @property
     def evictions(self) -> int: ...
@@ -183,6 +189,10 @@ class Search(abc.ABC):
     @abc.abstractmethod
     def run(self, progress: Progress) -> None:
         """Searches until all is explored, something is broken, or a limit is reached; may be interrupted."""
+
+    @abc.abstractmethod
+    def explored(self) -> AbstractContextManager[tuple[str, EngineFactory]]:
+        """The cache that is searched as an engine: a name and a factory, which has its defects inside the context."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,15 @@ may come next and what its canonical state is (`Dialect.next_operations`, `Diale
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 from hkv.contract import registry
+from hkv.contract.answer import EngineFactory, Failure
 from hkv.contract.dialect import Dialect
 from hkv.contract.explore_command import (
     Counterexample,
@@ -29,8 +31,9 @@ from hkv.contract.explore_command import (
 )
 from hkv.contract.invariant import Invariant, InvariantError
 from hkv.contract.log import PooledHeader
-from hkv.errors import ConfigError, HKVError
-from hkv.oracle.engines import REFERENCE
+from hkv.errors import ConfigError
+from hkv.oracle.engine import attempt
+from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.spec import spec_to_log
 
 TOTALITY = "totality"
@@ -85,6 +88,10 @@ class PlainWorld:
         self._watch = dialect.watch(self._engine, header) if dialect.invariants else None
 
     @property
+    def engine(self) -> str:
+        return self._dialect.default_recorded
+
+    @property
     def evictions(self) -> int:
         return self._engine.evictions
 
@@ -136,17 +143,16 @@ def answered(found: Counterexample) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     dialect = registry.dialect_of(found.header.dialect)
     factory = dialect.engine(REFERENCE) or dialect.engine(dialect.default_recorded)
     assert factory is not None
-    engine, performed, answers = factory(found.header), [], []
-    for operation in found.operations:
-        try:
-            answers.append(dialect.perform(engine, operation))
-        except HKVError:
-            break
-        performed.append(operation)
-    if look := dialect.log.operations.get("state"):
-        performed.append(look())
-        answers.append(dialect.perform(engine, performed[-1]))
-    return tuple(performed), tuple(answers)
+    engine, look = factory(found.header), dialect.log.operations.get("state")
+
+    def pairs(operations: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        for operation in operations:
+            if isinstance(answer := attempt(dialect, engine, operation), Failure):
+                return
+            yield operation, answer
+
+    done = [*pairs(found.operations), *pairs([look()] if look else ())]
+    return tuple(operation for operation, _ in done), tuple(answer for _, answer in done)
 
 
 class BreadthFirst(Search):
@@ -176,6 +182,9 @@ class BreadthFirst(Search):
                 progress(said, (place + 1) / len(level))
             level = deeper
         report.exhausted = True
+
+    def explored(self) -> contextlib.AbstractContextManager[tuple[str, EngineFactory]]:
+        return contextlib.nullcontext((self._root.engine, engine_factory(self._root.engine)))
 
     def way(self, state: int) -> tuple[Any, ...]:
         """The operations of a shortest way to a state; they are numbered as they were found, the empty cache 0."""

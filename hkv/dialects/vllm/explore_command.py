@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from hkv.contract.answer import EngineFactory
 from hkv.contract.explore_command import ExploreCommand, Progress, Report, Search, SizeOptions
 from hkv.contract.options import option
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.engines.jax import JaxEngine
 from hkv.dialects.vllm.explorer import MOVES, Space, explore
 from hkv.dialects.vllm.explorer.search import CHUNK
 from hkv.dialects.vllm.explorer.transition import FORMS, default_form
@@ -109,6 +111,11 @@ class VllmSearch(Search):
 
         with planted(self._plant):
             explore(self._space, form=self._form, progress=told, report=self.report, **self._how)
+
+    @contextlib.contextmanager
+    def explored(self) -> Iterator[tuple[str, EngineFactory]]:
+        with planted(self._plant):
+            yield ("jax" if self._plant is None else f"jax with {self._plant}"), JaxEngine
 
 
 def _space(options: dict[str, Any]) -> Space:
