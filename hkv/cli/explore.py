@@ -14,12 +14,11 @@ from hkv.cli.options import command_of, commands, dialect_option, own_options, r
 from hkv.cli.output_option import STANDARD_OUTPUT, OutputPath, Reported, talks, write_json, write_output
 from hkv.cli.progress import interruption, level_bar
 from hkv.contract import explore_command, registry
-from hkv.contract.answer import EngineFactory
 from hkv.contract.log import describe
 from hkv.contract.options import COUNT, SECONDS, Number, option
 from hkv.errors import ConfigError
 from hkv.oracle.broken_invariant import Broken, first_broken
-from hkv.oracle.engines import REFERENCE, engine_factory
+from hkv.oracle.engines import REFERENCE
 from hkv.oracle.exploration import answered, explore_command_of, search_of
 from hkv.oracle.history import history, invariant_mark
 from hkv.oracle.log_file import log_bytes
@@ -79,9 +78,8 @@ def command(given: _ExploreOptions) -> int:
     def finish() -> None:
         report = search.report
         found = report.counterexample
-        saved = b"" if found is None else log_bytes(found.header, *answered(found))
         if found is not None:
-            write_output(path, saved)
+            write_output(path, log_bytes(found.header, *answered(found)))
         if talks(given.json_path, given.save, given.html):
             for line in report.lines():
                 click.echo(line)
@@ -90,7 +88,7 @@ def command(given: _ExploreOptions) -> int:
         document = {**report.record(**search.more), "counterexample": None if found is None else _record(found, path)}
         write_json(given.json_path, document)
         if given.html is not None:
-            _write_page(given.html, search, saved)
+            _write_page(given.html, search)
 
     with interruption().saying(finish), level_bar("compiling") as progress:
         search.run(progress)
@@ -110,31 +108,24 @@ def _show_counterexample(found: explore_command.Counterexample, path: str) -> No
     click.echo(f"saved as {path}; its answers are the reference's")
 
 
-def _write_page(path: str, search: explore_command.Search, saved: bytes) -> None:
-    """Writes a page of a counterexample: the cache that was searched, beside the reference if that is another one."""
+def _write_page(path: str, search: explore_command.Search) -> None:
+    """Writes a page of a counterexample, on the cache that was searched, next to the reference if that is another."""
     found = search.report.counterexample
     if found is None:
         click.echo("no counterexample: no page was written", err=True)
         return
     dialect = registry.dialect_of(found.header.dialect)
-    with search.explored() as explored:
-        right = explored[0] == REFERENCE or dialect.engine(REFERENCE) is None
-        engines = (explored,) if right else (explored, (REFERENCE, engine_factory(REFERENCE)))
-        marks = (invariant_mark(dialect, _broken(found, explored[1]), explored[0]),)
-        headline = f"broken: {', '.join(found.invariants)}"
-        given = found.header, found.operations, engines
-        case = history("counterexample", *given, marks=marks, headline=headline, text=saved)
+    headline, text = f"broken: {', '.join(found.invariants)}", log_bytes(found.header, *answered(found))
+    with search.explored() as (name, factory):
+        reference = dialect.engine(REFERENCE)
+        engines = [(name, factory), *([] if reference in (None, factory) else [(REFERENCE, reference)])]
+        broken = first_broken(factory, found.header, found.operations)
+        if not isinstance(broken, Broken):
+            said = f"the last operation breaks it; under watch, {broken}"
+            broken = Broken(found.invariants[0], len(found.operations) + 1, "", said, "docs/explore.md says what it is")
+        marks, given = [invariant_mark(dialect, broken, name)], (found.header, found.operations, engines)
+        case = history("counterexample", *given, marks=marks, headline=headline, text=text)
     write_page(path, "hkv explore: a counterexample", [case])
-
-
-def _broken(found: explore_command.Counterexample, factory: EngineFactory) -> Broken:
-    """What the last operation breaks, in the words of the dialect's watch where that asks for it."""
-    said = first_broken(factory, found.header, found.operations)
-    if isinstance(said, Broken) and said.name in found.invariants:
-        return said
-    watched = f"{said.name}: {said.problem}" if isinstance(said, Broken) else said
-    problem = f"the last operation breaks it; under watch, {watched}"
-    return Broken(found.invariants[0], len(found.operations) + 1, "", problem, "docs/explore.md says what it is")
 
 
 def _record(found: explore_command.Counterexample, path: str) -> dict[str, Any]:

@@ -143,12 +143,8 @@ class World(Protocol):
     """A cache at one point of an exploration, with all that its invariants remember.
 
     Attributes:
-      engine: name of its engine in the dialect.
       evictions: blocks that were evicted so far.
     """
-
-    @property
-    def engine(self) -> str: ...
 
     @property
     def evictions(self) -> int: ...

@@ -33,7 +33,7 @@ from hkv.contract.invariant import Invariant, InvariantError
 from hkv.contract.log import PooledHeader
 from hkv.errors import ConfigError
 from hkv.oracle.engine import attempt
-from hkv.oracle.engines import REFERENCE, engine_factory
+from hkv.oracle.engines import REFERENCE
 from hkv.spec import spec_to_log
 
 TOTALITY = "totality"
@@ -86,10 +86,6 @@ class PlainWorld:
         if not hasattr(self._engine, "evictions"):
             raise dialect.unsupported("an engine that counts its evictions, which an exploration tells of")
         self._watch = dialect.watch(self._engine, header) if dialect.invariants else None
-
-    @property
-    def engine(self) -> str:
-        return self._dialect.default_recorded
 
     @property
     def evictions(self) -> int:
@@ -184,7 +180,10 @@ class BreadthFirst(Search):
         report.exhausted = True
 
     def explored(self) -> contextlib.AbstractContextManager[tuple[str, EngineFactory]]:
-        return contextlib.nullcontext((self._root.engine, engine_factory(self._root.engine)))
+        dialect = registry.dialect_of(self._header.dialect)
+        factory = dialect.engine(dialect.default_recorded)  # of which worlds are made
+        assert factory is not None
+        return contextlib.nullcontext((dialect.default_recorded, factory))
 
     def way(self, state: int) -> tuple[Any, ...]:
         """The operations of a shortest way to a state; they are numbered as they were found, the empty cache 0."""

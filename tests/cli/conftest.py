@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.explorer import Counterexample, Report
 from hkv.oracle import vectors
 from hkv.oracle.log_file import read_log
@@ -51,3 +52,4 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, inputs: Inputs) -> None
         return report
 
     monkeypatch.setattr("hkv.dialects.vllm.explore_command.explore", explore)
+    monkeypatch.setattr("hkv.dialects.vllm.explore_command.JaxEngine", NumpyEngine)

@@ -7,7 +7,9 @@ import pathlib
 
 import pytest
 
+from hkv.oracle.side import CACHED, HELD
 from tests.examples.package import ROOT, hkv, installed
+from tests.page.reading import data_of, drawn
 
 PAIR = ("--dialect", "two-pools")
 CACHE = (*PAIR, "--groups", "full:16,swa:16:48", "--tokens-per-id", "32")
@@ -55,6 +57,33 @@ def test_a_small_cache_is_explored_to_its_end(site):
     assert done["exhausted"]
     assert done["counterexample"] is None
     assert min(done["evictions"], done["refusals"], done["states"] - 100) > 0
+
+
+def test_a_page_shows_the_cache_that_was_explored_beside_the_reference(tmp_path):
+    """One that takes no note of who reads a page hands out its window's block, where the reference refuses."""
+    site = installed(ROOT / "examples" / "two_pool_dialect", tmp_path)
+    for name, old, new in (
+        ("dialect", "default_pair =", 'default_recorded = "careless"; default_pair ='),
+        ("cache", "node.users[FULL] += users", "pass"),
+    ):
+        file = site / "two_pools" / f"{name}.py"
+        file.write_text(file.read_text().replace(old, new))
+    space = (
+        "--groups",
+        "full:1,swa:1:2",
+        "--num-blocks",
+        "3",
+        "--max-model-len",
+        "2",
+        "--save",
+        tmp_path / "log.jsonl",
+    )
+    hkv(site, "explore", *PAIR, *space, "--html", tmp_path / "page.html", status=1)
+    (case,) = data_of((tmp_path / "page.html").read_bytes())["cases"]
+    assert case["headline"] == "broken: windows are there"
+    assert case["marks"][0]["title"] == "careless breaks: windows are there"
+    window = 3  # the first block of the second pool
+    assert {name: cells[window][0] for name, cells in drawn(case).items()} == {"careless": HELD, "numpy": CACHED}
 
 
 def test_every_prompt_token_has_a_cause(site, trace):

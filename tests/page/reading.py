@@ -72,3 +72,9 @@ def cells_of(side: Any, at: int) -> dict[int, tuple[Any, ...]]:
         values = (int(changes[name][row]) for name in ("status", "references", "tokens"))
         found[int(changes["block"][row])] = (*values, held, key)
     return found
+
+
+def drawn(case: Any) -> dict[str, Any]:
+    """Blocks after the last operation, on each side."""
+    last = len(case["operations"].splitlines())
+    return {side["name"]: cells_of(side, last) for side in case["sides"]}

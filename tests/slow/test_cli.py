@@ -20,7 +20,9 @@ from hkv.cli.explore import command
 from hkv.dialects.vllm.explore_command import DEFECTS
 from hkv.errors import ConfigError, HKVError
 from hkv.oracle.log_file import read_log
+from hkv.oracle.side import CACHED, FREE, HELD
 from hkv.testing.planting import applied
+from tests.page.reading import data_of, drawn
 from tests.testing.plain_explorer import CHUNK
 
 SMALL = ["--num-blocks", "5", "--max-model-len", "2", "--prompt", "1", "--chunk", str(CHUNK)]
@@ -93,15 +95,21 @@ def test_defects_can_be_planted(name: str) -> None:
 
 def test_a_planted_defect_is_found_with_its_shortest_counterexample(tmp_path: pathlib.Path) -> None:
     """A window one token too short: arrive, compute one token, get a second, and the block of the first is given back
-    when the second is asked for, though it reads the first. No four operations come to that."""
-    path = tmp_path / "found.jsonl"
-    done = run("--plant", "window-one-short", "--save", str(path))
+    when the second is asked for, though it reads the first. No four operations come to that. The page shows it."""
+    path, html = tmp_path / "found.jsonl", tmp_path / "page.html"
+    done = run("--plant", "window-one-short", "--save", str(path), "--html", str(html))
     assert done.exit_code == 1, done.output
     assert "broken: retirement, after 5 operations" in done.output
     log = read_log(path)
     names = [type(operation).__name__ for operation in log.operations]
     assert names == ["RequestOp", "AllocateOp", "AdvanceOp", "AppendOp", "AllocateOp", "StateOp"]
     assert CliRunner().invoke(check, [str(path), "--engine", "numpy"]).exit_code == 0
+    (case,) = data_of(html.read_bytes())["cases"]
+    assert case["headline"] == "broken: retirement"
+    assert case["marks"][0]["title"] == "jax with window-one-short breaks: retirement"
+    given_back, read = FREE | CACHED, HELD | CACHED
+    assert [cells[1][0] for cells in drawn(case).values()] == [given_back, read]
+    assert list(drawn(case)) == ["jax with window-one-short", "numpy"]
 
 
 # `hkv plan` with a workload.

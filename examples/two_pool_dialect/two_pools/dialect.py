@@ -9,9 +9,10 @@ from hkv.contract.explanation import MissingEntry, Resumption
 from hkv.contract.explore_command import TOKENS, Space
 from hkv.contract.invariant import Invariant, PlainMoment, PlainWatch, Register
 from hkv.contract.log import LogFormat, NamedRequests, PooledHeader
+from hkv.contract.snapshot import PoolSnapshot, Snapshot
 from hkv.contract.traffic import Choices
-from two_pools.cache import FULL, Node, RadixPools
-from two_pools.log import FORMAT, AdmitOp, AppendOp, FreeOp, StateOp
+from two_pools.cache import FULL, WINDOW, Node, RadixPools
+from two_pools.log import FORMAT, AdmitOp, AppendOp, FreeOp, State, StateOp
 from two_pools.replay import PoolsReplay
 
 CACHE = "two_pools.cache"
@@ -97,6 +98,15 @@ class TwoPools(Dialect):
             Resumption(0, "full_attention", size, full, more, lacks),
             Resumption(1, "sliding_window", size, window, full if lost else more, lost or lacks),
         )
+
+    def snapshot(self, header: PooledHeader, state: State) -> Snapshot:
+        rows = zip(("full attention", "window"), header.num_blocks, state.free, strict=True)
+        pools = tuple(PoolSnapshot(name, range(count), free) for name, count, free in rows)
+        held = {(pool, block): 1 for pool in (FULL, WINDOW) for block in state.held[pool]}
+        pages = {(pool, page[pool]): page for page in state.cached for pool in (FULL, WINDOW) if page[pool] >= 0}
+        users = {(pool, block): page[3 + pool] for (pool, block), page in pages.items()}
+        entries = {at: (at[0], -1, f"page {page[FULL]}") for at, page in pages.items()}
+        return Snapshot(pools, {}, held | users, entries)
 
     def next_operations(self, engine: RadixPools, space: Space) -> Iterator[Any]:
         free = next((name for name in space.names() if name not in engine.requests), None)

@@ -63,8 +63,6 @@ class RtpWorld:
       ConfigError: a pool is too large.
     """
 
-    engine = "numpy"
-
     def __init__(self, config: RtpConfig, space: Space) -> None:
         for count in config.num_blocks:
             check_small("num_blocks", count)

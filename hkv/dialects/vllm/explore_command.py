@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hkv.contract.answer import EngineFactory
-from hkv.contract.explore_command import ExploreCommand, Progress, Report, Search, SizeOptions
+from hkv.contract.explore_command import ExploreCommand, Progress, Report, Search, SizeOptions, space_of
 from hkv.contract.options import option
 from hkv.dialects.vllm import machine as cache
 from hkv.dialects.vllm.config import VllmConfig
@@ -136,8 +136,8 @@ def _space(options: dict[str, Any]) -> Space:
         retention_interval=options["retention"],
         watermark=options["watermark"],
     )
-    prompt = options["max_model_len"] if options["prompt"] is None else options["prompt"]
-    return Space(config=config, requests=options["requests"], prompt=prompt, without=frozenset(options["without"]))
+    traffic, without = space_of(options), frozenset(options["without"])
+    return Space(config=config, requests=traffic.requests, prompt=traffic.prompt, without=without)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from hkv.contract.explore_command import check_small
+from hkv.contract import explore_command
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.invariants.content import registrable
@@ -47,11 +47,8 @@ class Space:
 
     def __post_init__(self) -> None:
         config = self.config
-        check_small("num_blocks", config.num_blocks)
-        check_small("requests", self.requests)
-        check_small("max_model_len", config.max_model_len)
-        if type(self.prompt) is not int or not 1 <= self.prompt <= config.max_model_len:
-            raise ConfigError("prompt", self.prompt, f"1 to max_model_len {config.max_model_len} tokens")
+        explore_command.check_small("num_blocks", config.num_blocks)
+        explore_command.Space(requests=self.requests, prompt=self.prompt, max_model_len=config.max_model_len)
         if unknown := sorted(self.without - MOVES.keys()):
             raise ConfigError("without", unknown[0], f"one of {', '.join(MOVES)}")
         for name, plain in {
