@@ -68,17 +68,9 @@ def test_a_page_shows_the_cache_that_was_explored_beside_the_reference(tmp_path)
     ):
         file = site / "two_pools" / f"{name}.py"
         file.write_text(file.read_text().replace(old, new))
-    space = (
-        "--groups",
-        "full:1,swa:1:2",
-        "--num-blocks",
-        "3",
-        "--max-model-len",
-        "2",
-        "--save",
-        tmp_path / "log.jsonl",
-    )
-    hkv(site, "explore", *PAIR, *space, "--html", tmp_path / "page.html", status=1)
+    cache = ("--groups", "full:1,swa:1:2", "--num-blocks", "3", "--max-model-len", "2")
+    files = ("--save", tmp_path / "log.jsonl", "--html", tmp_path / "page.html")
+    hkv(site, "explore", *PAIR, *cache, *files, status=1)
     (case,) = data_of((tmp_path / "page.html").read_bytes())["cases"]
     assert case["headline"] == "broken: windows are there"
     assert case["marks"][0]["title"] == "careless breaks: windows are there"
