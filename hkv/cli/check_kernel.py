@@ -197,7 +197,7 @@ def _names() -> dict[str, Any]:
         "supports": [field.name for field in dataclasses.fields(Supports)],
         "layouts": FAMILIES,
         "formats": FORMATS,
-        "contents": CONTENTS,
+        "contents": tuple(CONTENTS),
         "dtypes": DTYPES,
         "features": dict(FEATURES),
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
@@ -31,7 +32,14 @@ FAMILIES = (*ORDERS, *APART, "pool", "halves")
 SCALED = "int8 with scales"
 """Content of int8 elements and one float32 scale for each token, head and side."""
 
-CONTENTS = ("keys and values", "latent", SCALED)
+CONTENTS = MappingProxyType(
+    {
+        "keys and values": ("key", "value"),
+        "latent": ("latent",),
+        SCALED: ("key", "value", "key_scale", "value_scale"),
+    }
+)
+"""Contents of a cell, each with its parts."""
 
 
 @dataclasses.dataclass(frozen=True)

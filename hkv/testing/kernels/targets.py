@@ -26,9 +26,9 @@ from hkv.layout.views import torch as torch_views
 from hkv.layout.views.numpy import view
 from hkv.processes import PATIENCE
 from hkv.testing.kernels.call import ARGUMENTS, PARTS, Cache, Call, Deferred
-from hkv.testing.kernels.cases import FEATURES, OPERATIONS, UNASKED, Case, Supports, Unavailable
+from hkv.testing.kernels.cases import CHUNKED, FEATURES, OPERATIONS, UNASKED, Case, Supports, Unavailable
 from hkv.testing.kernels.native import Worker
-from hkv.testing.kernels.placement import SCALED
+from hkv.testing.kernels.placement import CONTENTS, SCALED
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -139,15 +139,9 @@ class Target:
 
     def _check_parts(self, call: Call) -> None:
         """Refuses content of which the kernel sees only some parts."""
-        wanted, case = set(self.wanted), call.case
-        for part in call.placement.content:
-            caches = {f"{part.name}_cache", f"{part.name}_caches", "buffer"}
-            if not part.name.endswith("_scale"):
-                caches.add("kv_cache")
-            made = case.source_dtype and part.name.endswith("_scale")
-            taken = case.operation not in ("write", "scatter") or made or {part.name, "values"} & wanted
-            if not caches & wanted or not taken:
-                raise Unavailable(case.content)
+        case, parts = call.case, [part.name for part in call.placement.content]
+        if _not_taken(parts, case.operation, self.wanted, bool(case.source_dtype)):
+            raise Unavailable(case.content)
 
     def _keep(self, call: Call, arguments: Mapping[str, Any], result: Any) -> None:
         """Puts what was returned where it belongs."""
@@ -175,6 +169,33 @@ class Target:
             if part not in result:
                 raise KernelResultError(f"returned nothing for {part}")
             _assign(call, where, result[part])
+
+
+def _not_taken(parts: Sequence[str], operation: str, wanted: Sequence[str], makes_scales: bool) -> str:
+    """Arguments of which a kernel needs one to see some part of a content, and takes none; empty if it sees them all.
+
+    New scales are arguments of a `write` or `scatter` as well, but where the kernel makes them itself.
+    """
+    for part in parts:
+        scale = part.endswith("_scale")
+        needed = [[f"{part}_cache", f"{part}_caches", "buffer", *([] if scale else ["kv_cache"])]]
+        if operation in ("write", "scatter") and not (makes_scales and scale):
+            needed.append([part, "values"])
+        for names in needed:
+            if not set(names) & set(wanted):
+                return " or ".join(names)
+    return ""
+
+
+def _check_contents(name: str, supports: Supports, wanted: Sequence[str]) -> None:
+    """Refuses a content that the kernel declares and of which it takes no argument for some part."""
+    if supports.operation in (*CHUNKED, "attention"):
+        return
+    makes_scales = supports.operation == "write" and "own scales" not in supports.lacks
+    for content in supports.contents:
+        if missing := _not_taken(CONTENTS[content], supports.operation, wanted, makes_scales):
+            expected = f"a kernel that takes {missing}; {name} takes {', '.join(wanted)}"
+            raise ConfigError("contents", content, expected)
 
 
 def _is_changed(name: str, operation: str) -> bool:
@@ -299,9 +320,12 @@ def target_of(
     if worker is not None:
         wanted = supports.arguments or DEFAULT_ARGUMENTS[supports.operation]
         _check_names(name, wanted)
-        return Target(name, supports, wanted, worker=worker)
-    assert function is not None
-    return _python(name, function, supports, device)
+        made = Target(name, supports, wanted, worker=worker)
+    else:
+        assert function is not None
+        made = _python(name, function, supports, device)
+    _check_contents(name, made.supports, made.wanted)
+    return made
 
 
 DEFAULT_ARGUMENTS: Mapping[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import pathlib
@@ -355,7 +356,7 @@ def test_infinity_is_saturated_and_a_nan_stays_one() -> None:
     assert failure.kind == "numbers beyond the type's range are not saturated"
 
 
-@pytest.mark.parametrize(("field", "value"), [("contents", "int8 with scales"), ("dtypes", "int8"), ("heads", 2)])
+@pytest.mark.parametrize(("field", "value"), [("contents", "keys and values"), ("dtypes", "int8"), ("heads", 2)])
 def test_one_name_is_as_good_as_a_tuple_of_it(field: str, value) -> None:
     """A text is no tuple of its letters."""
     assert getattr(Supports(operation="write", **{field: value}), field) == (value,)
@@ -521,6 +522,44 @@ def test_what_is_not_supported_is_counted_by_name() -> None:
 def test_bad_targets_are_refused(target, options, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         target_of(target, **options)
+
+
+def _scaled(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale):
+    """Takes one scale a tensor, where this content has one for each token and head."""
+
+
+@pytest.mark.parametrize(
+    ("operation", "wanted", "content", "missing"),
+    [
+        ("write", (), "int8 with scales", "key_scale_cache or key_scale_caches or buffer; _scaled takes key, value, "),
+        ("write", ("buffer", "key"), "int8 with scales", "value or values"),
+        ("write", ("kv_cache", "values"), "int8 with scales", "key_scale_cache or key_scale_caches or buffer"),
+        ("gather", ("key_cache",), "keys and values", "value_cache or value_caches or buffer or kv_cache"),
+        ("zero", ("key_caches", "value_caches"), "latent", "latent_cache or latent_caches or buffer or kv_cache"),
+        ("scatter", ("buffer", "key", "value"), "int8 with scales", "key_scale or values"),
+        ("write", ("buffer", "key", "value"), "int8 with scales", None),
+        ("zero", ("kv_cache",), "latent", None),
+    ],
+)
+def test_a_content_is_not_declared_without_arguments_of_all_its_parts(operation, wanted, content, missing) -> None:
+    def takes():
+        """Has parameters of these names."""
+
+    takes.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in wanted]
+    )
+    target, options = (takes if wanted else _scaled), {"operation": operation, "contents": content}
+    if missing is None:
+        assert target_of(target, **options).supports.contents == (content,)
+        return
+    with pytest.raises(ConfigError, match=f"contents = '{content}': expected a kernel that takes {missing}"):
+        target_of(target, **options)
+
+
+def test_scales_that_a_kernel_does_not_make_are_an_argument() -> None:
+    options = {"operation": "write", "contents": "int8 with scales", "lacks": ("own scales",)}
+    with pytest.raises(ConfigError, match="takes key_scale or values; <lambda> takes buffer, key, value"):
+        target_of(lambda buffer, key, value: None, **options)
 
 
 # The command, and a case in a file.
