@@ -18,7 +18,7 @@ from hkv.dialects.vllm.planning.engine_options import EngineOptions, reported_me
 from hkv.dialects.vllm.planning.engine_plan import plan_config
 from hkv.dialects.vllm.planning.plan import PlannedGroup
 from hkv.dialects.vllm.planning.speculation import Speculation, parse_speculation
-from hkv.errors import ConfigError, FileError, PlanError
+from hkv.errors import ConfigError, FileError
 from hkv.files import decode_json, read_whole
 from hkv.limits import MAX_MEMORY, parse_bytes, parse_length, show_bytes
 from hkv.model.released import find
@@ -83,11 +83,6 @@ def engine_options(memory: int | None, options: dict[str, Any]) -> EngineOptions
     gpu_memory = _size(options, "gpu_memory")
     if gpu_memory is None and "device" in options["given"]:
         gpu_memory = reported_memory(options["device"])
-        if gpu_memory is None and memory is None:
-            expected = (
-                f"what nvidia-smi says of one {options['device']}: no public report of its memory is known to HKV"
-            )
-            raise PlanError("--gpu-memory", None, expected)
     length = 0 if options["max_model_len"] == "-1" else parse_length(options["max_model_len"])
     alike = {field.name for field in dataclasses.fields(EngineOptions)} & options.keys()
     in_another_form = {

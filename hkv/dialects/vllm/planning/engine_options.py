@@ -29,7 +29,7 @@ class Device:
     driver_name: str
     memory_gib: int
     capability: tuple[int, int]
-    reported: float | None = None
+    reported: float
     source: str = ""
     also: str = ""
 
@@ -60,10 +60,9 @@ def _plain(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
-def reported_memory(name: str) -> int | None:
-    """Bytes that such devices report as their memory; None where no report of it is known."""
-    reported = device_of(name).reported
-    return None if reported is None else int(reported * 1024) << 20
+def reported_memory(name: str) -> int:
+    """Bytes that such devices report as their memory."""
+    return int(device_of(name).reported * 1024) << 20
 
 
 USAGE_CONTEXTS = ("OPENAI_API_SERVER", "LLM_CLASS", "OPENAI_BATCH_RUNNER")
