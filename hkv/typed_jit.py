@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, cast
 
 import chex
 import jax
@@ -38,13 +39,8 @@ class Jitted(Protocol[P, R_co]):
         ...
 
 
-CONTENT = frozenset(
-    ["buffer", "pool", "pools", "objects", "tensors", "values", "scales", "packets", "root", "roots", "keys", "query"]
-)
-"""Names of parameters whose arrays are bits, or numbers of their own dtype: no ids, positions or counts."""
-
-TOKENS = frozenset({"tokens"})
-"""Names of parameters of which two that differ must stay different."""
+Ids = Annotated[jax.Array, "Ids"]
+"""Annotation of parameters, and of tuples and unions in them, whose numbers are ids, positions, lengths or counts."""
 
 NO_ID = -(1 << 31)
 """Number in place of one that int32 cannot hold: below every id, position and count, and not -1, which is padding."""
@@ -55,17 +51,22 @@ def typed_jit(
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]:
     """`jax.jit` as a decorator; its arguments mean what they mean there.
 
-    Integers are ids, positions and counts but for `CONTENT`. JAX cuts those of 64 bits to their lower halves, and
-    uint32 has numbers that int32 has not: one that int32 cannot hold becomes `NO_ID`, which every operation drops and
-    counts, or refuses. A token id that wide is an OperationError.
+    Integers are content, bits or numbers of their own dtype, but in parameters that are annotated as `Ids`. JAX cuts
+    those of 64 bits to their lower halves, and uint32 has numbers that int32 has not: an id that int32 cannot hold
+    becomes `NO_ID`, which every operation drops and counts, or refuses. Content that would be cut is an OperationError.
     """
 
     def compiled(function: Callable[P, R]) -> Jitted[P, R]:
-        names = tuple(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        names = tuple(parameters)
+        ids = {name for name in names if re.search(r"\bIds\b", str(parameters[name].annotation))}  # text or evaluated
+
+        def narrow(name: str, value: Any) -> Any:
+            return _narrow(value) if name in ids else _whole(name, value)
 
         def narrowed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-            given = [_narrow(name, value) for name, value in zip(names, args, strict=False)]
-            return [*given, *args[len(names) :]], {name: _narrow(name, value) for name, value in kwargs.items()}
+            given = [narrow(name, value) for name, value in zip(names, args, strict=False)]
+            return [*given, *args[len(names) :]], {name: narrow(name, value) for name, value in kwargs.items()}
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
@@ -86,23 +87,34 @@ def typed_jit(
     return compiled
 
 
-def _narrow(name: str, value: Any) -> Any:
-    """An argument without integers that int32 cannot hold: on the host when it is called, else as it is traced."""
-    if type(value) in (tuple, list) and name not in CONTENT:
-        return type(value)(_narrow(name, each) for each in value)
-    if not isinstance(value, np.ndarray | np.integer | jax.Array) or value.dtype in (np.int32, np.bool_):
+def _narrow(value: Any) -> Any:
+    """Ids without numbers that int32 cannot hold: on the host when a function is called, else as it is traced."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_narrow, value))
+    if not _has_wide(value, np.int32):
         return value
-    if not np.issubdtype(value.dtype, np.integer) or np.iinfo(value.dtype).max < 1 << 31 or name in CONTENT:
-        return value
-    on_host = not isinstance(value, jax.Array)
-    if name in TOKENS:
-        if on_host and value.dtype.itemsize > 4 and np.any((value < NO_ID) | (value >= 1 << 31)):
-            raise OperationError(name, _described(value), "token ids of 32 bits")
-        return value
-    array: Any = np if on_host else jnp
+    array: Any = jnp if isinstance(value, jax.Array) else np
     least = NO_ID if np.issubdtype(value.dtype, np.signedinteger) else 0
     holds = (value >= least) & (value <= (1 << 31) - 1)
     return array.where(holds, array.where(holds, value, array.zeros_like(value)).astype(np.int32), np.int32(NO_ID))
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Content, if JAX keeps all bits of its integers."""
+    if type(value) in (tuple, list):
+        return type(value)(_whole(name, each) for each in value)
+    if _has_wide(value, np.uint32) and not isinstance(value, jax.Array):
+        cut = np.int32 if np.issubdtype(value.dtype, np.signedinteger) else np.uint32
+        if np.any(value.astype(cut) != value):
+            raise OperationError(name, _described(value), f"numbers that {np.dtype(cut)} holds")
+    return value
+
+
+def _has_wide(value: Any, widest: Any) -> bool:
+    """True for integers of a type that has larger numbers than the widest one."""
+    if not isinstance(value, np.ndarray | np.integer | jax.Array) or not np.issubdtype(value.dtype, np.integer):
+        return False
+    return np.iinfo(value.dtype).max > np.iinfo(widest).max
 
 
 def require_array(

@@ -17,7 +17,7 @@ import numpy as np
 from hkv.errors import OperationError
 from hkv.pytrees import pytree
 from hkv.state.status import Status
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import Ids, typed_jit
 
 INT32_MAX = 2**31 - 1
 
@@ -79,7 +79,7 @@ def init_rows(num_rows: int, width: int, *, ratio: int = 1, null: int = 0, span:
 
 
 @typed_jit(donate_argnames="rows")
-def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
+def append(rows: BlockRows, row: Ids, ids: Ids, count: Ids) -> tuple[BlockRows, jax.Array]:
     """Append `ids[:count]` to a row. Scalars int32[], `ids` int32[K]; the status is int32[], a `Status`."""
     length = _length(rows, row)
     live = jnp.arange(ids.shape[0]) < count
@@ -95,7 +95,7 @@ def append(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) ->
 
 
 @typed_jit(donate_argnames="rows")
-def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[BlockRows, jax.Array]:
+def append_all(rows: BlockRows, ids: Ids, counts: Ids) -> tuple[BlockRows, jax.Array]:
     """Append `ids[r, :counts[r]]` to every row r: what a step's scheduler hands to the worker (vLLM `BlockTable`).
 
     `ids` is int32[rows, K], `counts` int32[rows]. Returns a status int32[rows]: a refused row keeps what it had, the
@@ -116,7 +116,7 @@ def append_all(rows: BlockRows, ids: jax.Array, counts: jax.Array) -> tuple[Bloc
 
 
 @typed_jit(donate_argnames="rows")
-def assign(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
+def assign(rows: BlockRows, row: Ids, ids: Ids, count: Ids) -> tuple[BlockRows, jax.Array]:
     """Make `ids[:count]` a row's whole content. Scalars int32[], `ids` int32[K]; the status is int32[]."""
     live = jnp.arange(ids.shape[0]) < count
     status = _first(
@@ -132,7 +132,7 @@ def assign(rows: BlockRows, row: jax.Array, ids: jax.Array, count: jax.Array) ->
 
 
 @typed_jit(donate_argnames="rows")
-def remove(rows: BlockRows, row: jax.Array, positions: jax.Array, count: jax.Array) -> tuple[BlockRows, jax.Array]:
+def remove(rows: BlockRows, row: Ids, positions: Ids, count: Ids) -> tuple[BlockRows, jax.Array]:
     """Set the slots `positions[:count]` of a row to null; the row keeps its length (RTP-LLM `BlockIds::remove`)."""
     live = jnp.arange(positions.shape[0]) < count
     status = _first(
@@ -145,7 +145,7 @@ def remove(rows: BlockRows, row: jax.Array, positions: jax.Array, count: jax.Arr
 
 
 @typed_jit(donate_argnames="rows")
-def swap(rows: BlockRows, row: jax.Array, first: jax.Array, second: jax.Array) -> tuple[BlockRows, jax.Array]:
+def swap(rows: BlockRows, row: Ids, first: Ids, second: Ids) -> tuple[BlockRows, jax.Array]:
     """Exchange two slots of a row. All int32[]; equal positions change nothing."""
     positions = jnp.stack([first, second])
     status = _first(
@@ -157,7 +157,7 @@ def swap(rows: BlockRows, row: jax.Array, first: jax.Array, second: jax.Array) -
 
 
 @typed_jit(donate_argnames="rows")
-def set_at(rows: BlockRows, row: jax.Array, position: jax.Array, block: jax.Array) -> tuple[BlockRows, jax.Array]:
+def set_at(rows: BlockRows, row: Ids, position: Ids, block: Ids) -> tuple[BlockRows, jax.Array]:
     """Put a block, or null, into a slot of a row. All int32[]."""
     status = _first(
         (~_is_row(rows, row), Status.NO_SUCH_ROW),
@@ -168,7 +168,7 @@ def set_at(rows: BlockRows, row: jax.Array, position: jax.Array, block: jax.Arra
 
 
 @typed_jit(donate_argnames="rows")
-def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array) -> tuple[BlockRows, jax.Array]:
+def resize(rows: BlockRows, row: Ids, length: Ids, value: Ids) -> tuple[BlockRows, jax.Array]:
     """Cut a row to `length` slots, or grow it with `value`. All int32[]."""
     width = rows.blocks.shape[1]
     old = _length(rows, row)
@@ -186,7 +186,7 @@ def resize(rows: BlockRows, row: jax.Array, length: jax.Array, value: jax.Array)
 
 
 @typed_jit(donate_argnames="rows")
-def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Array]:
+def pop(rows: BlockRows, row: Ids) -> tuple[BlockRows, jax.Array, jax.Array]:
     """Take the last slot off a row: its block, null when refused, and the status, BAD_LENGTH for an empty row."""
     last = _length(rows, row) - 1
     status = _first((~_is_row(rows, row), Status.NO_SUCH_ROW), (last < 0, Status.BAD_LENGTH))
@@ -197,7 +197,7 @@ def pop(rows: BlockRows, row: jax.Array) -> tuple[BlockRows, jax.Array, jax.Arra
 
 
 @typed_jit(donate_argnames="rows")
-def move(rows: BlockRows, source: jax.Array, target: jax.Array) -> tuple[BlockRows, jax.Array]:
+def move(rows: BlockRows, source: Ids, target: Ids) -> tuple[BlockRows, jax.Array]:
     """Make row `target` what row `source` is and leave `source` empty (vLLM `BlockTable.move_row`). All int32[]."""
     status = _first((~(_is_row(rows, source) & _is_row(rows, target)), Status.NO_SUCH_ROW))
     ok = (status == Status.OK) & (source != target)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hkv.errors import OperationError
 from hkv.pytrees import pytree
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import Ids, typed_jit
 
 if TYPE_CHECKING:
     from hkv.spec import LayerSpec
@@ -140,9 +140,7 @@ def retained_tokens(spec: LayerSpec, context_parallel: int = 1) -> int:
 
 
 @typed_jit(static_argnames="span")
-def kernel_table(
-    table: jax.Array, ratio: jax.Array, stride: jax.Array, num_blocks: jax.Array, *, span: int
-) -> tuple[jax.Array, Dropped]:
+def kernel_table(table: Ids, ratio: Ids, stride: Ids, num_blocks: Ids, *, span: int) -> tuple[jax.Array, Dropped]:
     """The table of kernel blocks that a kernel reads: entry b becomes `b * stride + j`, j below `ratio`.
 
     Args:
@@ -170,7 +168,7 @@ def kernel_table(
 
 @typed_jit()
 def forward_tables(
-    geometry: SlotGeometry, table: jax.Array, rows: jax.Array, starts: jax.Array, retained: jax.Array
+    geometry: SlotGeometry, table: Ids, rows: Ids, starts: Ids, retained: Ids
 ) -> tuple[jax.Array, Dropped]:
     """The rows that one forward pass reads, in batch order, with the null block where a window has passed.
 
@@ -199,9 +197,7 @@ def forward_tables(
 
 
 @typed_jit(static_argnames="size")
-def batch_tokens(
-    rows: jax.Array, starts: jax.Array, counts: jax.Array, *, size: int
-) -> tuple[jax.Array, jax.Array, Dropped]:
+def batch_tokens(rows: Ids, starts: Ids, counts: Ids, *, size: int) -> tuple[jax.Array, jax.Array, Dropped]:
     """Rows and positions of a step's tokens, request after request, `PAD` up to the buffer's end.
 
     Args:
@@ -232,11 +228,11 @@ def batch_tokens(
 @typed_jit()
 def slot_mapping(
     geometry: SlotGeometry,
-    table: jax.Array,
-    lengths: jax.Array,
-    num_blocks: jax.Array,
-    rows: jax.Array,
-    positions: jax.Array,
+    table: Ids,
+    lengths: Ids,
+    num_blocks: Ids,
+    rows: Ids,
+    positions: Ids,
 ) -> tuple[Slots, Dropped]:
     """The slot of each token on this rank (vLLM 0.33 `ComputeSlotMappingKernel`).
 
@@ -267,7 +263,7 @@ def slot_mapping(
 
 
 @typed_jit()
-def positions_of(geometry: SlotGeometry, columns: jax.Array, offsets: jax.Array) -> tuple[jax.Array, Dropped]:
+def positions_of(geometry: SlotGeometry, columns: Ids, offsets: Ids) -> tuple[jax.Array, Dropped]:
     """The position that falls on an offset of a row's column on this rank: the inverse of the slot mapping.
 
     Args:
@@ -291,7 +287,7 @@ def positions_of(geometry: SlotGeometry, columns: jax.Array, offsets: jax.Array)
 
 
 @typed_jit()
-def kernel_slots(slots: Slots, kernel_block_size: jax.Array, stride: jax.Array) -> tuple[Slots, Dropped]:
+def kernel_slots(slots: Slots, kernel_block_size: Ids, stride: Ids) -> tuple[Slots, Dropped]:
     """The same slots in kernel blocks: block `b * stride + offset // kernel_block_size`, offset the remainder.
 
     Args:
@@ -308,7 +304,7 @@ def kernel_slots(slots: Slots, kernel_block_size: jax.Array, stride: jax.Array) 
 
 
 @typed_jit()
-def linear_slots(slots: Slots, block_size: jax.Array) -> tuple[jax.Array, Dropped]:
+def linear_slots(slots: Slots, block_size: Ids) -> tuple[jax.Array, Dropped]:
     """Slots as single numbers, `block * block_size + offset`, for kernels that want them so.
 
     Returns:
@@ -323,7 +319,7 @@ def linear_slots(slots: Slots, block_size: jax.Array) -> tuple[jax.Array, Droppe
 
 
 @typed_jit()
-def held_tokens(geometry: SlotGeometry, lengths: jax.Array) -> jax.Array:
+def held_tokens(geometry: SlotGeometry, lengths: Ids) -> jax.Array:
     """Tokens of sequences of `lengths` tokens (int32[...], 0 or more) that this rank holds, int32[...]."""
     group = geometry.interleave * geometry.ranks
     rest = lengths % group - geometry.rank * geometry.interleave
@@ -331,7 +327,7 @@ def held_tokens(geometry: SlotGeometry, lengths: jax.Array) -> jax.Array:
 
 
 @typed_jit()
-def row_columns(geometry: SlotGeometry, lengths: jax.Array) -> jax.Array:
+def row_columns(geometry: SlotGeometry, lengths: Ids) -> jax.Array:
     """Columns that sequences of `lengths` tokens (int32[...], 0 or more) fill: the same number on every rank."""
     span = geometry.block_size * geometry.ranks
     return lengths // span + (lengths % span > 0)

@@ -32,7 +32,7 @@ from hkv.keys.fingerprint import ROOT
 from hkv.model.topology import Topology
 from hkv.pytrees import pytree
 from hkv.state.status import Status
-from hkv.typed_jit import require_array, typed_jit
+from hkv.typed_jit import Ids, require_array, typed_jit
 
 
 @pytree()
@@ -210,11 +210,11 @@ def init(config: VllmConfig, *, rows: int, row_blocks: int) -> Cache:
 @typed_jit(donate_argnames="cache")
 def arrive(
     cache: Cache,
-    rows: jax.Array,
+    rows: Ids,
     tokens: jax.Array,
-    counts: jax.Array,
+    counts: Ids,
     roots: jax.Array | None = None,
-    prompts: jax.Array | None = None,
+    prompts: Ids | None = None,
 ) -> tuple[Cache, ArrivalResult]:
     """Requests begin in empty rows with the longest prefix that the cache has; `step` computes the rest.
 
@@ -247,10 +247,10 @@ def arrive(
 def step(
     cache: Cache,
     tokens: jax.Array,
-    cu_q_lens: jax.Array,
-    rows: jax.Array | None = None,
-    drafts: jax.Array | None = None,
-    in_flight: jax.Array | None = None,
+    cu_q_lens: Ids,
+    rows: Ids | None = None,
+    drafts: Ids | None = None,
+    in_flight: Ids | None = None,
 ) -> tuple[Cache, StepResult]:
     """One serving step: rows give back what they cannot read any more, and get slots for their new tokens.
 
@@ -290,7 +290,7 @@ def step(
 
 
 @typed_jit(donate_argnames="cache")
-def finish(cache: Cache, rows: jax.Array) -> tuple[Cache, jax.Array]:
+def finish(cache: Cache, rows: Ids) -> tuple[Cache, jax.Array]:
     """Requests end and give back all they hold; their prefixes stay in the cache until their blocks are reused.
 
     Args:
@@ -308,7 +308,7 @@ def finish(cache: Cache, rows: jax.Array) -> tuple[Cache, jax.Array]:
 
 
 @typed_jit()
-def longest_hit(cache: Cache, tokens: jax.Array, count: jax.Array | int | None = None) -> LongestHit:
+def longest_hit(cache: Cache, tokens: jax.Array, count: Ids | int | None = None) -> LongestHit:
     """The longest prefix of a prompt that the cache has; nothing changes.
 
     Args:
@@ -329,10 +329,10 @@ def longest_hit(cache: Cache, tokens: jax.Array, count: jax.Array | int | None =
 @typed_jit(donate_argnames="cache")
 def allocate(
     cache: Cache,
-    row: jax.Array | int,
+    row: Ids | int,
     tokens: jax.Array,
-    count: jax.Array | int | None = None,
-    drafts: jax.Array | int = 0,
+    count: Ids | int | None = None,
+    drafts: Ids | int = 0,
 ) -> tuple[Cache, RowAllocation]:
     """Blocks for the next tokens of one row: of an empty row, for a whole prompt, after its longest hit.
 
@@ -394,7 +394,7 @@ def allocate(
 
 
 @typed_jit(donate_argnames="cache")
-def free(cache: Cache, row: jax.Array | int) -> tuple[Cache, jax.Array]:
+def free(cache: Cache, row: Ids | int) -> tuple[Cache, jax.Array]:
     """One request ends and gives back all it holds: `finish` of one row.
 
     Args:

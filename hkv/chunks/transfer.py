@@ -28,7 +28,7 @@ from hkv.errors import LayoutError, OperationError
 from hkv.layout.views.runs import ROW_LIMIT
 from hkv.paged.implementations import choose
 from hkv.paged.words import as_words, like, widest_word
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import Ids, typed_jit
 from pallas_kernels.move.moves import Move
 
 MAX_OBJECTS = 4
@@ -83,8 +83,8 @@ def pack_groups(
     transfers: tuple[Transfer, ...],
     tensors: tuple[Tensors, ...],
     objects: jax.Array,
-    block_ids: tuple[jax.Array, ...],
-    skips: tuple[jax.Array, ...],
+    block_ids: tuple[Ids, ...],
+    skips: tuple[Ids, ...],
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Copies blocks of several kernel groups into their objects' regions; every other byte of the objects stays.
@@ -115,8 +115,8 @@ def unpack_groups(
     transfers: tuple[Transfer, ...],
     tensors: tuple[Tensors, ...],
     objects: jax.Array,
-    block_ids: tuple[jax.Array, ...],
-    skips: tuple[jax.Array, ...],
+    block_ids: tuple[Ids, ...],
+    skips: tuple[Ids, ...],
     implementation: str | None = None,
 ) -> tuple[tuple[Tensors, ...], jax.Array]:
     """Copies objects' regions into blocks of several kernel groups; padding and every other block stay.
@@ -138,8 +138,8 @@ def pack(
     transfer: Transfer,
     tensors: Tensors,
     objects: jax.Array,
-    block_ids: jax.Array,
-    skip: jax.Array,
+    block_ids: Ids,
+    skip: Ids,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`pack_groups` of one kernel group."""
@@ -151,8 +151,8 @@ def unpack(
     transfer: Transfer,
     tensors: Tensors,
     objects: jax.Array,
-    block_ids: jax.Array,
-    skip: jax.Array,
+    block_ids: Ids,
+    skip: Ids,
     implementation: str | None = None,
 ) -> tuple[Tensors, jax.Array]:
     """`unpack_groups` of one kernel group."""

@@ -25,7 +25,7 @@ from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
 from hkv.mesh.parallel_shape import ParallelShape, head_axis
 from hkv.paged.operations import Values
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import Ids, typed_jit
 
 AXES = ("data", "tensor", "context")
 """Axes of the mesh, context innermost."""
@@ -96,9 +96,9 @@ class ShardedLayout:
 def write(
     pool: jax.Array,
     sharded: ShardedLayout,
-    layer: jax.Array,
-    blocks: jax.Array,
-    states: jax.Array,
+    layer: Ids,
+    blocks: Ids,
+    states: Ids,
     values: Values,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -141,8 +141,8 @@ def write(
 def gather(
     pool: jax.Array,
     sharded: ShardedLayout,
-    layer: jax.Array,
-    table: jax.Array,
+    layer: Ids,
+    table: Ids,
     parts: tuple[str, ...] | None = None,
     null_block: int = 0,
     assemble: Assemble = "all",
@@ -198,8 +198,8 @@ def gather(
 def copy_blocks(
     pool: jax.Array,
     sharded: ShardedLayout,
-    sources: jax.Array,
-    targets: jax.Array,
+    sources: Ids,
+    targets: Ids,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Copies blocks, in every layer and on every rank: `hkv.paged.copy_blocks`; no communication.
@@ -225,7 +225,7 @@ def copy_blocks(
 
 @typed_jit(static_argnames=("sharded", "implementation"), donate_argnames="pool")
 def zero_blocks(
-    pool: jax.Array, sharded: ShardedLayout, blocks: jax.Array, implementation: str | None = None
+    pool: jax.Array, sharded: ShardedLayout, blocks: Ids, implementation: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Zeros every byte of some blocks that carries data, on every rank: `hkv.paged.zero_blocks`; no communication.
 

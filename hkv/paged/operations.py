@@ -30,7 +30,7 @@ from hkv.layout.views.runs import Runs, from_words, to_words
 from hkv.paged import plan
 from hkv.paged.implementations import AUTO, choose, implementation_of_moves
 from hkv.paged.words import as_words, like, runs_of_pool
-from hkv.typed_jit import require_array, require_whole, typed_jit
+from hkv.typed_jit import Ids, require_array, require_whole, typed_jit
 
 Values = Mapping[str, jax.Array]
 """Parts of a layout's content by name (`key`, `value`, `key_scale`, ...)."""
@@ -52,9 +52,9 @@ def kernel_blocks(layout: Layout) -> Layout:
 def write(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array | int,
-    blocks: jax.Array,
-    states: jax.Array,
+    layer: Ids | int,
+    blocks: Ids,
+    states: Ids,
     values: Values,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -98,8 +98,8 @@ def write(
 def gather(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array | int,
-    table: jax.Array,
+    layer: Ids | int,
+    table: Ids,
     parts: tuple[str, ...] | None = None,
     null_block: int = 0,
     implementation: str | None = None,
@@ -137,8 +137,8 @@ def gather(
 def scatter(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array | int,
-    table: jax.Array,
+    layer: Ids | int,
+    table: Ids,
     values: Values,
     null_block: int = 0,
     implementation: str | None = None,
@@ -180,8 +180,8 @@ def scatter(
 def copy_blocks(
     buffer: jax.Array,
     layout: Layout,
-    sources: jax.Array,
-    targets: jax.Array,
+    sources: Ids,
+    targets: Ids,
     implementation: str | None = None,
     disjoint: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -220,7 +220,7 @@ def copy_blocks(
 
 @typed_jit(static_argnames=("layout", "implementation"), donate_argnames="buffer")
 def zero_blocks(
-    buffer: jax.Array, layout: Layout, blocks: jax.Array, implementation: str | None = None
+    buffer: jax.Array, layout: Layout, blocks: Ids, implementation: str | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Zeros every byte of some blocks that carries data, in every layer; padding stays.
 

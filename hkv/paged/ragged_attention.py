@@ -21,7 +21,7 @@ from hkv.errors import LayoutError
 from hkv.layout.block_layout import Layout
 from hkv.layout.content import Part
 from hkv.paged.operations import gather
-from hkv.typed_jit import require_array, typed_jit
+from hkv.typed_jit import Ids, require_array, typed_jit
 
 KEYS, VALUES, LATENT, ROPE = "key", "value", "latent", "rope"
 """Parts of a page that attention reads: keys and values, or latents that are both (MLA), with the rotated elements of
@@ -64,15 +64,15 @@ class _Running(NamedTuple):
 def attention(
     buffer: jax.Array,
     layout: Layout,
-    layer: jax.Array | int,
+    layer: Ids | int,
     query: jax.Array,
-    table: jax.Array,
-    cu_q_lens: jax.Array,
-    kv_lens: jax.Array,
+    table: Ids,
+    cu_q_lens: Ids,
+    kv_lens: Ids,
     *,
-    window: jax.Array | int | None = None,
-    chunk: jax.Array | int | None = None,
-    sink_tokens: jax.Array | int = 0,
+    window: Ids | int | None = None,
+    chunk: Ids | int | None = None,
+    sink_tokens: Ids | int = 0,
     scale: jax.Array | float | None = None,
     soft_cap: jax.Array | float | None = None,
     sinks: jax.Array | None = None,

@@ -23,7 +23,7 @@ from hkv.layout.views.runs import to_words
 from hkv.paged import plan
 from hkv.paged.implementations import choose
 from hkv.paged.words import WIDEST, as_words, like, runs_of_pools
-from hkv.typed_jit import require_array, require_whole, typed_jit
+from hkv.typed_jit import Ids, require_array, require_whole, typed_jit
 from pallas_kernels.move.moves import LARGEST, Move, saturated
 
 Values = Mapping[str, jax.Array]
@@ -33,8 +33,8 @@ Values = Mapping[str, jax.Array]
 def write_step(
     pools: tuple[jax.Array, ...],
     layouts: tuple[Layout, ...],
-    blocks: tuple[jax.Array, ...],
-    states: tuple[jax.Array, ...],
+    blocks: tuple[Ids, ...],
+    states: tuple[Ids, ...],
     values: tuple[Values, ...],
     scales: tuple[Values, ...] | None = None,
     pool_of: tuple[int, ...] | None = None,

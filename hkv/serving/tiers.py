@@ -36,7 +36,7 @@ from hkv.serving.objects import ChunkObjects, Entry, Member, chunk_objects
 from hkv.serving.serving import Serving
 from hkv.state.status import Status
 from hkv.tier.disk import StoredObject
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import Ids, typed_jit
 
 Array = Any
 """A JAX or a NumPy array."""
@@ -269,7 +269,7 @@ def _local_hit(cache: Cache, prompt: list[int], root: Sequence[int]) -> int:
 
 
 @typed_jit()
-def _look_up(cache: Cache, tokens: Array, counts: Array, roots: Array) -> jax.Array:
+def _look_up(cache: Cache, tokens: Array, counts: Ids | Array, roots: Array) -> jax.Array:
     *_, found = look_up(cache.parameters, cache.state, roots, tokens, counts)
     return found.hits[0]
 
@@ -347,18 +347,18 @@ def _chain(cache: Cache, tokens: Sequence[int], root: Sequence[int]) -> np.ndarr
 
 
 @typed_jit()
-def _prefix_keys(cache: Cache, tokens: Array, count: Array, root: Array) -> jax.Array:
+def _prefix_keys(cache: Cache, tokens: Array, count: Ids | Array, root: Array) -> jax.Array:
     return prefix_keys(cache.parameters, cache.state, root[None], tokens[None], count[None])[0]
 
 
 @typed_jit(donate_argnames="cache")
-def _insert(cache: Cache, groups: Array, keys: Array) -> tuple[Cache, jax.Array, jax.Array]:
+def _insert(cache: Cache, groups: Ids | Array, keys: Array) -> tuple[Cache, jax.Array, jax.Array]:
     state, blocks, status = insert(cache.state, groups, keys)
     return dataclasses.replace(cache, state=state), blocks, status
 
 
 @typed_jit(static_argnames="entry")
-def _pack(pool: jax.Array, entry: Entry, tables: tuple[Array, ...]) -> jax.Array:
+def _pack(pool: jax.Array, entry: Entry, tables: tuple[Ids | Array, ...]) -> jax.Array:
     """Objects uint8[RETRIEVE_BATCH, bytes] of the blocks that `_tables` names."""
     found = []
     for member, table in zip(entry.members, tables, strict=True):
@@ -369,7 +369,7 @@ def _pack(pool: jax.Array, entry: Entry, tables: tuple[Array, ...]) -> jax.Array
 
 
 @typed_jit(static_argnames="entry", donate_argnames="pool")
-def _unpack(pool: jax.Array, entry: Entry, objects: Array, tables: tuple[Array, ...]) -> jax.Array:
+def _unpack(pool: jax.Array, entry: Entry, objects: Array, tables: tuple[Ids | Array, ...]) -> jax.Array:
     """The pool with objects uint8[RETRIEVE_BATCH, bytes] in the blocks that `_tables` names."""
     start = 0
     for member, table in zip(entry.members, tables, strict=True):

@@ -4,6 +4,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +23,7 @@ from hkv.chunks.objects import Region
 from hkv.chunks.transfer import Transfer, pack
 from hkv.errors import OperationError
 from hkv.layout.views.numpy import numpy_dtype
-from hkv.typed_jit import typed_jit
+from hkv.typed_jit import NO_ID, Ids, typed_jit
 from tests.paged.test_operations import LAYOUTS, bits, pool_of, values_of
 
 CODE = ("xla", "pallas_triton:interpret")
@@ -126,7 +131,7 @@ def test_a_wide_id_is_no_chunk(name: str) -> None:
     assert not np.asarray(after).any()
 
 
-def test_token_ids_that_are_too_wide_are_refused() -> None:
+def test_content_that_is_too_wide_is_refused() -> None:
     """Two prompts that differ in the upper half of a token would be one."""
 
     @typed_jit()
@@ -134,6 +139,66 @@ def test_token_ids_that_are_too_wide_are_refused() -> None:
         return tokens[0]
 
     assert int(first(np.array([5], np.int64))) == 5
-    with pytest.raises(OperationError, match=r"tokens = 'int64\[1\]': expected token ids of 32 bits"):
+    with pytest.raises(OperationError, match=r"tokens = 'int64\[1\]': expected numbers that int32 holds"):
         first(np.array([2**32 + 5]))
-    assert int(first(np.array([2**32 - 5], np.uint32))) == 2**32 - 5
+    with pytest.raises(OperationError, match=r"tokens = 'uint64\[1\]': expected numbers that uint32 holds"):
+        first(np.array([2**32], np.uint64))
+    assert int(first(np.array([2**32 - 5], np.uint64))) == 2**32 - 5
+
+
+BITS = np.array([2**32 - 5, 2**31, 7], np.uint32)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("name", ["blocks", "row", "bits", "layer"])
+def test_content_keeps_its_bits_under_any_name(name: str, array: Any) -> None:
+    """Numbers that int32 has not are ids that no pool has only where a parameter says that it takes ids."""
+
+    def same(given: Any, others: Any) -> Any:
+        return given, others
+
+    def declared(annotation: Any) -> Any:
+        parameters = [
+            inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+            for each, kind in ((name, annotation), ("others", tuple[annotation, ...]))
+        ]
+        same.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return typed_jit()(same)
+
+    for content in (declared(jax.Array), jax.jit(declared(jax.Array))):
+        for found in jax.tree.leaves(content(array(BITS), (array(BITS),))):
+            assert found.dtype == np.uint32
+            assert found.tolist() == BITS.tolist()
+    for ids in (declared(Ids), declared(Ids | None), jax.jit(declared(Ids))):
+        for found in jax.tree.leaves(ids(array(BITS), (array(BITS),))):
+            assert found.dtype == np.int32
+            assert found.tolist() == [NO_ID, NO_ID, 7]
+
+
+CONTENT = {
+    "buffer",
+    "pool",
+    "pools",
+    "objects",
+    "query",
+    "keys",
+    "root",
+    "roots",
+    "tokens",
+    "scale",
+    "soft_cap",
+    "sinks",
+}
+CONTENT |= {"key_scale", "value_scale"}
+
+
+def test_all_other_arrays_of_operations_are_declared_as_ids() -> None:
+    names = ("block_tables.rows", "block_tables.slots", "cache.cache", "chunks.transfer", "mesh.sharding")
+    names += ("paged.operations", "paged.ragged_attention", "paged.step", "serving.tiers")
+    modules = [importlib.import_module(f"hkv.{name}") for name in names]
+    operations = [each for module in modules for each in vars(module).values() if hasattr(each, "_cache_size")]
+    assert len(operations) > 30
+    for operation in operations:
+        for name, parameter in inspect.signature(operation).parameters.items():
+            if re.search(r"\b(Array|ndarray)\b", str(parameter.annotation)) and "Ids" not in str(parameter.annotation):
+                assert name in CONTENT, (operation, name)
