@@ -75,6 +75,34 @@ def test_fields_of_the_draft_alone_are_ignored_there_although_the_target_decides
         read("eagle3 of SpecForge", ignore_fields=("hidden_size",))
 
 
+def test_dspark_without_a_draft_is_the_targets_own() -> None:
+    """Only DeepSeek-V4 has such layers in its checkpoint; how many is a field of its config."""
+    options = EngineOptions(
+        kv_cache_memory_bytes=64 << 30, speculation=speculation_of({"method": "dspark", "num_speculative_tokens": 5})
+    )
+    with pytest.raises(ConfigError, match=r"a model of type deepseek_v4 with method dspark; .*--draft CONFIG"):
+        read_models(CASES["dspark of SpecForge"]["config"], options)
+    target = CASES["dspark of DeepSeek-V4, 2 layers"]["config"]
+    with pytest.raises(ConfigError, match="n_mtp_layers = -1: expected 1 or more DSpark layers"):
+        read_models({**target, "n_mtp_layers": -1}, options)
+    from_file = read_models(target, options, target)[1]
+    assert from_file is not None
+    assert len(from_file.specs) == 2
+
+
+def test_openpangu_caches_a_latent_a_layer_and_drafts_with_one() -> None:
+    """The sizes of openPangu Ultra MoE 718B; vLLM 0.33's `PanguUltraMoEForCausalLM` makes such layers of them."""
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_nextn_predict_layers": 1, "sandwich_norm": True}
+    config = {"model_type": "pangu_ultra_moe", "num_hidden_layers": 61, "dtype": "bfloat16", **sizes}
+    drafting = speculation_of({"method": "mtp", "num_speculative_tokens": 1})
+    model, draft = read_models(config, EngineOptions(kv_cache_memory_bytes=64 << 30, speculation=drafting))
+    assert draft is not None
+    assert [described(spec) for spec in model.specs.values()] == [("MLAAttentionSpec", 1, 576, None)] * 61
+    assert [described(spec) for spec in draft.specs.values()] == [("MLAAttentionSpec", 1, 576, None)]
+    with pytest.raises(ConfigError, match="kv_lora_rank"):
+        read_models({**config, "kv_lora_rank": None}, EngineOptions(kv_cache_memory_bytes=64 << 30))
+
+
 def test_methods_that_vllm_does_not_have_name_its_own() -> None:
     with pytest.raises(ConfigError, match="eagle3 with parallel_drafting"):
         speculation_of({"method": "peagle", "model": "d", "num_speculative_tokens": 4})

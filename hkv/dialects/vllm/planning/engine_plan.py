@@ -26,7 +26,7 @@ from hkv.dialects.vllm.planning.kernels import (
     model_kernels,
     shares_positions,
 )
-from hkv.dialects.vllm.planning.speculation import IN_BLOCKS, Speculation, block_draft, chained, mtp_config
+from hkv.dialects.vllm.planning.speculation import IN_BLOCKS, Speculation, block_draft, chained, own_layers
 from hkv.errors import ConfigError, PlanError
 from hkv.limits import parse_bytes, show_bytes
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
@@ -226,7 +226,9 @@ def _draft_content(
 ) -> Mapping[str, Any] | None:
     """The config of the draft's layers: given, the speculation's, or part of the target's; None without layers."""
     if draft is None and speculation is not None:
-        draft = mtp_config(target) if (speculation.model, speculation.method) == (None, "mtp") else speculation.model
+        if speculation.model is None and speculation.method in ("mtp", "dspark"):
+            return own_layers(target, speculation.method)
+        draft = speculation.model
     if draft is None:
         return None
     content = _content(draft)

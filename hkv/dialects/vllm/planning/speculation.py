@@ -68,7 +68,7 @@ class Speculation:
         for name in ("disable_eagle_block_drop", "disable_lookahead_block_hashes", "parallel_drafting"):
             if type(getattr(self, name)) is not bool:
                 raise ConfigError(name, getattr(self, name), "true or false")
-        if self.method in ("eagle", "eagle3", "draft_model", *IN_BLOCKS) and self.model is None:
+        if self.method in ("eagle", "eagle3", "draft_model", "dflash") and self.model is None:
             raise ConfigError("model", None, f"the draft's folder or config.json, with method {self.method}")
 
     @property
@@ -127,8 +127,13 @@ def _method_of(model: object) -> str:
 def block_draft(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config of a DFlash or DSpark draft whose `layer_types` are those of its class (vLLM 0.33 `qwen3_dflash`)."""
     fields, own, kinds = decoder_fields(config), config.get("dflash_config") or {}, config.get("layer_types")
+    if fields.model_type in WITH_DSPARK:
+        return own_layers(config, "dspark")
+    if fields.model_type == "k3_dspark":  # one latent a layer, as the file has them
+        return dict(config)
     if fields.model_type != "qwen3":
-        raise ConfigError("model_type", fields.model_type, "qwen3, as DFlash and DSpark drafts have that HKV knows")
+        known = ", ".join(("qwen3", "k3_dspark", *WITH_DSPARK))
+        raise ConfigError("model_type", fields.model_type, f"{known}, as DFlash and DSpark drafts have that HKV knows")
     if not isinstance(own, Mapping):
         raise ConfigError("dflash_config", own, "an object")
     if not kinds or (own.get("use_swa") and WINDOW not in kinds):
@@ -145,13 +150,13 @@ def block_draft(config: Mapping[str, Any]) -> dict[str, Any]:
 # Layers that predict further tokens, as the target's own config has them (vLLM 0.33 `hf_config_override`).
 
 
-def mtp_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of the target's MTP layers alone: each of them is a decoder layer of a kind that a family has."""
-    fields = decoder_fields(config)
-    family = FAMILIES.get(fields.model_type)
+def own_layers(config: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A config of the target's MTP or DSpark layers alone, each a decoder layer of a kind that a family has."""
+    fields, families = decoder_fields(config), WITH_DSPARK if method == "dspark" else FAMILIES
+    family = families.get(fields.model_type)
     if family is None:
-        known = ", ".join(sorted(FAMILIES))
-        expected = f"a model of type {known} with method mtp; of others, the draft's own config (--draft CONFIG)"
+        known = ", ".join(sorted(families))
+        expected = f"a model of type {known} with method {method}; of others, the draft's own config (--draft CONFIG)"
         raise ConfigError("model_type", fields.model_type, expected)
     outer = {name: fields.outer[name] for name in ("dtype", "torch_dtype") if name in fields.outer}
     known_fields = known_inside(fields) | DERIVED.keys()
@@ -241,11 +246,21 @@ def _convolved(fields: Fields) -> dict[str, Any]:
     return {"num_hidden_layers": modules, "layer_types": None, "local_layer_ids": own.get("local_layer_ids", [])}
 
 
+def _dspark(fields: Fields) -> dict[str, Any]:
+    """Windows alone, three layers where the file does not say (vLLM 0.33 `DSparkDeepseekV4Model`)."""
+    count = fields.values.get("n_mtp_layers") or 3
+    if type(count) is not int or not 1 <= count <= MOST_LAYERS:
+        raise ConfigError(fields.place("n_mtp_layers"), count, "1 or more DSpark layers")
+    return _each(count, **_WINDOWS)(fields)
+
+
+_WINDOWS = {"layer_types": None, "compress_rates": None, "compress_ratios": [0]}
 _LIKE_THE_TARGET, _ATTENTION = _each(), _each(layer_types=[FULL])
 
 FAMILIES: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     **dict.fromkeys(
-        ("deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_ocr_text", "hy_v3"), _LIKE_THE_TARGET
+        ("deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_ocr_text", "hy_v3", "pangu_ultra_moe"),
+        _LIKE_THE_TARGET,
     ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "mimo"), _ATTENTION),
     **dict.fromkeys(("exaone_moe", "exaone4_5_text"), _listed(begin=True)),
@@ -255,7 +270,7 @@ FAMILIES: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
         _each(index_topk_freq=1, index_topk_pattern=None, indexer_types=None, layer_types=None),
     ),
     "bailing_hybrid": _each(layer_group_size=1),
-    "deepseek_v4": _each(layer_types=None, compress_rates=None, compress_ratios=[0]),
+    "deepseek_v4": _each(**_WINDOWS),
     "hy_v4": _each(indexer_types=["full"], layer_types=None),
     "inkling_text": _convolved,
     "kimi_linear": _each(layer_types=[FULL], linear_attn_config=None),
@@ -265,3 +280,6 @@ FAMILIES: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "step3p5": _listed(begin=False),
 }
 """Fields of the MTP layers in place of the target's, by the target's `model_type`."""
+
+WITH_DSPARK: Mapping[str, Callable[[Fields], dict[str, Any]]] = {"deepseek_v4": _dspark}
+"""The same of DSpark layers that stand in the target's checkpoint."""
