@@ -116,15 +116,6 @@ def choose(name: str | None) -> Implementation:
     return Implementation(functools.partial(_move_runs, name))
 
 
-def implementation_for(name: str | None, pool: jax.Array | jax.ShapeDtypeStruct, rows_per_run: int) -> str:
-    """Name of the implementation that moves runs of a pool `[rows, row]` of words, `rows_per_run` rows each.
-
-    As `implementation_of_moves`, of which this is the case of one kind of runs.
-    """
-    row = pool.shape[1]
-    return implementation_of_moves(name, [pool], [row], [row * rows_per_run])
-
-
 def implementation_of_moves(
     name: str | None,
     arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],

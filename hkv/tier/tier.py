@@ -172,9 +172,9 @@ class MemoryTier(Tier):
     """
 
     def __init__(self, capacity_bytes: int, placement: str | None = None, device: Any = None) -> None:
-        self.device = jax.devices()[0] if device is None else device
-        self.placement = placement or ("pinned_host" if self.device.platform == "gpu" else "numpy")
-        self._to_host = _placer(self.placement, self.device)
+        device = jax.devices()[0] if device is None else device
+        self.placement = placement or ("pinned_host" if device.platform == "gpu" else "numpy")
+        self._to_host = _placer(self.placement, device)
         super().__init__(capacity_bytes)
         self._objects: dict[bytes, Any] = {}
 
@@ -196,11 +196,6 @@ class MemoryTier(Tier):
             return None
         self._order.touch(key)
         return self._objects[key]
-
-    def retrieve_to_device(self, key: bytes) -> jax.Array | None:
-        """The object as a uint8 `[bytes]` array in the device's memory; None when absent."""
-        data = self.retrieve(key)
-        return None if data is None else jax.device_put(data, jax.sharding.SingleDeviceSharding(self.device))
 
     def _discard(self, key: bytes) -> None:
         del self._objects[key]

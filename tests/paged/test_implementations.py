@@ -10,7 +10,7 @@ import pytest
 from hkv import paged
 from hkv.errors import ConfigError, HKVError
 from hkv.paged import implementations
-from hkv.paged.implementations import implementation_for
+from hkv.paged.implementations import implementation_of_moves
 from hkv.paged.words import Target, traced_for
 from tests.pallas_kernels import cases, programs
 
@@ -29,6 +29,11 @@ A100 = Target("gpu", "NVIDIA A100", (8, 0))
 H200 = Target("gpu", "NVIDIA H200", (9, 0))
 DESCRIBED = Target("gpu", "NVIDIA H200", None)
 CPU = Target("cpu", "cpu", (0, 0))
+
+
+def implementation_of_rows(name, pool):
+    """What moves runs of one row each of a pool `[rows, row]`."""
+    return implementation_of_moves(name, [pool], [pool.shape[1]], [pool.shape[1]])
 
 
 @pytest.fixture
@@ -58,15 +63,15 @@ def test_mosaic_on_a_gpu_before_hopper(on):
     with pytest.raises(
         ConfigError, match=r"implementation = 'mosaic': expected a Hopper GPU.*not gpu \(NVIDIA A100, 8.0\)"
     ):
-        implementation_for("mosaic", BULK, 1)
-    assert implementation_for("pallas_triton", BULK, 1) == "pallas_triton"
+        implementation_of_rows("mosaic", BULK)
+    assert implementation_of_rows("pallas_triton", BULK) == "pallas_triton"
 
 
 def test_runs_that_bulk_copies_cannot_move(on):
     on(H200)
-    assert implementation_for("mosaic", BULK, 1) == "mosaic"
+    assert implementation_of_rows("mosaic", BULK) == "mosaic"
     with pytest.raises(ConfigError, match=r"implementation = 'mosaic': expected .* not runs of 1 x 132 bytes"):
-        implementation_for("mosaic", INDEXER, 1)
+        implementation_of_rows("mosaic", INDEXER)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +89,8 @@ def test_runs_that_bulk_copies_cannot_move(on):
 )
 def test_auto(on, target, pool, expected):
     on(target)
-    assert implementation_for("auto", pool, 1) == expected
-    assert implementation_for(None, pool, 1) == "xla"
+    assert implementation_of_rows("auto", pool) == expected
+    assert implementation_of_rows(None, pool) == "xla"
 
 
 def test_what_is_reported_for_a_layout(on):

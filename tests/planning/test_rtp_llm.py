@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, cache_memory, plan_rtp_llm
-from hkv.dialects.rtp_llm.planning.blocks import MIB, runtime_reserve
+from hkv.dialects.rtp_llm.planning import RtpOptions, blocks_for_budget, plan_rtp_llm
 from hkv.dialects.rtp_llm.planning.descriptions import CSA_TAGS, dsv4_descriptions, dsv4_layer_tags
 from hkv.dialects.rtp_llm.planning.pools import (
     budget_shares,
@@ -174,14 +173,6 @@ def test_blocks_of_a_budget_are_the_most_that_fit(total: int, reserve: int, page
     count = blocks_for_budget(total, reserve=reserve, paged=paged, swa=swa, step=step)
     assert count == 0 or cost(count) <= total
     assert cost(count + 1) > total or total < reserve
-
-
-def test_split_of_the_gpu() -> None:
-    assert runtime_reserve(80 << 30) == (80 << 30) // 20
-    assert runtime_reserve(8 << 30) == 2048 * MIB
-    assert cache_memory(10 << 30, total=80 << 30, configured=5) == 5
-    assert cache_memory(10 << 30, total=80 << 30) == 6 << 30
-    assert cache_memory(10 << 30, total=8 << 30, vocab_size=1 << 20, batch=128, runtime=0) == 6 << 30
 
 
 @pytest.mark.parametrize(("linears", "fulls", "size"), [(30, 10, 10), (4, 6, 6), (3, 0, 3), (0, 3, 3)])

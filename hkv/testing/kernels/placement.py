@@ -242,8 +242,3 @@ def _keys_and_values(family: str, dtype: str, size: int, both: tuple[StridedView
     parts = tuple(Part(name=name, dtype=dtype, shape=(size,), offset=0) for name in ("key", "value"))
     end = max(view.end for view in both)
     return Placement(family, parts, dict(zip(("key", "value"), both, strict=True)), end, None, both)
-
-
-def slots_flatten(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True if rows and slots of `[rows, heads, slots, elements]` are one axis without a copy."""
-    return shape[0] == 1 or strides[0] == shape[2] * strides[2]

@@ -1,6 +1,6 @@
-"""RTP-LLM's memory plan: bytes of blocks, groups, shared and independent pools, and the split of a GPU's memory."""
+"""RTP-LLM's memory plan: bytes of blocks, groups, shared and independent pools."""
 
-from hkv.dialects.rtp_llm.planning.blocks import blocks_for_budget, cache_memory
+from hkv.dialects.rtp_llm.planning.blocks import blocks_for_budget
 from hkv.dialects.rtp_llm.planning.descriptions import DescribedModel, describe_model
 from hkv.dialects.rtp_llm.planning.options import RtpOptions
 from hkv.dialects.rtp_llm.planning.planner import plan_described, plan_rtp_llm, served_options
@@ -12,7 +12,6 @@ __all__ = [
     "PoolPlan",
     "RtpOptions",
     "blocks_for_budget",
-    "cache_memory",
     "describe_model",
     "plan_described",
     "plan_rtp_llm",

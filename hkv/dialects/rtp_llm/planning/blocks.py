@@ -88,9 +88,7 @@ def _unsized(spec: LayerSpec) -> PlanError:
     return PlanError("states", shapes, expected)
 
 
-# RTP-LLM's split of a GPU's memory, and the number of blocks that a budget buys.
-
-MIB = 1 << 20
+# The number of blocks that a budget buys.
 
 
 def blocks_for_budget(total: int, *, reserve: int = 0, paged: int, swa: int = 0, step: int = 1) -> int:
@@ -107,25 +105,6 @@ def blocks_for_budget(total: int, *, reserve: int = 0, paged: int, swa: int = 0,
     rounds, rest = divmod(left, step * paged + swa)
     inside = (rest - swa) // paged if paged and rest >= swa else 0
     return rounds * step + max(0, min(inside, step - 1))
-
-
-def runtime_reserve(total: int, *, configured: int = 0, used_in_warm_up: int = 0, large: bool = False) -> int:
-    """Bytes kept for running: what was asked for, 2 GiB or a twentieth of the device, and what the warm-up run used."""
-    configured = max(configured, 2048 * MIB, total // 20)
-    return max(configured, used_in_warm_up, 2048 * MIB if large else 0)
-
-
-def cache_memory(
-    available: int, *, total: int, configured: int = 0, vocab_size: int = 0, batch: int = 0, runtime: int | None = None
-) -> int:
-    """Bytes for the cache: what is configured, or what sampling and running leave of `available`.
-
-    That is the fewer of the bytes that are free now and at warm-up; `runtime` left out is `runtime_reserve(total)`.
-    """
-    if configured > 0:
-        return configured
-    sampling = batch * vocab_size * 32
-    return max(0, available - max(sampling, runtime_reserve(total) if runtime is None else runtime))
 
 
 # Windows and chunks of attention as SWA groups: blocks that have to stay at the end of a sequence.
