@@ -82,9 +82,9 @@ def check_positive(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
     _check(spec, 1, most, "a positive integer", names)
 
 
-def check_not_negative(spec: object, *names: str, most: int = MAX_TOKENS) -> None:
-    """Raise SpecError unless each named attribute of `spec` is an int of at least 0 and at most `most`."""
-    _check(spec, 0, most, "a non-negative integer", names)
+def check_not_negative(spec: object, *names: str) -> None:
+    """Raise SpecError unless each named attribute of `spec` is an int of at least 0."""
+    _check(spec, 0, MAX_TOKENS, "a non-negative integer", names)
 
 
 def _check(spec: object, least: int, most: int, expected: str, names: tuple[str, ...]) -> None:

@@ -86,9 +86,9 @@ class ShardedLayout:
         shape = (*self.mesh.devices.shape, words)
         return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=self.sharding)()
 
-    def specification(self, part: Part, lead: int = 1) -> P:
+    def specification(self, part: Part) -> P:
         """Partition of values `[data, tokens, heads, *part.shape]` of all heads; replicated where heads are."""
-        axis = lead + head_axis(self.layout, part, self.shape.heads_per_rank)
+        axis = 1 + head_axis(self.layout, part, self.shape.heads_per_rank)
         return P("data") if self.shape.head_replicas > 1 else P("data", *(None,) * (axis - 1), "tensor")
 
 

@@ -102,7 +102,6 @@ class SGLangCompiledReplay(Dispatches):
         trace: Incoming,
         *,
         sizes: Sizes | None = None,
-        steps: int = STEPS,
     ) -> None:
         self.config, self._blocks = config, sum(machine.pages_of_pools(config))
         schedule = bounded(config, schedule)
@@ -110,7 +109,7 @@ class SGLangCompiledReplay(Dispatches):
         parameters, state = machine.init(config, sizes.buckets)
         inputs = Trace(*trace_arrays(schedule, trace, sizes.requests, sizes.keys))  # type: ignore[arg-type]
         buckets = sizes.buckets
-        arrays = empty_arrays(buckets.requests, buckets.requests + 1, buckets.groups, sizes.requests, steps)
+        arrays = empty_arrays(buckets.requests, buckets.requests + 1, buckets.groups, sizes.requests, STEPS)
         resident = SGLangResident(cache=state, **arrays)
         super().__init__(program(), trace, len(config.components), 0, parameters, inputs, resident)
 
@@ -293,12 +292,11 @@ def _kept_of_decoded(view: SGLangView, length: Scalar) -> Scalar:
     return jnp.where(remainder(length, view.whole(Field.EVERY)) == 0, length, 0)
 
 
-def _op(w: Work, code: SGLangCode, current: Current, length: Scalar | None = None) -> tuple[Work, SGLangOp]:
+def _op(w: Work, code: SGLangCode, current: Current) -> tuple[Work, SGLangOp]:
     """An operation on the request at hand, and what the cache knows of that."""
     w, fields = w.peek_request(True, current.slot, *FETCHED)
     row = (jnp.int32(0),) * len(SGLangArgument)
-    op = SGLangOp(jnp.int32(code), current.slot, jnp.bool_(True), row, *fields)
-    return w, op if length is None else op._replace(length=length)
+    return w, SGLangOp(jnp.int32(code), current.slot, jnp.bool_(True), row, *fields)
 
 
 _NOTHING = SGLangAnswer(*(np.int32(0),) * COLUMNS)

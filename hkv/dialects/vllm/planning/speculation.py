@@ -180,7 +180,7 @@ def chained(config: Mapping[str, Any], draft: Model) -> int:
     return values.get("num_nextn_predict_layers") or 1
 
 
-def _modules(fields: Fields, *names: str, most: int = MOST_LAYERS) -> int:
+def _modules(fields: Fields, *names: str) -> int:
     """Number of MTP modules, by the first of some fields that the file has; one where it has none."""
     for values, path in ((fields.values, fields.path), (fields.outer, "")):
         for name in (*names, "num_nextn_predict_layers"):
@@ -188,7 +188,7 @@ def _modules(fields: Fields, *names: str, most: int = MOST_LAYERS) -> int:
             if count is not None:
                 if type(count) is not int or not 1 <= count <= MOST_LAYERS:
                     raise ConfigError(path + name, count, "1 or more MTP layers, for method mtp")
-                return min(count, most)
+                return count
     return 1
 
 

@@ -56,11 +56,11 @@ def encoder(rank: Rank, name: str, inner: int, *, depth: str = "num_hidden_layer
     return sum(blocks(rank, f"{name}.{index}", inner, **shape) for index in range(rank.number(depth)))
 
 
-def siglip(rank: Rank, name: str, *, head: bool = True) -> int:
-    """SigLIP without its pooling head: patches, positions, layers and, with `head`, the norm after them."""
+def siglip(rank: Rank, name: str) -> int:
+    """SigLIP without its pooling head: patches, positions, layers and the norm after them."""
     size, patch = rank.hidden, rank.number("patch_size")
     total = rank.vector(size * (rank.number("num_channels", default=3) * patch**2 + 1))
-    total += rank.vector((rank.number("image_size") // patch) ** 2 * size) + head * rank.vector(size, size)
+    total += rank.vector((rank.number("image_size") // patch) ** 2 * size) + rank.vector(size, size)
     return total + encoder(rank, f"{name}.encoder.layers", rank.number("intermediate_size"), norms=4, **CLIP)
 
 
