@@ -22,7 +22,7 @@ def disorder(case: MemoryCase, answers: Iterable[tuple[int, int, Ranges]]) -> tu
     for layer, block, given in answers:
         if exchanged := _exchanged(case.parts(layer, block), given):
             return layer, block, given, exchanged
-        order = list(_order(case.data(layer, block), given))
+        order = _order(case.data(layer, block), given)
         first, of_first = orders.setdefault(layer, (block, order))
         if order != of_first and len(case.data(layer, block)) == len(case.data(layer, first)):
             told = f"bytes of block {block} come in another order than those of block {first}"
@@ -30,19 +30,16 @@ def disorder(case: MemoryCase, answers: Iterable[tuple[int, int, Ranges]]) -> tu
     return None
 
 
-def _order(data: Sequence[Range], given: Ranges) -> Iterator[Range]:
+def _order(data: Sequence[Range], given: Ranges) -> list[Range]:
     """The bytes given, in their order, as parts of the runs of a block's data: index of the run, first byte, bytes."""
-    last: Range | None = None
+    found: list[Range] = []
     for at, run, piece in _shared(data, given):
-        place = Range(at, piece.first - run.first, piece.size)
-        if last is not None and (last.buffer, last.first + last.size) == (at, place.first):
-            last = Range(at, last.first, last.size + place.size)
-            continue
-        if last is not None:
-            yield last
-        last = place
-    if last is not None:
-        yield last
+        first = piece.first - run.first
+        if found and (found[-1].buffer, found[-1].first + found[-1].size) == (at, first):
+            found[-1] = Range(at, found[-1].first, found[-1].size + piece.size)
+        else:
+            found.append(Range(at, first, piece.size))
+    return found
 
 
 def _shared(data: Sequence[Range], given: Ranges) -> Iterator[tuple[int, Range, Range]]:

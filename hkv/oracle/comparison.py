@@ -40,10 +40,6 @@ class Compared:
     parted: int | None
 
 
-def _shrink(shrinker: Shrinker, case: Case) -> Case:
-    return shrinker.shrink(case)
-
-
 def _defined(pair: Sequence[EngineLike], definition: EngineLike) -> tuple[EngineLike, EngineLike]:
     """The engine that was declared the definition, and the other."""
     if definition not in pair:
@@ -190,7 +186,7 @@ class Comparison:
         return True
 
     def differences(
-        self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = _shrink, hurried: bool = False
+        self, shrink: bool, shrinking: Callable[[Shrinker, Case], Case] = Shrinker.shrink, hurried: bool = False
     ) -> Iterator[FoundDifference]:
         """The differences so far, one a feature, made small by `shrinking` if `shrink`.
 

@@ -217,13 +217,12 @@ def _with_tier(
     `block_bytes` are of a block on a GPU, where known, and `copies` the GPUs whose blocks a chunk holds.
     """
     size, bandwidth, rate = options["offload"], options["offload_bandwidth"], options["prefill_tokens_per_second"]
-    if size is not None and whole_number(size) == 0:
-        return VllmReplayedCache(config, block_bytes or 0)
     if size is None:
         declared = {field.name: field.default for field in dataclasses.fields(VllmReplayOptions)}
         for name in (*(name for name in declared if name.startswith("offload_")), "prefill_tokens_per_second"):
             if options[name] != declared[name]:
                 raise ConfigError(name, options[name], "--offload beside it")
+    if size is None or whole_number(size) == 0:
         return VllmReplayedCache(config, block_bytes or 0)
     if config.dialect == EARLIER:
         raise ConfigError("offload", size, f"none: the second tier of {EARLIER} is not described")

@@ -125,12 +125,7 @@ def _any_nan(call: Call, wanted: telling.Changes, got: telling.Changes) -> tuple
     dtype = numpy_dtype(call.case.dtype)
     addresses, right, wrong = telling.differing(call, wanted, got)
     both = addresses[np.isnan(right.view(dtype)) & np.isnan(wrong.view(dtype))]
-
-    def others(changes: telling.Changes) -> telling.Changes:
-        left = ~np.isin(changes[0], both)
-        return changes[0][left], changes[1][left]
-
-    return others(wanted), others(got)
+    return _only(wanted, ~np.isin(wanted[0], both)), _only(got, ~np.isin(got[0], both))
 
 
 def _close(
@@ -141,12 +136,12 @@ def _close(
     found = view(call.memory.array, where).astype(np.float64)
     if not np.allclose(found, definition.attention(call), rtol=tolerance, atol=tolerance):
         return wanted, got
+    outside = [(places < where.offset) | (places >= where.end) for places in (wanted[0], got[0])]
+    return _only(wanted, outside[0]), _only(got, outside[1])
 
-    def others(changes: telling.Changes) -> telling.Changes:
-        outside = (changes[0] < where.offset) | (changes[0] >= where.end)
-        return changes[0][outside], changes[1][outside]
 
-    return others(wanted), others(got)
+def _only(changes: telling.Changes, chosen: np.ndarray) -> telling.Changes:
+    return changes[0][chosen], changes[1][chosen]
 
 
 def check(
