@@ -32,7 +32,7 @@ CPU = Target("cpu", "cpu", (0, 0))
 
 
 def implementation_of_rows(name, pool):
-    """What moves runs of one row each of a pool `[rows, row]`."""
+    """Name of the implementation that moves rows of a pool `[rows, row]`."""
     return implementation_of_moves(name, [pool], [pool.shape[1]], [pool.shape[1]])
 
 
