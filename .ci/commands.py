@@ -23,7 +23,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 SMALLEST = (
-    "trace chat -o chat.jsonl --requests 20 --seed 1",
+    "trace chat -o chat.jsonl --requests 20 --seed 1 --tokens-per-id 16",
     "trace import chat.jsonl --from mooncake -o imported.jsonl",
     "replay chat.jsonl --groups full:16,swa:16:1024 --num-blocks 20000",
     "sweep chat.jsonl --groups full:16 --num-blocks 500..2000:3 --engine numpy",
@@ -130,6 +130,9 @@ SHORTER = (
     (r"^(diff .*numpy,jax.*|diff .*cmd:.*)$", r"\1 --steps 4"),
 )
 
+RECORDED = ("TRACE", "conversation_trace.jsonl")
+"""What pages call Mooncake's trace, whose ids stand for 512 tokens: hybrid models' replays warn of it alone."""
+
 APART = r"(diff .*numpy,jax|diff --dialect rtp-llm|explore )(?!.*--(save|plant))"
 """Commands that compile for long and leave no file: they run beside the others, which are in the order of the pages."""
 
@@ -158,7 +161,8 @@ class Installed:
         )
         refused = done.returncode == 2 and len(done.stderr.splitlines()) == 1
         if extra is None:
-            good = done.returncode in (0, 1) and "Traceback" not in done.stderr
+            warned = "hkv: warning: ids of" in done.stderr and not any(name in line for name in RECORDED)
+            good = done.returncode in (0, 1) and "Traceback" not in done.stderr and not warned
         else:
             good = refused and extra in done.stderr
         print(f"{'ok    ' if good else 'FAILED'} {time.monotonic() - started:5.1f} s  hkv {line}", flush=True)
@@ -204,8 +208,8 @@ def documents(installed: Installed) -> None:
     (folder / "logs").mkdir()
     for path in ("LOG", "logs/core-0.jsonl"):
         (folder / path).write_bytes((ROOT / "tests" / "data" / "oplogs" / "core-0.jsonl").read_bytes())
-    for name in ("TRACE", "conversation_trace.jsonl", "chat.jsonl"):
-        installed.run(f"trace chat -o {name} --requests 20 --seed 1")
+    for name, size in (*dict.fromkeys(RECORDED, 512).items(), ("chat.jsonl", 16)):
+        installed.run(f"trace chat -o {name} --requests 20 --seed 1 --tokens-per-id {size}")
     lines = found_in([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))])
     commands = [prepared(line.removeprefix("hkv ")) for line in lines if line not in FRAGMENTS]
     with concurrent.futures.ThreadPoolExecutor(1) as beside:

@@ -18,8 +18,8 @@ COMMANDS = (
     "--feature core --seeds 1 --html difference.html",
     "check tests/data/oplogs/retention-94.jsonl --html log.html",
     "record --dialect rtp-llm/hybrid-pool --feature connector --seed 5 -o pools.jsonl --html pools.html",
-    "trace chat -o chat.jsonl --requests 300 --seed 1",
-    "replay chat.jsonl --groups full:16,swa:16:1024,swa:16:128 --num-blocks 20000 --engine numpy --html replay.html",
+    "trace chat -o chat.jsonl --requests 300 --seed 1 --tokens-per-id 16",
+    "replay chat.jsonl --groups full:16,swa:16:1024,swa:16:128 --num-blocks 8000 --engine numpy --html replay.html",
 )
 
 

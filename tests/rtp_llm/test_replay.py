@@ -23,7 +23,6 @@ from tests.cli.commands import run
 SINGLE, HYBRID, POOLS = NAMES
 STATE = structs.StateOp()
 MODELS = pathlib.Path(__file__).parents[1] / "data" / "models"
-CHAT = pathlib.Path(__file__).parents[2] / "examples" / "data" / "chat.jsonl"
 
 
 def replayed(monkeypatch: Any, capsys: Any, path: str, *arguments: str) -> dict[str, Any]:
@@ -238,14 +237,16 @@ def test_models_that_hits_would_leave_without_a_chunk_are_refused(monkeypatch, c
         assert json.loads(out)["requests"]["hit"] == hit
 
 
-def test_pools_apart_share_the_reserve_and_do_not_ask_for_its_sum_again(monkeypatch, capsys) -> None:
+def test_pools_apart_share_the_reserve_and_do_not_ask_for_its_sum_again(monkeypatch, capsys, tmp_path) -> None:
     """gpt-oss-20b in pools of 26 blocks: hits and preemptions as RTP-LLM's own allocator has them under this schedule.
 
     Asked for the sum of the reserve as well, requests wait that RTP-LLM admits: 12,288 tokens hit, 6 preemptions.
     """
     memory = ("--model", "gpt-oss-20b", "--memory", "160MiB", "--block-size", "128", "--max-model-len", "4096")
     options = ("--dialect", POOLS, "--engine", "numpy", "--json", "-")
-    code, out, err = run(monkeypatch, capsys, "replay", str(CHAT), *memory, *options)
+    chats = str(tmp_path / "chats.jsonl")
+    assert run(monkeypatch, capsys, "trace", "chat", "-o", chats, "--requests", "60", "--seed", "1")[0] == 0
+    code, out, err = run(monkeypatch, capsys, "replay", chats, *memory, *options)
     assert (code, err) == (0, "")
     totals = json.loads(out)["totals"]
     assert (totals["hit_tokens"], totals["preemptions"]) == (9728, 8)
