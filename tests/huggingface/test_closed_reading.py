@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.draft_classes import DATA
+from hkv.dialects.vllm.planning.engine_options import EngineOptions
+from hkv.dialects.vllm.planning.engine_plan import read_models
+from hkv.dialects.vllm.planning.speculation import speculation_of
 from hkv.errors import ConfigError, HKVError
 from hkv.model.huggingface import Model, ReadOptions, read_model
 from hkv.model.huggingface.common_fields import LENGTHS
@@ -28,7 +31,10 @@ NEEDED: dict[str, Any] = {
     "encoder": {"n_heads": 8, "subsampling_factor": 8, "patch_size": 16},
     "head_dim": 128,
     "hidden_size": 4096,
+    "index_head_dim": 128,
+    "kv_lora_rank": 512,
     "layer_group_size": 4,
+    "layer_types": ["full_attention", "sliding_attention"] * 4,
     "layers": [{"kind": "full_attention", "count": 4, "kv_heads": 8, "head_dim": 128}],
     "max_audio_clip_s": 35,
     "max_position_embeddings": 8192,
@@ -36,7 +42,11 @@ NEEDED: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_hidden_layers": 8,
     "num_key_value_heads": 8,
+    "qk_rope_head_dim": 64,
     "sliding_window": 128,
+    "sliding_window_size": 513,
+    "swa_kv_lora_rank": 1024,
+    "swa_qk_rope_head_dim": 64,
     "transf_decoder": {"config_dict": {"hidden_size": 1024, "num_attention_heads": 8, "num_layers": 8}},
     "v_head_dim": 64,
 }
@@ -143,6 +153,24 @@ def test_a_field_that_decides_cannot_be_ignored() -> None:
     for name in ("hidden_size", "is_decoder", "max_position_embeddings"):
         with pytest.raises(ConfigError, match=f"ignore_fields = '{name}'"):
             read_model(whole("llama"), ReadOptions(ignore_fields=(name,)))
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({"model_type": "glm5_next", "text_config": {"model_type": "glm5_next_text"}}, "Glm5NextTailCache"),
+        ({"model_type": "glm5_next_text", "num_hidden_layers": 45}, "Glm5NextTailCache"),
+        ({"model_type": "step5", "num_hidden_layers": 45, "sparse_config": {}}, "Step5CSATailRing"),
+        ({"model_type": "step5_vl", "text_config": {"model_type": "step5"}}, "Step5CSATailRing"),
+    ],
+)
+def test_a_family_with_a_cache_that_no_reader_makes_is_refused_by_it(config: dict[str, Any], missing: str) -> None:
+    with pytest.raises(ConfigError, match=missing) as found:
+        read_model(config)
+    assert (found.value.argument, found.value.value) == ("model_type", config["model_type"])
+    drafting = speculation_of({"method": "mtp", "num_speculative_tokens": 1})
+    with pytest.raises(ConfigError, match=missing):
+        read_models(config, EngineOptions(kv_cache_memory_bytes=1 << 30, speculation=drafting))
 
 
 def test_causes_of_a_refusal_are_told_apart() -> None:

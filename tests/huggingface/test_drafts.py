@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -15,10 +16,10 @@ from hkv.cli import cli
 from hkv.cli.plan import PLANNED
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
-from hkv.dialects.vllm.planning.engine_plan import read_models
+from hkv.dialects.vllm.planning.engine_plan import plan_config, read_models
 from hkv.dialects.vllm.planning.speculation import chained, speculation_of
 from hkv.errors import ConfigError
-from hkv.spec import LayerSpec
+from hkv.spec import LayerSpec, MLAAttention
 
 CASES = draft_cases()
 LINES = (DATA / "drafts.jsonl").read_text(encoding="utf-8").splitlines()
@@ -101,6 +102,36 @@ def test_openpangu_caches_a_latent_a_layer_and_drafts_with_one() -> None:
     assert [described(spec) for spec in draft.specs.values()] == [("MLAAttentionSpec", 1, 576, None)]
     with pytest.raises(ConfigError, match="kv_lora_rank"):
         read_models({**config, "kv_lora_rank": None}, EngineOptions(kv_cache_memory_bytes=64 << 30))
+
+
+def test_dots3_note_is_planned_as_its_class_in_vllm_is() -> None:
+    """Windows, and an indexer beside latents as large as theirs: what vLLM 0.33's language model starts with."""
+    config = CASES["dots3_note"]["config"]
+    options = EngineOptions(kv_cache_memory_bytes=80 << 30)
+    plan = plan_config(config, options).served.plan
+    assert plan.num_blocks == 36282
+    assert [len(group.names) for group in plan.groups] == [26, 17, 16]
+    assert {described(spec) for group in plan.groups for spec in group.specs} == {
+        ("MLAAttentionSpec", 1, 1088, None),
+        ("MLAAttentionSpec", 1, 132, None),
+        ("SlidingWindowMLASpec", 1, 1088, 513),
+    }
+    for change, told in (
+        ({"swa_kv_lora_rank": 256}, "no larger latents than those of layers with a window"),
+        ({"sliding_window_size": None}, "sliding_window_size"),
+        ({"layer_types": None}, "layer_types"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            read_models({**config, **change}, options)
+    for change, told in (({"kv_cache_dtype": "fp8"}, "auto for dots3_note"), ({"device": "b200"}, "a Hopper GPU")):
+        with pytest.raises(ConfigError, match=told):
+            read_models(config, dataclasses.replace(options, **change))
+    drafting = dataclasses.replace(options, speculation=speculation_of({"method": "mtp", "num_speculative_tokens": 2}))
+    with pytest.raises(ConfigError, match=r"mtp_layer_types.*1 entries, one an MTP layer"):
+        read_models({**config, "mtp_layer_types": ["full_attention"] * 2}, drafting)
+    _, full = read_models({**config, "mtp_layer_types": ["full_attention"]}, drafting)
+    assert full is not None
+    assert [spec.head_size for spec in full.specs.values() if isinstance(spec, MLAAttention)] == [1088, 132]
 
 
 def test_methods_that_vllm_does_not_have_name_its_own() -> None:

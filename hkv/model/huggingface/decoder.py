@@ -10,7 +10,16 @@ from hkv.errors import ConfigError
 from hkv.model.huggingface.common_fields import longest_request, quantized_cache, served_dtype
 from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.model import CacheLayer, Model, ReadOptions
-from hkv.spec import ChunkedLocal, CrossAttention, FullAttention, LayerSpec, Mamba, MLAAttention, SlidingWindow
+from hkv.spec import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    LayerSpec,
+    Mamba,
+    MLAAttention,
+    SlidingWindow,
+    SlidingWindowMLA,
+)
 from hkv.spec.dtypes import ITEM_BYTES, item_bytes
 
 CROSS = "cross_attention"
@@ -165,10 +174,11 @@ class Decoder:
         *,
         indexed: bool = False,
         sizes: tuple[Field, Field] | None = None,
+        window: Field | None = None,
     ) -> None:
         """Adds a multi-head latent attention layer: one vector of `kv_lora_rank + qk_rope_head_dim` a token.
 
-        One that is `indexed` has an indexer of its own, whose picks others may read.
+        One that is `indexed` has an indexer of its own, whose picks others may read; one may read a window alone.
         """
         rank, rope = sizes or (self.fields.integer("kv_lora_rank"), self.fields.integer("qk_rope_head_dim"))
         kv = self.options.kv_dtype
@@ -181,20 +191,24 @@ class Decoder:
             raise ConfigError("kv_dtype", kv, "a packing of latents, such as nvfp4_ds_mla; this is of keys and values")
         size = rank.plus(rope)
         content = packed or _cell_bytes(quantization, dtype, size.value, 0)
-        spec = MLAAttention(
-            block_size=self.block_size,
-            num_kv_heads=1,
-            head_size=size.value,
-            dtype=dtype,
-            quantization=quantization,
-            cache_dtype=kv,
-            state_content_bytes=None if quantization in ("none", "fp8_per_tensor") else content,
-            max_tp_shards=1,
-            cp_sharded=True,
-            is_index_group_leader=indexed,
-            is_draft=self.options.draft,
-        )
+        geometry = {
+            "block_size": self.block_size,
+            "num_kv_heads": 1,
+            "head_size": size.value,
+            "dtype": dtype,
+            "quantization": quantization,
+            "cache_dtype": kv,
+            "state_content_bytes": None if quantization in ("none", "fp8_per_tensor") else content,
+            "max_tp_shards": 1,
+            "is_draft": self.options.draft,
+        }
         origin = {"kind": (*kind_fields, *rank.names), "size": size.names, "dtype": dtype_fields}
+        spec: LayerSpec
+        if window is None:
+            spec = MLAAttention(**geometry, cp_sharded=True, is_index_group_leader=indexed)
+        else:
+            alone = self.options.context_parallel == 1
+            spec, origin["window"] = SlidingWindowMLA(**geometry, window=window.value, cp_sharded=alone), window.names
         self.layers.append(CacheLayer(layer_name(index, part), index, spec, origin, full_token_bytes=content))
 
     def state(

@@ -49,6 +49,14 @@ SINCE = {
 
 DROPPED = {name: version for version, names in SINCE.items() for name in names.split()}
 
+UNREAD = {
+    **dict.fromkeys(
+        ("glm5_next", "glm5_next_text"), "the ring of keys that are not pooled yet (vLLM 0.33 `Glm5NextTailCache`)"
+    ),
+    **dict.fromkeys(("step5", "step5_vl"), "the ring of an open region's rows (vLLM 0.33 `Step5CSATailRing`)"),
+}
+"""Types that vLLM 0.33 serves, each with its cache, a `CircularBufferSpec`, that no reader makes."""
+
 BORROWING = words("gemma4_assistant gemma4_unified_assistant")
 """Draft modules that cache nothing: every layer reads the caches of the model that they draft for."""
 
@@ -180,6 +188,8 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
         )
     if model_type in BORROWING:
         raise ConfigError(place, model_type, "a model with caches of its own: this draft module reads its target's")
+    if model_type in UNREAD:
+        raise ConfigError(place, model_type, f"a family all of whose caches HKV knows: not {UNREAD[model_type]}")
     if "auto_map" in config:
         code = next(iter((config["auto_map"] or {}).values()), "") if isinstance(config["auto_map"], Mapping) else ""
         expected = (

@@ -33,7 +33,7 @@ FLASHINFER_KEYS = 128
 WITH_SINKS = ("gpt_oss", "mimo_v2", "mimo_v2_flash")
 """Types whose layers have learned sinks."""
 
-OWN_KERNELS = ("deepseek_v4", "inkling_text")
+OWN_KERNELS = ("deepseek_v4", "dots3_note", "inkling_text")
 """Types whose model classes name kernels of their own; their families say which types of the cache those take."""
 
 SPARSE_KEYS = ("minimax_m3", "minimax_m3_vl_text", "minimax_m3_vl")
@@ -68,6 +68,8 @@ def model_kernels(config: Mapping[str, Any], model: Model, device: Device, optio
         raise ConfigError("kv_cache_dtype", asked, f"one of {', '.join(cache_types())}")
     if not model.attention_specs:
         return Kernels(options.block_size, "auto", None)
+    if model.model_type == "dots3_note" and device.capability[0] != 9:
+        raise ConfigError("device", device.name, "a Hopper GPU, for which alone vLLM 0.33 has kernels of dots3_note")
     if model.model_type in OWN_KERNELS:
         return Kernels(options.block_size, asked, None)
     stored, looked_up = _types(config, model, device, asked)
@@ -199,6 +201,7 @@ EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_expe
 WITH_EXPERTS = words(
     """
     afmoe aria_text axk1 bailing_hybrid beam cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 doge dots1
+    dots3_note
     ernie4_5_moe ernie4_5_vl_moe_text exaone_moe flex_olmo glm4_moe glm4_moe_lite glm4v_moe_text glm_moe_dsa gpt_oss
     granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 hy_v4 inkling_text jamba jetmoe
     kimi_linear kolibri1 laguna lfm2_moe llama4_text longcat_flash mellum mimo_v2_flash minimax_m2 minimax_m3_vl_text

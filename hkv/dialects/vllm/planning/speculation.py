@@ -217,6 +217,14 @@ def _listed(begin: bool) -> Callable[[Fields], dict[str, Any]]:
     return changed
 
 
+def _typed(fields: Fields) -> dict[str, Any]:
+    """MTP layers whose kinds `mtp_layer_types` has; windows without it."""
+    modules, kinds = _modules(fields), fields.values.get("mtp_layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != modules):
+        raise ConfigError(fields.place("mtp_layer_types"), kinds, f"{modules} entries, one an MTP layer")
+    return {"num_hidden_layers": modules, "layer_types": kinds or [WINDOW] * modules}
+
+
 def _sparse(fields: Fields) -> dict[str, Any]:
     """Attention with an indexer, whatever the target's layer of that number has."""
     modules, sparse = _modules(fields, "num_mtp_modules"), fields.values.get("sparse_attention_config")
@@ -271,6 +279,7 @@ FAMILIES: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     ),
     "bailing_hybrid": _each(layer_group_size=1),
     "deepseek_v4": _each(**_WINDOWS),
+    "dots3_note": _typed,
     "hy_v4": _each(indexer_types=["full"], layer_types=None),
     "inkling_text": _convolved,
     "kimi_linear": _each(layer_types=[FULL], linear_attn_config=None),

@@ -12,6 +12,8 @@ from hkv.model.huggingface.fields import Field, Fields
 from hkv.model.huggingface.model import CacheLayer, Model
 from hkv.spec import MLAAttention, SlidingWindowMLA
 
+SIZE = "sliding_window_size"
+
 Flags = list[tuple[bool, tuple[str, ...]]]
 """Of each layer whether it has an indexer of its own, and the fields that say so."""
 
@@ -55,6 +57,26 @@ def _hy_v4(fields: Fields) -> Flags:
     place = (fields.place("indexer_types"),)
     default: Flags = [(index == 0 or (index - 1) % 4 == 0, place) for index in range(fields.num_layers)]
     return default if listed is None else [(kind == "full", (name,)) for kind, name in listed]
+
+
+def _dots3_note(decoder: Decoder) -> Model:
+    """Latents with an indexer, padded to the larger ones of layers that have a window (vLLM 0.33 `dots3_note`)."""
+    fields, kv_dtype = decoder.fields, decoder.options.kv_dtype
+    if kv_dtype not in ("auto", decoder.dtype[0]):
+        raise ConfigError("kv_dtype", kv_dtype, "auto for dots3_note: no other type of its padded latents is known")
+    sizes = fields.integer("swa_kv_lora_rank"), fields.integer("swa_qk_rope_head_dim")
+    own, window = fields.integer("kv_lora_rank").plus(fields.integer("qk_rope_head_dim")), fields.integer(SIZE)
+    if own.value > sizes[0].plus(sizes[1]).value:
+        raise ConfigError(" + ".join(own.names), own.value, "no larger latents than those of layers with a window")
+    decoder.default_block_size = KERNEL_BLOCK
+    layers = fields.names("layer_types", {FULL: FULL, WINDOW: WINDOW})
+    if layers is None:
+        raise ConfigError(fields.place("layer_types"), None, f"{FULL} or {WINDOW}, layer by layer")
+    for index, (kind, name) in enumerate(layers):
+        decoder.latent(index, (name,), sizes=sizes, indexed=kind == FULL, window=window if kind == WINDOW else None)
+        if kind == FULL:
+            _add_indexer(decoder, index, (name,))
+    return decoder.model(len(layers), layouts=("BLHNC",))
 
 
 def _schedule(fields: Fields) -> Flags:
@@ -261,6 +283,7 @@ READERS: Mapping[str, Callable[[Decoder], Model]] = {
     "longcat": _longcat,
     "indexed": _indexed(_schedule),
     "hy_v4": _indexed(_hy_v4),
+    "dots3_note": _dots3_note,
     "minimax_m3": _minimax_m3,
     "deepseek_v4": _deepseek_v4,
 }
