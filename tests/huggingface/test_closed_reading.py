@@ -34,7 +34,6 @@ NEEDED: dict[str, Any] = {
     "index_head_dim": 128,
     "kv_lora_rank": 512,
     "layer_group_size": 4,
-    "layer_types": ["full_attention", "sliding_attention"] * 4,
     "layers": [{"kind": "full_attention", "count": 4, "kv_heads": 8, "head_dim": 128}],
     "max_audio_clip_s": 35,
     "max_position_embeddings": 8192,
@@ -68,7 +67,7 @@ def whole(model_type: str) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": model_type}
     for name, default in FAMILIES[model_type].fields.items():
         if default is REQUIRED:
-            config[name] = NEEDED.get(name, ["full_attention"] * 32)
+            config[name] = NEEDED.get(name, ["full_attention"] * config.get("num_hidden_layers", 32))
         elif default is not None:
             config[name] = copy.deepcopy(default)
     return config

@@ -201,7 +201,6 @@ EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_expe
 WITH_EXPERTS = words(
     """
     afmoe aria_text axk1 bailing_hybrid beam cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 doge dots1
-    dots3_note
     ernie4_5_moe ernie4_5_vl_moe_text exaone_moe flex_olmo glm4_moe glm4_moe_lite glm4v_moe_text glm_moe_dsa gpt_oss
     granitemoe granitemoe_swa granitemoehybrid granitemoeshared hunyuan_v1_moe hy_v3 hy_v4 inkling_text jamba jetmoe
     kimi_linear kolibri1 laguna lfm2_moe llama4_text longcat_flash mellum mimo_v2_flash minimax_m2 minimax_m3_vl_text
