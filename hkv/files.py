@@ -285,7 +285,7 @@ class OutputFile:
         self.path = os.fspath(path)
         self.target: pathlib.Path | None = None
         self.staging: pathlib.Path | None = None
-        with _named(self.path):
+        with naming(self.path):
             target = pathlib.Path(os.path.realpath(self.path))
             found = _status(self.path)
             if found is None or (stat.S_ISREG(found.st_mode) and _is(target, found)):
@@ -321,14 +321,14 @@ class OutputFile:
 
     def close(self) -> None:
         """Writes what is buffered; a regular file is whole then, and not yet in its place."""
-        with _named(self.path):
+        with naming(self.path):
             self.file.close()
 
     def commit(self) -> None:
         """Puts a regular file in its place."""
         self.close()
         if self.staging is not None and self.target is not None:
-            with _named(self.path):
+            with naming(self.path):
                 os.replace(self.staging, self.target)
             self.staging = None
 
@@ -349,12 +349,12 @@ class _Raw(io.FileIO):
         self._path = path
 
     def write(self, data: object) -> int:  # type: ignore[override]
-        with _named(self._path):
+        with naming(self._path):
             return super().write(data)  # type: ignore[arg-type, return-value]
 
 
 @contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
+def naming(path: str) -> Iterator[None]:
     """Turns an error of the system into one that names the path."""
     try:
         yield

@@ -19,7 +19,7 @@ from hkv.contract import registry
 from hkv.contract.dialect import Dialect
 from hkv.contract.log import Log, check_answered, parse_object
 from hkv.errors import FileError, HKVError, MissingExtraError
-from hkv.files import STANDARD_INPUT, OutputFile, lines_of, opened
+from hkv.files import STANDARD_INPUT, OutputFile, lines_of, naming, opened
 
 
 def find_logs(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -173,7 +173,8 @@ def write_all_atomically(files: Mapping[str | os.PathLike[str], bytes]) -> None:
     with contextlib.ExitStack() as stack:
         opened: list[OutputFile] = []
         for path, data in files.items():
-            _make_folder(pathlib.Path(path))
+            with naming(str(path)):
+                pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
             output = OutputFile(path)
             stack.callback(output.discard)
             opened.append(output)
@@ -181,11 +182,3 @@ def write_all_atomically(files: Mapping[str | os.PathLike[str], bytes]) -> None:
             output.close()
         for output in opened:
             output.commit()
-
-
-def _make_folder(path: pathlib.Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise FileError(str(path), None, "", reason, "a path that can be written, and room there") from error
