@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +26,46 @@ from hkv.state.radix import (
 )
 
 
-class Named(Protocol):
-    """Pages by their numbers."""
+class Pages:
+    """Numbers of pages, which are equal if namespace and all units up to their end are.
+
+    Args:
+      size: units of a page.
+      bigrams: whether a unit is a token and the next one.
+    """
+
+    def __init__(self, size: int, *, bigrams: bool) -> None:
+        self._size, self._bigrams = size, bigrams
+        self._numbers: dict[tuple[Any, tuple[int, ...]], int] = {}
+        self._known: list[tuple[Any, tuple[int, ...]]] = []
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, tokens: Sequence[int], namespace: tuple[str | None, str | None]) -> list[int]:
+        """Numbers of the whole pages of some tokens."""
+        before: Any = namespace
+        found, whole = [], max(0, len(tokens) - self._bigrams) // self._size
+        for page in range(whole):
+            # Of bigrams the token after the page is the last one's second.
+            own = tuple(tokens[page * self._size : (page + 1) * self._size + self._bigrams])
+            before = self._numbers.setdefault((before, own), len(self._known))
+            if before == len(self._known):
+                self._known.append((found[-1] if found else namespace, own))
+            found.append(before)
+        return found
 
     def tokens(self, numbers: Sequence[int]) -> list[int]:
         """Tokens of pages that follow each other; of bigrams, the one after the last, too."""
-        ...
+        named = [self._known[number][1] for number in numbers]
+        return [token for own in named for token in own[: self._size]] + list(named[-1][self._size :])
 
     def namespace(self, number: int) -> tuple[str | None, str | None]:
         """Namespace under which a page is cached apart."""
-        ...
+        before: Any = number
+        while isinstance(before, int):
+            before = self._known[before][0]
+        return before
 
 
 def pool_counts(state: RadixState) -> np.ndarray:
@@ -73,7 +103,7 @@ class ReadNode:
 class SGLangReader:
     """Reads states of one configuration, whose keys are numbers of `pages`."""
 
-    def __init__(self, config: SGLangConfig, pages: Named) -> None:
+    def __init__(self, config: SGLangConfig, pages: Pages) -> None:
         self._config, self._pages = config, pages
 
     def held(self, state: RadixState, slot: int) -> list[int]:
