@@ -132,7 +132,7 @@ def print_case(
     click.echo(f"    wanted {mismatch.want}{counts}\n    got    {mismatch.got}{doubted}")
     click.echo("\n".join(lines_of(case.header, case.operations, broken, whole, len(case.answers))))
     if problem is not None:
-        click.echo(f"  shrinking ended early, this is the smallest case up to there: {_one_line(problem)}")
+        click.echo(f"  shrinking ended early, this is the smallest case up to there: {' '.join(problem.split())}")
 
 
 def print_found(found: FoundDifference) -> None:
@@ -152,7 +152,3 @@ def print_found(found: FoundDifference) -> None:
 def print_log(path: pathlib.Path | str) -> None:
     """Prints where a case was saved."""
     click.echo(f"  log     {path}")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -208,11 +208,8 @@ def _off(
 def _twice(given: tuple[Range, ...]) -> list[Range]:
     """Ranges that begin inside another."""
     rising = merged(given)
-    return [other for one, other in itertools.pairwise(rising) if _overlap(one, other)]
-
-
-def _overlap(one: Range, other: Range) -> bool:
-    return one.buffer == other.buffer and other.first < one.first + one.size
+    pairs = itertools.pairwise(rising)
+    return [other for one, other in pairs if one.buffer == other.buffer and other.first < one.first + one.size]
 
 
 def _shown(ranges: Sequence[Range], most: int = 4) -> str:

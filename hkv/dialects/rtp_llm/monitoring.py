@@ -67,7 +67,8 @@ def pool_snapshots(config: RtpConfig, state: RtpState) -> tuple[PoolSnapshot, ..
 def _snapshot(config: RtpConfig, state: RtpState, index: int) -> PoolSnapshot:
     pool, total = state.pools[index], config.num_blocks[index] - 1
     tags = config.topology.tags if config.name != HYBRID_POOL else (config.topology.tags[index],)
-    request, connector, cached = ({block for block, n in role.items() if n} for role in _roles(pool))
+    roles = pool.request, pool.connector, pool.cache
+    request, connector, cached = ({block for block, n in role.items() if n} for role in roles)
     return PoolSnapshot(
         tags=tags,
         total=total,
@@ -79,10 +80,6 @@ def _snapshot(config: RtpConfig, state: RtpState, index: int) -> PoolSnapshot:
         cached=len(cached),
         reserved=config.reserve_blocks,
     )
-
-
-def _roles(pool: object) -> Iterable[dict[str, int]]:
-    return (getattr(pool, role) for role in ("request", "connector", "cache"))
 
 
 @dataclasses.dataclass(frozen=True)

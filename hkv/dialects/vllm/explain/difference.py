@@ -57,7 +57,8 @@ def difference(case: Case) -> str:
             found, due = (each[group] if group < len(each) else "none" for each in (got, want))
             return f"group {group} is said to find {found} tokens of {operation.id} by itself, not {due}"
         case oplog.ConnectorLookupOp() if field == "diverged":
-            return f"the hit of {operation.id} is {'' if got else 'not '}said to diverge, and its groups {_agree(want)}"
+            agree = "do not all have its end" if want else "all have its end"
+            return f"the hit of {operation.id} is {'' if got else 'not '}said to diverge, and its groups {agree}"
         case oplog.LookupOp() if field.startswith("blocks[") and isinstance(want, list) and isinstance(got, list):
             return _found(case, int(field[len("blocks[") : -1]), want, got)
         case oplog.AllocateOp() if case.fails:
@@ -98,10 +99,6 @@ def difference(case: Case) -> str:
             return _stored(case)
         case _:
             return ""
-
-
-def _agree(diverged: bool) -> str:
-    return "do not all have its end" if diverged else "all have its end"
 
 
 def _found(case: Case, group: int, want: list[int], got: list[int]) -> str:
