@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from hkv import processes
 from hkv.connectors.__main__ import HEADER, main
 from hkv.connectors.cases import ENGINES, PACKED, SMALL, all_cases
 from hkv.connectors.check import CheckReport, _finding, check_connector
@@ -191,6 +192,15 @@ def test_a_named_function_cannot_take_the_command_with_it(tmp_path: pathlib.Path
     assert first_line(report) == f"wrong: the connector {told}"
     assert bool(report.left) == ("Own" not in body)
     assert report.left == 0 or f"{report.left} not asked any more" in report.describe()
+
+
+def test_a_named_function_cannot_take_all_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MEMORY", 1 << 29)
+    target = tmp_path / "greedy.py"
+    target.write_text("def ranges(memory, layer, block):\n    held = b'x' * (1 << 30)\n    while held: pass\n")
+    report = check_connector(f"{target}:ranges", ["lmcache"])
+    assert first_line(report) == "wrong: the connector took more than 512 MiB of memory"
+    assert report.left
 
 
 def test_what_a_connector_does_not_have_is_counted_and_not_asked_for() -> None:
