@@ -100,6 +100,8 @@ def test_openpangu_caches_a_latent_a_layer_and_drafts_with_one() -> None:
     assert draft is not None
     assert [described(spec) for spec in model.specs.values()] == [("MLAAttentionSpec", 1, 576, None)] * 61
     assert [described(spec) for spec in draft.specs.values()] == [("MLAAttentionSpec", 1, 576, None)]
+    plain = plan_config(config, EngineOptions(kv_cache_memory_bytes=80 << 30)).served.plan
+    assert plain.num_blocks == 76398  # as vLLM 0.33 itself starts
     with pytest.raises(ConfigError, match="kv_lora_rank"):
         read_models({**config, "kv_lora_rank": None}, EngineOptions(kv_cache_memory_bytes=64 << 30))
 

@@ -189,7 +189,7 @@ def _family(model_type: str, config: Mapping[str, Any], place: str = "model_type
     if model_type in BORROWING:
         raise ConfigError(place, model_type, "a model with caches of its own: this draft module reads its target's")
     if model_type in UNREAD:
-        raise ConfigError(place, model_type, f"a family all of whose caches HKV knows: not {UNREAD[model_type]}")
+        raise ConfigError(place, model_type, f"another family: of this one HKV does not know {UNREAD[model_type]}")
     if "auto_map" in config:
         code = next(iter((config["auto_map"] or {}).values()), "") if isinstance(config["auto_map"], Mapping) else ""
         expected = (
