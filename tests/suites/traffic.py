@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from hkv.contract.traffic import Choices, RandomChoices
+from hkv.dialects.vllm.config import manager_block
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Allocation, Answer, Header, Hit, Operation
-from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header, effective_size
+from hkv.dialects.vllm.traffic.headers import FEATURES, copies_states, draw_header
 from hkv.dialects.vllm.traffic.live import drive
 from hkv.dialects.vllm.traffic.traffic import Perform
 from hkv.spec import spec_from_log
@@ -61,7 +62,7 @@ def begin_turns(choices: RandomChoices, topic: str) -> tuple[Header, Callable[[P
 
 def _pool(choices: Choices, header: Header, tokens: int) -> int:
     """Blocks for one prompt, and for none, half or all of another."""
-    sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
+    sizes = [manager_block(spec_from_log(group), header.context_parallel) for group in header.groups]
     one = sum(-(-tokens // size) for size in sizes)
     return 1 + one + choices.integer(0, one) + choices.integer(0, len(sizes))
 

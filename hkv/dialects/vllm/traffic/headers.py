@@ -13,7 +13,7 @@ import msgspec
 from hkv.contract.traffic import Choices, KeptTraffic, RandomChoices
 from hkv.dialects.vllm import config as vllm
 from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import VllmConfig, manager_block
 from hkv.dialects.vllm.log.configuration import to_config
 from hkv.dialects.vllm.log.structs import Header
 from hkv.keys.chained import GIVEN
@@ -133,11 +133,6 @@ def copies_states(config: VllmConfig) -> bool:
     )
 
 
-def effective_size(spec: LayerSpec, context_parallel: int) -> int:
-    """Tokens in one manager block."""
-    return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
-
-
 def with_later_keys(header: Header, bugs: list[str]) -> list[str]:
     """The defects `bugs`, with those of `LATER_KEYS` that traffic of a configuration would run into."""
     met = ((LATER_KEY, looks_again(header)), (BEGUN_KEY, begins_inside(header)))
@@ -180,11 +175,11 @@ def _draw_reaching(choices: Choices, feature: str, version: int, kinds: frozense
                     break
                 header = _drawn(choices, base, version, kinds)
         if base == "external":  # few blocks, so that those of a hit are the next to be handed out
-            sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
+            sizes = [manager_block(spec_from_log(group), header.context_parallel) for group in header.groups]
             few = sum(-(-choices.integer(30, 70) // size) for size in sizes) + choices.integer(2, 6)
             header = msgspec.structs.replace(header, num_blocks=max(few, 3 * len(sizes)))
         return msgspec.structs.replace(header, feature=feature)
-    sizes = [effective_size(spec_from_log(group), header.context_parallel) for group in header.groups]
+    sizes = [manager_block(spec_from_log(group), header.context_parallel) for group in header.groups]
     longest = choices.pick(sizes) * choices.integer(140, 240)
     longest = max(min(longest, 1500), 2 * header.scheduler_block_size)
     blocks = sum(-(-longest // size) for size in sizes)
@@ -211,8 +206,8 @@ def _draw(choices: Choices, feature: str, version: int, kinds: frozenset[str]) -
     ranks = choices.integer(2, 4) if feature == "context_parallel" else 1
     groups = _draw_groups(choices, feature, version, ranks, kinds)
     specs = [spec_from_log(group) for group in groups]
-    cacheable = [effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable]
-    scheduler = math.lcm(*(effective_size(spec, ranks) for spec in specs))
+    cacheable = [manager_block(spec, ranks) for spec in specs if spec.prefix_cacheable]
+    scheduler = math.lcm(*(manager_block(spec, ranks) for spec in specs))
     common = math.gcd(*cacheable)
     divisors = [size for size in range(1, common + 1) if common % size == 0 and size >= min(2, common)]
     hash_size = common if len(groups) == 1 or choices.chance(60) else choices.pick(divisors)

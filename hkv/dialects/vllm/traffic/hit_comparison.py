@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.traffic.headers import derive_partial_hits, effective_size
+from hkv.dialects.vllm.config import VllmConfig, manager_block
+from hkv.dialects.vllm.traffic.headers import derive_partial_hits
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec, spec_to_text
@@ -113,7 +113,7 @@ def make_config(
     Raises:
       ConfigError: the dialect forbids it.
     """
-    sizes = [effective_size(spec, context_parallel) for spec in specs]
+    sizes = [manager_block(spec, context_parallel) for spec in specs]
     cacheable = [size for size, spec in zip(sizes, specs, strict=True) if spec.prefix_cacheable]
     size = math.gcd(*cacheable) if hash_block_size is None else hash_block_size
     return VllmConfig(
@@ -159,7 +159,7 @@ def _draw_config(choices: Choices) -> VllmConfig | None:
     if not any(spec.prefix_cacheable for spec in specs):
         return None
     eagle = [i for i, spec in enumerate(specs) if kinds.layer(spec).droppable and choices.chance(50)]
-    common = math.gcd(*(effective_size(spec, ranks) for spec in specs if spec.prefix_cacheable))
+    common = math.gcd(*(manager_block(spec, ranks) for spec in specs if spec.prefix_cacheable))
     size = choices.pick([size for size in range(1, common + 1) if common % size == 0]) if count > 1 else common
     lookahead = choices.pick((0, 0, 0, 1, 2))
     return make_config(specs, eagle if choices.chance(60) else [], size, lookahead, ranks)
@@ -278,7 +278,7 @@ def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
         found.add(Cause.SHARED_DROP)
     if alone and dropping and config.hash_lookahead == 0 and num_tokens % config.hash_block_size == 0:
         found.add(Cause.LONE_DROP)
-    if not alone and any(group.eagle and group.block_size < _alignment(config) for group in windows):
+    if not alone and any(group.eagle and group.block_size < config.hit_alignment for group in windows):
         found.add(Cause.SHORT_PREFIX_DROP)
     if config.partial_hits and _may_miss_a_longer_entry(config, joined, num_tokens):
         found.add(Cause.LONGER_ENTRY)
@@ -290,10 +290,6 @@ def causes(config: VllmConfig, num_tokens: int) -> frozenset[Cause]:
     if any(kinds.layer(spec).off_grid for spec in config.topology.specs):
         found.add(Cause.CHUNK_OFF_GRID)
     return frozenset(found)
-
-
-def _alignment(config: VllmConfig) -> int:
-    return config.hash_block_size if config.partial_hits else config.scheduler_block_size
 
 
 def _spec_groups(config: VllmConfig) -> list[_SpecGroup]:

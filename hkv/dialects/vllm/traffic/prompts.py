@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from hkv.contract.traffic import Choices
+from hkv.dialects.vllm.config import manager_block
 from hkv.dialects.vllm.log.structs import ExtraKeys, Header
-from hkv.dialects.vllm.traffic.headers import LONG_ROWS, REACHING, effective_size
+from hkv.dialects.vllm.traffic.headers import LONG_ROWS, REACHING
 from hkv.spec import spec_from_log
 
 VOCABULARY = 5
@@ -72,7 +73,7 @@ class Prompts:
         self._named = header.oplog > 1 and header.hash == "sha256_cbor"
         self._texts: list[Text] = []
         specs = [spec_from_log(group) for group in header.groups]
-        sizes = [effective_size(spec, header.context_parallel) for spec in specs]
+        sizes = [manager_block(spec, header.context_parallel) for spec in specs]
         spans = [entry[name] for entry in header.groups for name in ("window", "chunk") if name in entry]
         self._moduli = sorted({header.hash_block_size, header.scheduler_block_size, *sizes, *spans})
         room = header.num_blocks * max(sizes) // max(1, len(sizes))
