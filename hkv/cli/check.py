@@ -20,7 +20,8 @@ from hkv.oracle.account import command as command_line
 from hkv.oracle.check import FollowedLog, junit_xml, reproducing
 from hkv.oracle.check import follow as follow_logs
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.log_file import find_logs, log_bytes, read_log
+from hkv.oracle.history import Drawn
+from hkv.oracle.log_file import find_logs, log_bytes
 from hkv.oracle.verbs import VERDICTS, Check, CheckResult, filled
 
 FAILING = ("differs", "unusable", "empty")
@@ -92,7 +93,8 @@ def command(given: _CheckOptions) -> int | None:
             ["invariants", "bugs", "coverage", "junit", "json_path", "html", "fail_on", "fill"], "nothing with --follow"
         )
         return _follow(given.logs, given.engine, given.timeout, given.follow)
-    checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout)
+    drawn = None if given.html is None else Drawn(given.engine)
+    checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout, drawn)
     paths = find_logs(given.logs)
     if given.fill is not None:
         refuse_given(["html"], "a check without --fill")
@@ -123,23 +125,23 @@ def command(given: _CheckOptions) -> int | None:
     result = checking.finished()
     if given.junit is not None:
         write_output(given.junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
-    if given.html is not None:
-        _write_page(given.html, given, names, result)
+    if given.html is not None and drawn is not None:
+        _write_page(given.html, given, names, drawn)
     tell(interrupted=False)
     return any(verdict in failing for verdict, _ in result.verdicts.values())
 
 
-def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], result: CheckResult) -> None:
+def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], drawn: Drawn) -> None:
     """Writes a page of the first log that differs, or of the first."""
-    log = next((log for log in result.checked if log.difference is not None), next(iter(result.checked), None))
-    if log is None:
+    if drawn.kept is None:
         raise ConfigError("html", path, "a log that can be checked")
+    read, log = drawn.kept
     factory = engine_factory(given.engine, given.timeout)
     engines = () if given.invariants else ((given.engine, reproducing(factory, bugs)),)
     options = ["--invariants"] if given.invariants else ["--engine", given.engine]
     again = {"checks it again": command_line("check", log.path, *options)}
     recorded = "log" if log.difference is not None or not engines else ""
-    case = log_case(read_log(log.path), engines, log.difference, recorded=recorded, commands=again)
+    case = log_case(read, engines, log.difference, recorded=recorded, commands=again, drawn=drawn.side)
     if log.difference is None:
         under = f" under {', '.join(log.known_defects)}" if log.known_defects else ""
         said = f"agrees{under}" if engines else "breaks no invariant that could be asked"

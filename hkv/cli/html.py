@@ -1,8 +1,8 @@
 """`--html` of the commands that check, compare and record: one file on which a cache's life can be read.
 
 The page holds everything it shows and asks nobody for anything (`hkv.page`); `docs/look.md` reads one. Every case is
-performed once more for it, the state asked for after each operation (`hkv.oracle.history`), so that a page costs time
-only where one is asked for.
+performed for it, the state asked for after each operation (`hkv.oracle.history`): once more, unless a check that
+agreed drew it, so that a page costs time only where one is asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hkv.oracle.check import Difference
 from hkv.oracle.found_difference import FoundDifference
 from hkv.oracle.history import Engines, Mark, difference_mark, history, invariant_mark
 from hkv.oracle.log_file import log_bytes
+from hkv.oracle.side import EngineSide
 from hkv.page import page
 
 
@@ -50,15 +51,16 @@ def log_case(
     line: int | None = None,
     recorded: str = "log",
     commands: Mapping[str, str] | None = None,
+    drawn: EngineSide | None = None,
 ) -> dict[str, Any]:
-    """A log and an engine next to it, or the log alone; `line`: where the page opens, if not at the difference."""
+    """A log and an engine next to it, or the log alone; `line`: where the page opens, if not at the difference;
+    `drawn`: the engine's side, if a check has drawn it."""
     marks: list[Mark] = []
     if difference is not None:
         pair = (engines[0][0] if engines else "found", recorded if engines else "promised")
         marks.append(difference_mark(difference.line, difference.field, difference.want, difference.got, pair))
     elif line is not None:
         marks.append(Mark(line, "line", "the line that was asked for"))
-    text = log_bytes(log.header, log.operations, [getattr(each, "want", None) for each in log.operations])
     headline = "" if difference is None else f"{difference.operation} {difference.id or ''} differs: {difference.field}"
     with progress_bar("drawing", len(log.operations)) as advance:
         return history(
@@ -70,8 +72,9 @@ def log_case(
             marks=marks,
             headline=headline,
             commands=commands,
-            text=text,
             path=log.path,
+            log=log,
+            drawn=drawn,
             progress=advance,
         )
 

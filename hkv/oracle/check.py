@@ -10,7 +10,7 @@ import pathlib
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -62,7 +62,13 @@ class Difference:
         return "\n".join(lines)
 
 
-def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Difference | None:
+Performing: TypeAlias = Callable[[Any, Any, Sequence[Any], Callable[[], Any]], Iterator[Any]]
+"""Has an engine of a dialect perform operations, and gives the answers, as `hkv.oracle.engine.answers` does."""
+
+
+def check_log(
+    log: Log, factory: EngineFactory, bugs: Sequence[str] = (), performing: Performing = answers
+) -> Difference | None:
     """Performs a log's operations on a fresh engine and returns the first difference, or None.
 
     Defects of `bugs` are reproduced besides those that the header names. FileError if the engine cannot represent the
@@ -78,7 +84,7 @@ def check_log(log: Log, factory: EngineFactory, bugs: Sequence[str] = ()) -> Dif
         raise FileError(log.path, 1, "engine", failure_of(error).message, "an engine that takes this header") from error
     dialect = registry.dialect_of(log.header.dialect)
     lacks = dialect.missing_capabilities(engine)
-    given = answers(dialect, engine, log.operations, lambda: reproducing(factory, bugs)(log.header))
+    given = performing(dialect, engine, log.operations, lambda: reproducing(factory, bugs)(log.header))
     for index, got in enumerate(given):
         operation = log.operations[index]
         want = getattr(operation, "want", None)

@@ -7,9 +7,11 @@ many for a look after each, one is made after every n-th operation, and the page
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,16 +23,20 @@ from hkv.contract.dialect import Dialect
 from hkv.contract.log import Log, answer_type
 from hkv.errors import HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken
-from hkv.oracle.engine import compare, make_engine
+from hkv.oracle.check import Performing
+from hkv.oracle.engine import answers, compare, make_engine
 from hkv.oracle.log_file import log_bytes, parse_log
 from hkv.oracle.side import EngineSide
-from hkv.oracle.verbs import explain
+from hkv.oracle.verbs import CheckedLog, explain
 
 LOOKED_AT = 2_000_000
 """Most blocks that all looks at one engine amount to; of more operations and blocks, only some are followed by one."""
 
 EXPLAINED = 8_000
 """Operations that the reference performs for explanations, each of which begins at the first line."""
+
+COPIED, LEAST = 100_000, 12
+"""Bytes of a log from which a page has no text of it to copy, and the fewest that an operation takes there."""
 
 _LONG = re.compile(r"\[((?:\d+, ){20})(?:\d+, )+(\d+)\]")
 """A list of more than 22 numbers; the first twenty and the last are shown, the answers themselves are whole."""
@@ -90,6 +96,8 @@ def history(
     text: bytes = b"",
     path: str = "",
     explained: bool = True,
+    log: Log | None = None,
+    drawn: EngineSide | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Data of a page: the operations, and on every engine the answers and the history of each block.
@@ -107,6 +115,8 @@ def history(
       text: the case as a log, to copy.
       path: the log's file, of whose lines `hkv explain` tells more; "" for none.
       explained: whether requests are explained, by the reference, wherever operations name one.
+      log: the case where it was read as a log, which is `text` then.
+      drawn: side of the only engine, if it has performed the operations already.
       progress: called after each operation.
 
     Returns:
@@ -117,7 +127,8 @@ def history(
     """
     dialect = registry.dialect_of(header.dialect)
     look = look_of(dialect)
-    sides = [EngineSide(dialect, header, each, make_engine(factory, header)) for each, factory in engines]
+    made = () if drawn is not None else engines
+    sides = [EngineSide(dialect, header, each, make_engine(factory, header)) for each, factory in made]
     told = EngineSide(dialect, header, recorded, None) if recorded else None
     every = _every(len(operations), header)
     near = {mark.line - 2 + offset for mark in marks for offset in (-1, 0, 1)}
@@ -129,7 +140,7 @@ def history(
 
     for side in sides:
         side.look(0, look)
-    for index, operation in enumerate(operations):
+    for index, operation in enumerate(operations if drawn is None else ()):
         if told is not None:
             told.is_told(index, operation, getattr(operation, "want", None))
         own = names.operation(operation, both) if len(sides) > 1 else operation
@@ -144,8 +155,11 @@ def history(
             for side in sides:
                 side.look(index + 1, look)
         progress()
-    all_sides = [*([told] if told is not None else []), *sides]
-    log = parse_log(text or log_bytes(header, operations, _wants(operations, sides)), name) if explained else None
+    all_sides = [each for each in (told, drawn, *sides) if each is not None]
+    if log is None and explained:
+        log = parse_log(text or log_bytes(header, operations, _wants(operations, sides)), name)
+    elif log is not None and len(operations) < COPIED // LEAST:
+        text = log_bytes(header, operations, [getattr(each, "want", None) for each in operations])
     return case_data(
         name,
         header,
@@ -157,10 +171,60 @@ def history(
         headline=headline,
         path=path,
         every=every,
-        explanations={} if log is None else _explanations(log, marks),
+        explanations=_explanations(log, marks) if log is not None and explained else {},
         commands=[{"what": what, "command": command} for what, command in (commands or {}).items()],
-        text=text.decode() if len(text) < 100_000 else "",
+        text=text.decode() if len(text) < COPIED else "",
     )
+
+
+class Drawn:
+    """What a page shows of the logs that a check goes through: of the first that differs, or else of the first.
+
+    A built-in engine is looked at as the check has it perform the first log, so that a page of a log that agrees asks
+    for nothing more. Of one that differs the operations next to the difference are looked at too, which is known too
+    late for that; and another's engine might be changed by the question, and the verdict with it.
+
+    Args:
+      engine: name of the engine.
+
+    Attributes:
+      kept: the log, and what the check says of it.
+      side: the engine's side, where the log agrees.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self.kept: tuple[Log, CheckedLog] | None = None
+        self.side: EngineSide | None = None
+
+    def performing(self, log: Log) -> Performing:
+        """Has an engine perform a log; looks at it as often as a page does, if the log may be kept."""
+        built_in = self._engine.partition("@")[0] in registry.dialect_of(log.header.dialect).engines
+        return functools.partial(self._looking, log.header) if built_in and self.kept is None else answers
+
+    def _looking(
+        self, header: Any, dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]
+    ) -> Iterator[Any]:
+        look, every = look_of(dialect), _every(len(operations), header)
+        side = self.side = EngineSide(dialect, header, self._engine, engine)
+        side.look(0, look)
+        for start in range(0, len(operations), every):
+
+            def resumed(start: int = start) -> Any:
+                fresh = again()
+                collections.deque(answers(dialect, fresh, operations[:start], again), maxlen=0)
+                return fresh
+
+            for index, answer in enumerate(answers(dialect, engine, operations[start : start + every], resumed), start):
+                side.takes(index, answer)
+                yield answer
+            side.look(min(start + every, len(operations)), look)
+
+    def keep(self, log: Log, checked: CheckedLog) -> None:
+        """Takes note of a log that was checked."""
+        if self.kept is None or (checked.difference is not None and self.kept[1].difference is None):
+            self.kept = log, checked
+            self.side = self.side if checked.verdict[0] == "agrees" else None
 
 
 def case_data(

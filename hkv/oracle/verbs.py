@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -19,11 +19,14 @@ from hkv.contract.explanation import Event, Explanation, find_request
 from hkv.contract.log import Log, describe
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
-from hkv.oracle.engine import make_engine
+from hkv.oracle.engine import answers, make_engine
 from hkv.oracle.engines import REFERENCE, engine_factory
 from hkv.oracle.log_file import find_logs, log_bytes, parse_log, read_log, write_atomically
 from hkv.oracle.record import Only, Recording
 from hkv.oracle.record import record as record_traffic
+
+if TYPE_CHECKING:
+    from hkv.oracle.history import Drawn
 
 EngineLike: TypeAlias = str | EngineFactory
 """An engine as commands name it (`numpy`, `cmd:./my-engine`, `my_engine.py:Engine`), or its class, taking a header."""
@@ -158,13 +161,21 @@ class CheckResult:
 class Check:
     """Holds an engine against one log after the other; `result` may be asked at any time.
 
-    Without an engine, logs are judged by invariants alone. Other arguments as of `check`.
+    Without an engine, logs are judged by invariants alone. `drawn` keeps what a page shows of them. Other arguments as
+    of `check`.
     """
 
-    def __init__(self, engine: EngineLike | None, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
+    def __init__(
+        self,
+        engine: EngineLike | None,
+        bugs: Sequence[str],
+        coverage: bool,
+        timeout: float | None,
+        drawn: Drawn | None = None,
+    ) -> None:
         self._name, self._factory = ("", None) if engine is None else named_engine(engine, timeout)
         self._not_compared: dict[str, str] = {}
-        self._bugs, self._coverage = tuple(bugs), coverage
+        self._bugs, self._coverage, self._drawn = tuple(bugs), coverage, drawn
         self._checked: list[CheckedLog] = []
         self._unsupported: dict[str, str] = {}
         self._unusable: dict[str, str] = {}
@@ -184,7 +195,8 @@ class Check:
             if self._factory is None:
                 difference, asked = judge_log(log)
             else:
-                difference = check_log(log, self._made(dialect), self._bugs)
+                performing = answers if self._drawn is None else self._drawn.performing(log)
+                difference = check_log(log, self._made(dialect), self._bugs, performing)
         except UnsupportedConfigError as error:
             self._unsupported[path] = str(error.value)
             return
@@ -196,12 +208,13 @@ class Check:
             self._rules |= dialect.coverage
         ended = dialect.ended(log)
         difference = None if known else difference
-        self._checked.append(
-            CheckedLog(
-                *(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known),
-                warnings=tuple(dialect.warnings(log)),
-            )
+        checked = CheckedLog(
+            *(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known),
+            warnings=tuple(dialect.warnings(log)),
         )
+        self._checked.append(checked)
+        if self._drawn is not None:
+            self._drawn.keep(log, checked)
 
     def _made(self, dialect: Dialect) -> EngineFactory:
         """The factory, of whose engines it is noted what they lack."""
