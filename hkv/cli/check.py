@@ -20,8 +20,8 @@ from hkv.oracle.account import command as command_line
 from hkv.oracle.check import FollowedLog, junit_xml, reproducing
 from hkv.oracle.check import follow as follow_logs
 from hkv.oracle.engines import engine_factory
-from hkv.oracle.history import Drawn
 from hkv.oracle.log_file import find_logs, log_bytes
+from hkv.oracle.side import Drawn
 from hkv.oracle.verbs import VERDICTS, Check, CheckResult, filled
 
 FAILING = ("differs", "unusable", "empty")
@@ -133,17 +133,17 @@ def command(given: _CheckOptions) -> int | None:
 
 def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], drawn: Drawn) -> None:
     """Writes a page of the first log that differs, or of the first."""
-    if drawn.kept is None:
+    log, difference = drawn.log, drawn.difference
+    if log is None:
         raise ConfigError("html", path, "a log that can be checked")
-    read, log = drawn.kept
     factory = engine_factory(given.engine, given.timeout)
     engines = () if given.invariants else ((given.engine, reproducing(factory, bugs)),)
     options = ["--invariants"] if given.invariants else ["--engine", given.engine]
     again = {"checks it again": command_line("check", log.path, *options)}
-    recorded = "log" if log.difference is not None or not engines else ""
-    case = log_case(read, engines, log.difference, recorded=recorded, commands=again, drawn=drawn.side)
-    if log.difference is None:
-        under = f" under {', '.join(log.known_defects)}" if log.known_defects else ""
+    recorded = "log" if difference is not None or not engines else ""
+    case = log_case(log, engines, difference, recorded=recorded, commands=again, drawn=drawn.side)
+    if difference is None:
+        under = f" under {', '.join(drawn.known)}" if drawn.known else ""
         said = f"agrees{under}" if engines else "breaks no invariant that could be asked"
         case["headline"] = f"{said}: {len(case['subjects']):,} operations"
     write_page(path, f"hkv check: {log.path}", [case])

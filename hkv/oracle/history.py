@@ -7,11 +7,9 @@ many for a look after each, one is made after every n-th operation, and the page
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -23,14 +21,10 @@ from hkv.contract.dialect import Dialect
 from hkv.contract.log import Log, answer_type
 from hkv.errors import HKVError, UnsupportedConfigError
 from hkv.oracle.broken_invariant import Broken
-from hkv.oracle.check import Performing
-from hkv.oracle.engine import answers, compare, make_engine
+from hkv.oracle.engine import compare, make_engine
 from hkv.oracle.log_file import log_bytes, parse_log
-from hkv.oracle.side import EngineSide
-from hkv.oracle.verbs import CheckedLog, explain
-
-LOOKED_AT = 2_000_000
-"""Most blocks that all looks at one engine amount to; of more operations and blocks, only some are followed by one."""
+from hkv.oracle.side import EngineSide, look_of, looks_apart
+from hkv.oracle.verbs import explain
 
 EXPLAINED = 8_000
 """Operations that the reference performs for explanations, each of which begins at the first line."""
@@ -130,7 +124,7 @@ def history(
     made = () if drawn is not None else engines
     sides = [EngineSide(dialect, header, each, make_engine(factory, header)) for each, factory in made]
     told = EngineSide(dialect, header, recorded, None) if recorded else None
-    every = _every(len(operations), header)
+    every = looks_apart(len(operations), header)
     near = {mark.line - 2 + offset for mark in marks for offset in (-1, 0, 1)}
     differing = list[int]()
     names = dialect.renaming(ids, header)
@@ -175,56 +169,6 @@ def history(
         commands=[{"what": what, "command": command} for what, command in (commands or {}).items()],
         text=text.decode() if len(text) < COPIED else "",
     )
-
-
-class Drawn:
-    """What a page shows of the logs that a check goes through: of the first that differs, or else of the first.
-
-    A built-in engine is looked at as the check has it perform the first log, so that a page of a log that agrees asks
-    for nothing more. Of one that differs the operations next to the difference are looked at too, which is known too
-    late for that; and another's engine might be changed by the question, and the verdict with it.
-
-    Args:
-      engine: name of the engine.
-
-    Attributes:
-      kept: the log, and what the check says of it.
-      side: the engine's side, where the log agrees.
-    """
-
-    def __init__(self, engine: str) -> None:
-        self._engine = engine
-        self.kept: tuple[Log, CheckedLog] | None = None
-        self.side: EngineSide | None = None
-
-    def performing(self, log: Log) -> Performing:
-        """Has an engine perform a log; looks at it as often as a page does, if the log may be kept."""
-        built_in = self._engine.partition("@")[0] in registry.dialect_of(log.header.dialect).engines
-        return functools.partial(self._looking, log.header) if built_in and self.kept is None else answers
-
-    def _looking(
-        self, header: Any, dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]
-    ) -> Iterator[Any]:
-        look, every = look_of(dialect), _every(len(operations), header)
-        side = self.side = EngineSide(dialect, header, self._engine, engine)
-        side.look(0, look)
-        for start in range(0, len(operations), every):
-
-            def resumed(start: int = start) -> Any:
-                fresh = again()
-                collections.deque(answers(dialect, fresh, operations[:start], again), maxlen=0)
-                return fresh
-
-            for index, answer in enumerate(answers(dialect, engine, operations[start : start + every], resumed), start):
-                side.takes(index, answer)
-                yield answer
-            side.look(min(start + every, len(operations)), look)
-
-    def keep(self, log: Log, checked: CheckedLog) -> None:
-        """Takes note of a log that was checked."""
-        if self.kept is None or (checked.difference is not None and self.kept[1].difference is None):
-            self.kept = log, checked
-            self.side = self.side if checked.verdict[0] == "agrees" else None
 
 
 def case_data(
@@ -273,19 +217,6 @@ def _differ(dialect: Dialect, want: Any, got: Any, sides: Sequence[EngineSide], 
     """True if two answers differ in what all engines have."""
     lacks = frozenset[str]().union(*(side.lacks for side in sides))
     return compare(dialect, want, got, header.oplog, lacks) is not None
-
-
-def look_of(dialect: Dialect) -> Any:
-    """The operation that is answered with the whole state."""
-    state = dialect.log.operations.get("state")
-    if state is None:
-        raise dialect.unsupported("an operation `state`, which a page is drawn from")
-    return state()
-
-
-def _every(operations: int, header: Any) -> int:
-    blocks = sum(header.num_blocks) if isinstance(header.num_blocks, list) else header.num_blocks
-    return max(1, -(-operations * blocks // LOOKED_AT))
 
 
 def operation_text(operation: Any) -> str:

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import bisect
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from hkv.contract import registry
 from hkv.contract.answer import Failure
 from hkv.contract.dialect import Dialect
+from hkv.contract.log import Log
 from hkv.contract.snapshot import Snapshot
 from hkv.errors import UnsupportedConfigError
-from hkv.oracle.engine import attempt
+from hkv.oracle.check import Difference, Performing
+from hkv.oracle.engine import answers, attempt
+
+LOOKED_AT = 2_000_000
+"""Most blocks that all looks at one engine amount to; of more operations and blocks, only some are followed by one."""
 
 QUEUED = 3_000_000
 """Most entries of free queues that are kept, over all looks; beyond, the order of the queue is not."""
@@ -240,3 +247,72 @@ class EngineSide:
                 "blocks": np.concatenate(queue) if queue else np.zeros(0, np.int32),
             },
         }
+
+
+def look_of(dialect: Dialect) -> Any:
+    """The operation that is answered with the whole state."""
+    state = dialect.log.operations.get("state")
+    if state is None:
+        raise dialect.unsupported("an operation `state`, which a page is drawn from")
+    return state()
+
+
+def looks_apart(operations: int, header: Any) -> int:
+    """Operations from one look at an engine to the next."""
+    blocks = sum(header.num_blocks) if isinstance(header.num_blocks, list) else header.num_blocks
+    return max(1, -(-operations * blocks // LOOKED_AT))
+
+
+class Drawn:
+    """The log of a check that a page shows, the first that differs or else the first, and an engine's side of it.
+
+    A built-in engine is looked at as the check has it perform the first log; where that agrees, nothing is performed
+    again. Where it differs, the page looks at the engine beside the difference too, which is known too late for that.
+    Another's engine might be changed by the question for its state, and the verdict with it.
+
+    Args:
+      engine: name of the engine.
+
+    Attributes:
+      log: the log; None before the first.
+      difference: its difference; `known`: upstream defects with which it agrees.
+      side: the engine's side, where it agrees.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self.log: Log | None = None
+        self.difference: Difference | None = None
+        self.known: tuple[str, ...] = ()
+        self.side: EngineSide | None = None
+
+    def performing(self, log: Log) -> Performing:
+        """Has an engine perform a log; looks at it as often as a page does, if the log may be kept."""
+        dialect = registry.dialect_of(log.header.dialect)
+        looked_at = self._engine.partition("@")[0] in dialect.engines and "state" in dialect.log.operations
+        return functools.partial(self._looking, log.header) if looked_at and self.log is None else answers
+
+    def _looking(
+        self, header: Any, dialect: Dialect, engine: Any, operations: Sequence[Any], again: Callable[[], Any]
+    ) -> Iterator[Any]:
+        look, every = look_of(dialect), looks_apart(len(operations), header)
+        side = self.side = EngineSide(dialect, header, self._engine, engine)
+
+        def resumed(start: int) -> Any:
+            fresh = again()
+            list(answers(dialect, fresh, operations[:start], again))
+            return fresh
+
+        side.look(0, look)
+        for start in range(0, len(operations), every):
+            given = answers(dialect, engine, operations[start : start + every], functools.partial(resumed, start))
+            for index, answer in enumerate(given, start):
+                side.takes(index, answer)
+                yield answer
+            side.look(min(start + every, len(operations)), look)
+
+    def keep(self, log: Log, difference: Difference | None, known: tuple[str, ...]) -> None:
+        """Takes note of a log that was checked."""
+        if self.log is None or (difference is not None and self.difference is None):
+            self.log, self.difference, self.known = log, difference, known
+            self.side = None if difference or known else self.side

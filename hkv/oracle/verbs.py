@@ -26,7 +26,7 @@ from hkv.oracle.record import Only, Recording
 from hkv.oracle.record import record as record_traffic
 
 if TYPE_CHECKING:
-    from hkv.oracle.history import Drawn
+    from hkv.oracle.side import Drawn
 
 EngineLike: TypeAlias = str | EngineFactory
 """An engine as commands name it (`numpy`, `cmd:./my-engine`, `my_engine.py:Engine`), or its class, taking a header."""
@@ -208,13 +208,14 @@ class Check:
             self._rules |= dialect.coverage
         ended = dialect.ended(log)
         difference = None if known else difference
-        checked = CheckedLog(
-            *(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known),
-            warnings=tuple(dialect.warnings(log)),
+        self._checked.append(
+            CheckedLog(
+                *(path, log.header.dialect, len(log.operations), difference, exercised, ended, asked, known),
+                warnings=tuple(dialect.warnings(log)),
+            )
         )
-        self._checked.append(checked)
         if self._drawn is not None:
-            self._drawn.keep(log, checked)
+            self._drawn.keep(log, difference, known)
 
     def _made(self, dialect: Dialect) -> EngineFactory:
         """The factory, of whose engines it is noted what they lack."""

@@ -7,6 +7,9 @@ import hashlib
 import itertools
 import pathlib
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,15 @@ import pytest
 from hkv.contract import registry
 from hkv.contract.log import Log
 from hkv.contract.snapshot import Snapshot
+from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.errors import OperationError
+from hkv.oracle import log_file
+from hkv.oracle.check import check_log
+from hkv.oracle.engine import answers
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.history import history
 from hkv.oracle.log_file import read_log
-from hkv.oracle.side import CACHED, FREE, HELD, EngineSide
+from hkv.oracle.side import CACHED, FREE, HELD, Drawn, EngineSide
 from hkv.oracle.verbs import record
 from hkv.page import _column, packed, page
 from reference.dialects.vllm.manager import Manager
@@ -161,7 +169,7 @@ def test_a_look_costs_what_is_held_and_looks_are_bounded(monkeypatch: pytest.Mon
     state = engine.state()
     assert len(asked) == len(set(asked)) < len(engine.manager.requests)
     assert set(state.rows) <= set(asked)
-    monkeypatch.setattr("hkv.oracle.history.LOOKED_AT", 10 * log.header.num_blocks)
+    monkeypatch.setattr("hkv.oracle.side.LOOKED_AT", 10 * log.header.num_blocks)
     (side,) = history("x", log.header, log.operations, NUMPY, explained=False)["sides"]
     assert len(side["looks"]) <= 12
 
@@ -215,3 +223,85 @@ def test_chunks_of_the_second_tier_are_drawn_and_none_is_lost(name: str, tmp_pat
     assert perform(["check", str(path), "--html", str(tmp_path / "page.html")], tmp_path).status == 0
     (case,) = data_of((tmp_path / "page.html").read_bytes())["cases"]
     assert any(len(side["changes"]["at"]) for side in case["sides"])
+
+
+CORE = pathlib.Path(__file__).parents[1] / "data" / "oplogs" / "core-0.jsonl"
+
+
+def test_a_log_that_agrees_is_read_once_and_performed_once_for_check_and_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    log, read, performed = read_log(CORE), list[str](), list[Any]()
+    parse, dialect = log_file._parse, registry.dialect_of(log.header.dialect)
+    once = type(dialect).perform
+    monkeypatch.setattr(log_file, "_parse", lambda *given: read.append(given[1]) or parse(*given))
+    monkeypatch.setattr(
+        type(dialect), "perform", lambda own, engine, each: performed.append(each) or once(own, engine, each)
+    )
+    assert perform(["check", str(CORE), "--html", str(tmp_path / "page.html")], tmp_path).status == 0
+    assert read == [str(CORE)]
+    look = dialect.log.operations["state"]()
+    assert [each for each in performed if each != look] == list(log.operations)
+    assert performed.count(look) == len(log.operations) + 1
+
+
+@pytest.mark.parametrize("looks", [None, 10])
+def test_a_page_drawn_by_the_check_is_the_page_drawn_afterwards(
+    looks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, drawn = read_log(CORE), Drawn("numpy")
+    if looks:
+        monkeypatch.setattr("hkv.oracle.side.LOOKED_AT", looks * log.header.num_blocks)
+    assert check_log(log, NUMPY[0][1], (), drawn.performing(log)) is None
+    drawn.keep(log, None, ())
+    assert drawn.side is not None
+    again = history(log.path, log.header, log.operations, NUMPY, log=log)
+    assert page("x", history(log.path, log.header, log.operations, NUMPY, log=log, drawn=drawn.side)) == page(
+        "x", again
+    )
+    assert again["every"] == (1 if looks is None else -(-len(log.operations) // looks))
+
+
+class Batched(NumpyEngine):
+    """Takes batches, and fails at operation `FAILS` without saying where."""
+
+    def __init__(self, header: Any) -> None:
+        super().__init__(header)
+        self.performed = 0
+
+    def run(self, operations: Sequence[Any]) -> list[Any]:
+        given = [registry.dialect_of("vllm-0.33").perform(self, each) for each in operations]
+        self.performed += len(operations)
+        if self.performed > FAILS:
+            raise OperationError("batch", "some operations", "others")
+        return given
+
+
+FAILS = 37
+
+
+def test_a_batch_that_fails_between_two_looks_fails_where_it_does_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, drawn = read_log(CORE), Drawn("numpy")
+    monkeypatch.setattr("hkv.oracle.side.LOOKED_AT", 10 * log.header.num_blocks)
+    difference = check_log(log, Batched)
+    assert difference is not None
+    assert difference.line == FAILS + 2
+    assert check_log(log, Batched, (), drawn.performing(log)) == difference
+    drawn.keep(log, difference, ())
+    assert drawn.side is None
+
+
+def test_no_state_is_asked_of_a_strangers_engine_while_it_is_checked() -> None:
+    log = read_log(CORE)
+    assert Drawn("mine.py:Engine").performing(log) is answers
+    assert Drawn("numpy").performing(log) is not answers
+
+
+def test_a_page_of_standard_input_is_drawn(tmp_path: pathlib.Path) -> None:
+    with CORE.open("rb") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "hkv", "check", "-", "--html", str(tmp_path / "page.html")], stdin=file, check=False
+        )
+    assert done.returncode == 0
+    (case,) = data_of((tmp_path / "page.html").read_bytes())["cases"]
+    assert len(case["subjects"]) == len(read_log(CORE).operations)

@@ -22,8 +22,8 @@ from hkv.contract.attach import beside
 from hkv.errors import ConfigError
 from hkv.oracle.check import Difference
 from hkv.oracle.engine import attempt, make_engine
-from hkv.oracle.history import Mark, case_data, difference_mark, look_of, operation_text, subject
-from hkv.oracle.side import EngineSide
+from hkv.oracle.history import Mark, case_data, difference_mark, operation_text, subject
+from hkv.oracle.side import EngineSide, look_of
 from hkv.page.live import MOST, Live
 
 IDLE = 10.0
