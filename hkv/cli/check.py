@@ -93,8 +93,8 @@ def command(given: _CheckOptions) -> int | None:
             ["invariants", "bugs", "coverage", "junit", "json_path", "html", "fail_on", "fill"], "nothing with --follow"
         )
         return _follow(given.logs, given.engine, given.timeout, given.follow)
-    drawn = None if given.html is None else Drawn(given.engine)
-    checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout, drawn)
+    checking = Check(None if given.invariants else given.engine, names, given.coverage, given.timeout)
+    checking.drawn = None if given.html is None else Drawn(given.engine)
     paths = find_logs(given.logs)
     if given.fill is not None:
         refuse_given(["html"], "a check without --fill")
@@ -125,8 +125,8 @@ def command(given: _CheckOptions) -> int | None:
     result = checking.finished()
     if given.junit is not None:
         write_output(given.junit, junit_xml(result.engine or "invariants", result.verdicts, failing))
-    if given.html is not None and drawn is not None:
-        _write_page(given.html, given, names, drawn)
+    if given.html is not None and checking.drawn is not None:
+        _write_page(given.html, given, names, checking.drawn)
     tell(interrupted=False)
     return any(verdict in failing for verdict, _ in result.verdicts.values())
 

@@ -9,6 +9,7 @@ runs; how the blocks were then is what the rest begins with.
 from __future__ import annotations
 
 import bisect
+import collections
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -266,24 +267,16 @@ def looks_apart(operations: int, header: Any) -> int:
 class Drawn:
     """The log of a check that a page shows, the first that differs or else the first, and an engine's side of it.
 
-    A built-in engine is looked at as the check has it perform the first log; where that agrees, nothing is performed
-    again. Where it differs, the page looks at the engine beside the difference too, which is known too late for that.
-    Another's engine might be changed by the question for its state, and the verdict with it.
-
-    Args:
-      engine: name of the engine.
-
-    Attributes:
-      log: the log; None before the first.
-      difference: its difference; `known`: upstream defects with which it agrees.
-      side: the engine's side, where it agrees.
+    A built-in engine is looked at as the check has it perform the first log, which need not be performed again where it
+    agrees; where it differs, the page looks beside the difference too, whose place is known too late for that.
+    Another's engine might be changed by the question for its state, and the verdict with it. `side` is the engine's, of
+    a log that agrees; `known`: upstream defects with which it does.
     """
 
     def __init__(self, engine: str) -> None:
-        self._engine = engine
+        self._engine, self.known = engine, tuple[str, ...]()
         self.log: Log | None = None
         self.difference: Difference | None = None
-        self.known: tuple[str, ...] = ()
         self.side: EngineSide | None = None
 
     def performing(self, log: Log) -> Performing:
@@ -299,8 +292,7 @@ class Drawn:
         side = self.side = EngineSide(dialect, header, self._engine, engine)
 
         def resumed(start: int) -> Any:
-            fresh = again()
-            list(answers(dialect, fresh, operations[:start], again))
+            collections.deque(answers(dialect, fresh := again(), operations[:start], again), maxlen=0)
             return fresh
 
         side.look(0, look)

@@ -161,21 +161,15 @@ class CheckResult:
 class Check:
     """Holds an engine against one log after the other; `result` may be asked at any time.
 
-    Without an engine, logs are judged by invariants alone. `drawn` keeps what a page shows of them. Other arguments as
-    of `check`.
+    Without an engine, logs are judged by invariants alone. `drawn` keeps what a page shows. Arguments as of `check`.
     """
 
-    def __init__(
-        self,
-        engine: EngineLike | None,
-        bugs: Sequence[str],
-        coverage: bool,
-        timeout: float | None,
-        drawn: Drawn | None = None,
-    ) -> None:
+    drawn: Drawn | None = None
+
+    def __init__(self, engine: EngineLike | None, bugs: Sequence[str], coverage: bool, timeout: float | None) -> None:
         self._name, self._factory = ("", None) if engine is None else named_engine(engine, timeout)
         self._not_compared: dict[str, str] = {}
-        self._bugs, self._coverage, self._drawn = tuple(bugs), coverage, drawn
+        self._bugs, self._coverage = tuple(bugs), coverage
         self._checked: list[CheckedLog] = []
         self._unsupported: dict[str, str] = {}
         self._unusable: dict[str, str] = {}
@@ -195,7 +189,7 @@ class Check:
             if self._factory is None:
                 difference, asked = judge_log(log)
             else:
-                performing = answers if self._drawn is None else self._drawn.performing(log)
+                performing = answers if self.drawn is None else self.drawn.performing(log)
                 difference = check_log(log, self._made(dialect), self._bugs, performing)
         except UnsupportedConfigError as error:
             self._unsupported[path] = str(error.value)
@@ -214,8 +208,8 @@ class Check:
                 warnings=tuple(dialect.warnings(log)),
             )
         )
-        if self._drawn is not None:
-            self._drawn.keep(log, difference, known)
+        if self.drawn is not None:
+            self.drawn.keep(log, difference, known)
 
     def _made(self, dialect: Dialect) -> EngineFactory:
         """The factory, of whose engines it is noted what they lack."""
