@@ -94,6 +94,11 @@ def _check(spec: object, least: int, most: int, expected: str, names: tuple[str,
             raise SpecError(f"{type(spec).__name__}.{name}", value, f"{expected}, at most {most}")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: `1 request`, `2,000 requests`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 # Sizes: `80GiB`, `512MB`, or plain bytes.
 
 UNITS = {"": 1, "B": 1}

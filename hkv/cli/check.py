@@ -15,7 +15,7 @@ from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import Number, argument, option
 from hkv.errors import ConfigError
-from hkv.limits import MAX_SECONDS
+from hkv.limits import MAX_SECONDS, counted
 from hkv.oracle.account import command as command_line
 from hkv.oracle.check import FollowedLog, junit_xml, reproducing
 from hkv.oracle.check import follow as follow_logs
@@ -145,7 +145,7 @@ def _write_page(path: str, given: _CheckOptions, bugs: tuple[str, ...], drawn: D
     if difference is None:
         under = f" under {', '.join(drawn.known)}" if drawn.known else ""
         said = f"agrees{under}" if engines else "breaks no invariant that could be asked"
-        case["headline"] = f"{said}: {len(case['subjects']):,} operations"
+        case["headline"] = f"{said}: {counted(len(case['subjects']), 'operation')}"
     write_page(path, f"hkv check: {log.path}", [case])
 
 

@@ -16,7 +16,7 @@ from hkv.contract.events import EventError, KeyIndex, Problem, decode_batch
 from hkv.contract.options import COUNT, Number, argument, option
 from hkv.errors import ConfigError
 from hkv.files import OutputFile
-from hkv.limits import MAX_SECONDS
+from hkv.limits import MAX_SECONDS, counted
 from hkv.oracle.events import (
     Gap,
     Item,
@@ -147,22 +147,20 @@ class _Checked:
         shown = table(">group|medium|>keys|>blocks|>stored|>removed|>stored twice", rows, box=None, pad_edge=False)
         console().print(shown)
         if bare := sum(self.index.bare.values()):
-            click.echo(
-                f"{bare:,} key{'' if bare == 1 else 's'} came without tokens: two prefixes under one are not seen"
-            )
+            click.echo(f"{counted(bare, 'key')} came without tokens: two prefixes under one are not seen")
         for place, sizes in self.index.sizes.items():
             if len(sizes) > 1:
                 click.echo(f"{place} has blocks of {' and '.join(map(str, sorted(sizes)))} tokens")
         for problem in self.problems[:SHOWN]:
             click.echo(f"batch {problem.seq}: {problem.name}: {problem.text}")
         if len(self.problems) > SHOWN:
-            click.echo(f"and {len(self.problems) - SHOWN} more problems")
+            click.echo(f"and {counted(len(self.problems) - SHOWN, 'more problem')}")
         extras = f", {self.replayed} of them replayed" if self.replayed else ""
-        extras += f", publisher restarted {self.restarts} times" if self.restarts else ""
+        extras += f", publisher restarted {counted(self.restarts, 'time')}" if self.restarts else ""
         count = len(self.problems)
         click.echo(
-            f"{self.batches:,} batches{extras}, {self.events:,} events: "
-            f"{count or 'no'} problem{'' if count == 1 else 's'}"
+            f"{self.batches:,} batch{'es' * (self.batches != 1)}{extras}, {counted(self.events, 'event')}: "
+            f"{counted(count, 'problem') if count else 'no problems'}"
         )
 
     def _rows(self) -> list[dict[str, Any]]:

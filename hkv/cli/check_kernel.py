@@ -17,6 +17,7 @@ from hkv.cli.progress import progress_bar
 from hkv.contract.options import COUNT, SECONDS, SEED, argument, option
 from hkv.errors import ConfigError
 from hkv.foreign import is_library
+from hkv.limits import counted
 from hkv.testing.kernels.call import ARGUMENTS
 from hkv.testing.kernels.cases import DTYPES, FEATURES, FORMATS, OPERATIONS, Supports
 from hkv.testing.kernels.judge import Failure, Kept, Verdict, case_bytes, check, read_case, repeat
@@ -148,9 +149,8 @@ def _print(target: Target, verdict: Verdict, saved: str | None) -> None:
         if saved is not None:
             click.echo(f"saved: hkv check-kernel --case {shlex.quote(saved)} repeats the case")
         return
-    cases = "1 case" if verdict.asked == 1 else f"{verdict.asked} cases"
     how = "within rounding" if verdict.operation == "attention" else "byte for byte"
-    click.echo(f"{target.name}: {verdict.operation} as defined, {how}, in {cases}")
+    click.echo(f"{target.name}: {verdict.operation} as defined, {how}, in {counted(verdict.asked, 'case')}")
     rows = [(kind, name, count) for kind, names in _asked(verdict).items() for name, count in names.items()]
     console().print(table("asked||>cases", rows, box=None, pad_edge=False))
     if left := list(_not_asked(target, verdict)):

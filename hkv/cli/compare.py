@@ -17,7 +17,7 @@ from hkv.cli.output_option import Reported, console, plot_field, table, talks, w
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import Words, parsed, points_of
 from hkv.contract.options import argument, check_plot_path, option
-from hkv.limits import MAX_COUNT, MAX_WORKERS
+from hkv.limits import MAX_COUNT, MAX_WORKERS, counted
 from hkv.replay import pages, plot
 from hkv.replay.attribution import CAUSES
 from hkv.replay.compare import TOTALS, CompareResult, Side, compared, most_changed, read_side
@@ -145,11 +145,13 @@ def _changes(result: CompareResult, sides: Sequence[Side], most: int) -> Iterato
         if not change.longer and not change.shorter:
             yield "  every hit is the same"
         if change.longer:
-            yield f"  {change.longer:,} requests hit {change.gained:,} tokens more: {_causes(change.gained_from)}"
+            gained = f"{counted(change.longer, 'request')} hit {change.gained:,} tokens more"
+            yield f"  {gained}: {_causes(change.gained_from)}"
         if change.shorter:
-            yield f"  {change.shorter:,} requests hit {change.lost:,} tokens less: {_causes(change.lost_to)}"
+            lost = f"{counted(change.shorter, 'request')} hit {change.lost:,} tokens less"
+            yield f"  {lost}: {_causes(change.lost_to)}"
         if change.other:
-            yield f"  {change.other:,} requests were admitted by one of the two only"
+            yield f"  {counted(change.other, 'request')}, admitted by one of the two only"
         for index in most_changed(result, change.name, most):
             hits = " -> ".join(f"{int(each.requests['hit'][index]):,}" for each in (first, other))
             moved = {

@@ -29,6 +29,7 @@ from hkv.cli.shrink import print_found, print_log, shrink_with_bar
 from hkv.contract import registry
 from hkv.contract.options import group, option
 from hkv.errors import ConfigError
+from hkv.limits import counted
 from hkv.oracle.comparison import Comparison, compare_in_cluster
 from hkv.oracle.engines import PREFIX, built_in
 from hkv.oracle.found_difference import DiffResult, FoundDifference
@@ -94,7 +95,7 @@ def command(given: _DiffOptions) -> int:
 
     def stopped() -> None:
         so_far = comparison.so_far(report.found)
-        _say(so_far, f"stopped after {so_far.seeds} seeds", report.documents, given)
+        _say(so_far, f"stopped after {counted(so_far.seeds, 'seed')}", report.documents, given)
 
     with interruption().saying(stopped):
         try:
@@ -115,7 +116,7 @@ def command(given: _DiffOptions) -> int:
     if given.html is not None:
         cases = [difference_case(found, comparison.factories(found), given.ids) for found in report.found]
         write_page(given.html, f"hkv diff: {' and '.join(comparison.engines)}", cases)
-    _say(result, f"in {len(chosen)} features, {given.seeds} seeds each", report.documents, given)
+    _say(result, f"in {counted(len(chosen), 'feature')}, {counted(given.seeds, 'seed')} each", report.documents, given)
     return not result.agrees
 
 
@@ -124,12 +125,13 @@ def _say(result: DiffResult, extent: str, differences: dict[str, Any], given: _D
         left_out = f", {result.not_implemented} of them not implemented ({result.reason})"
         found = len(result.found)
         click.echo(
-            f"{' and '.join(result.engines)}: {found or 'no'} difference{'s' * (found > 1)} "
-            f"{extent}{left_out if result.not_implemented else ''}, {result.operations:,} operations"
+            f"{' and '.join(result.engines)}: {counted(found, 'difference') if found else 'no difference'} "
+            f"{extent}{left_out if result.not_implemented else ''}, {counted(result.operations, 'operation')}"
         )
         for name, seeds in result.known.items():
             behaviour = registry.dialect_of(given.dialect).bugs[name].behaviour
-            click.echo(f"known defect: {seeds} seeds differ in nothing but {name}: {behaviour}")
+            differ = f"{counted(seeds, 'seed')} differ{'s' * (seeds == 1)}"
+            click.echo(f"known defect: {differ} in nothing but {name}: {behaviour}")
         if result.failed:
             click.echo(f"seeds that ended where both engines failed: {result.failed} ({result.failure})")
         for name, meaning in result.not_compared.items():

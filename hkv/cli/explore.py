@@ -17,6 +17,7 @@ from hkv.contract import explore_command, registry
 from hkv.contract.log import describe
 from hkv.contract.options import COUNT, SECONDS, Number, option
 from hkv.errors import ConfigError
+from hkv.limits import counted
 from hkv.oracle.broken_invariant import Broken, first_broken
 from hkv.oracle.engines import REFERENCE
 from hkv.oracle.exploration import answered, explore_command_of, search_of
@@ -102,7 +103,8 @@ def _check_folder(path: str) -> None:
 
 
 def _show_counterexample(found: explore_command.Counterexample, path: str) -> None:
-    click.echo(f"broken: {', '.join(found.invariants)}, after {len(found.operations)} operations, and not after fewer:")
+    fewest = counted(len(found.operations), "operation")
+    click.echo(f"broken: {', '.join(found.invariants)}, after {fewest}, and not after fewer:")
     for number, operation in enumerate(found.operations, 2):
         click.echo(f"  {number}: {describe(operation)}")
     click.echo(f"saved as {path}; its answers are the reference's")

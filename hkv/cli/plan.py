@@ -44,7 +44,7 @@ from hkv.contract.options import (
 )
 from hkv.contract.plan_command import Capacity, PlanCommand
 from hkv.errors import ConfigError, HKVError, PlanError
-from hkv.limits import MAX_SPECULATIVE_TOKENS, MAX_TOKENS, parse_bytes, show_bytes
+from hkv.limits import MAX_SPECULATIVE_TOKENS, MAX_TOKENS, counted, parse_bytes, show_bytes
 from hkv.model.huggingface import KV_DTYPES, check_layer_list, load_config
 from hkv.spec import KINDS, retained_sparsely
 
@@ -393,7 +393,8 @@ def _deployment_lines(found: Sequence[Deployment], requests: int, serve: str) ->
     best = found[0]
     length = best.capacity.max_model_len
     held = best.engines * best.capacity.requests
-    yield f"fewest: {best.gpus} GPUs hold {held:,} requests of {length:,} tokens at once; {requests:,} were asked for"
+    fewest = f"{counted(best.gpus, 'GPU')} hold{'s' * (best.gpus == 1)} {counted(held, 'request')}"
+    yield f"fewest: {fewest} of {length:,} tokens at once; {requests:,} were asked for"
     if serve:
         yield serve
     if best.capacity.not_started:

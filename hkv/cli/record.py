@@ -21,6 +21,7 @@ from hkv.cli.options import (
 from hkv.cli.output_option import Reported, output_field, talks, write_json, write_output
 from hkv.contract import registry
 from hkv.contract.options import COUNT, SEED, group, option
+from hkv.limits import counted
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.verbs import record
 
@@ -69,7 +70,8 @@ def command(given: _RecordOptions) -> None:
     write_output(given.output, found.content)
     operations = len(found.log.operations)
     if talks(given.json_path, given.output, given.html):
-        click.echo(f"{given.output}: {operations} operations by {engine}, {len(found.rules)} rules exercised")
+        rules = counted(len(found.rules), "rule")
+        click.echo(f"{given.output}: {counted(operations, 'operation')} by {engine}, {rules} exercised")
     asked = {name: getattr(found, name) for name in ("engine", "dialect", "feature", "seed", "version")}
     write_json(given.json_path, {"path": given.output, **asked, "operations": operations, "rules": found.rules})
     if given.html is not None:

@@ -20,6 +20,7 @@ from hkv.cli.progress import interruption, progress_bar
 from hkv.contract import registry
 from hkv.contract.options import argument, check_plot_path, group, option
 from hkv.files import shown
+from hkv.limits import counted
 from hkv.replay import pages, plot, result, sweep
 from hkv.replay.agreement import Difference
 from hkv.replay.attribution import TRACE, Missed
@@ -197,6 +198,7 @@ def _tables(outcome: Outcome, engine: str, ceilings: Sequence[Ceiling] = ()) -> 
 
 def _totals(outcome: Outcome, engine: str) -> Table:
     totals = result.totals(outcome)
+    waited = counted(totals["wait_steps_median"], "step")
     rows: list[tuple[str, Any, str]] = [
         ("requests", totals["requests"], f"{totals['finished']:,} finished"),
         ("prompt tokens", totals["prompt_tokens"], ""),
@@ -211,7 +213,7 @@ def _totals(outcome: Outcome, engine: str) -> Table:
         ("refused: never fits", totals["never_fit"], "too large for the whole pool"),
         ("refused: too long", totals["too_long"], f"over {outcome.max_model_len:,} tokens"),
         ("running, peak", totals["running_peak"], "requests"),
-        ("waiting, peak", totals["waiting_peak"], f"requests; {totals['wait_steps_median']:,} steps wait, median"),
+        ("waiting, peak", totals["waiting_peak"], f"requests; {waited} of wait, median"),
         ("steps", totals["steps_with_work"], f"with work, of {totals['steps']:,}"),
         ("wall time", f"{totals['seconds']:.1f} s", f"engine {engine}"),
     ]
@@ -222,7 +224,7 @@ def _totals(outcome: Outcome, engine: str) -> Table:
 
 
 def _counted(outcome: Outcome) -> str:
-    after = f", after {outcome.warmup:,} requests" if outcome.warmup else ""
+    after = f", after {counted(outcome.warmup, 'request')}" if outcome.warmup else ""
     lost = result.totals(outcome)
     refused = ", those of refused requests too" if lost["never_fit"] or lost["too_long"] else ""
     return f"of prompt tokens, at first admission{after}{refused}"
@@ -263,7 +265,7 @@ def _remark(cause: str, outcome: Outcome, found: Missed, names: Sequence[str]) -
         size = outcome.trace.tokens_per_id
         return f"ids of {size:,} tokens do not say" if size else "the trace names no content"
     if cause == EVICTED and (most := found.most_evicted(names)):
-        return f"most: {names[most.group]}, for {names[most.taker]}, {most.steps:,} steps before (median)"
+        return f"most: {names[most.group]}, for {names[most.taker]}, {counted(most.steps, 'step')} before (median)"
     lacking = found.most_lacking(cause, names)
     return f"most: {lacking}" if lacking and len(names) > 1 else ""
 

@@ -18,7 +18,7 @@ from hkv.cli.output_option import OutputPath, Reported, console, plot_field, tab
 from hkv.cli.progress import progress_bar
 from hkv.cli.replay import parsed, points_of
 from hkv.contract.options import Number, argument, check_plot_path, option
-from hkv.limits import MAX_WORKERS, show_bytes
+from hkv.limits import MAX_WORKERS, counted, show_bytes
 from hkv.replay import pages, plot, sweep
 from hkv.replay.swept import answers, described, swept, warned
 from hkv.replay.traces.interned import InternedTrace
@@ -122,7 +122,7 @@ def _shown(row: sweep.Row, name: str) -> str:
     return {
         "memory": show_bytes(size),
         "host memory": f"{show_bytes(size)} of host memory",
-        "chunks": f"{int(size):,} chunks in the second tier",
+        "chunks": f"{counted(int(size), 'chunk')} in the second tier",
     }.get(name, f"{int(size):,} blocks")
 
 
@@ -165,7 +165,7 @@ def _table(answer: Mapping[str, Any]) -> Table:
 
 def _sentences(answer: Mapping[str, Any]) -> Iterator[str]:
     best, bend, infinite, size = (answer[name] for name in ("highest", "knee", "infinite", "size"))
-    lost = f", {sweep.refused(best):,} requests refused" if sweep.refused(best) else ""
+    lost = f", {counted(sweep.refused(best), 'request')} refused" if sweep.refused(best) else ""
     yield f"highest: {best['hit_rate']:.2%}, with {_shown(best, size)}{lost}"
     for row in answer["points"]:
         if not sweep.size_of(row["options"]):

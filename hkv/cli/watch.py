@@ -25,6 +25,7 @@ from hkv.cli.progress import interruption, progress_bar
 from hkv.cli.shrink import print_log, shrink_with_bar
 from hkv.contract.answer import EngineFactory
 from hkv.contract.options import argument, group, option
+from hkv.limits import counted
 from hkv.oracle.account import page_of, repeated, small, told, write_log_of
 from hkv.oracle.broken_invariant import FoundTraffic, Watching
 from hkv.oracle.engines import engine_factory
@@ -84,11 +85,11 @@ def command(given: _WatchOptions) -> int:
         found += [broken] if broken is not None else []
 
     def tell(interrupted: bool = True) -> None:
-        extent = f"{len(chosen)} features, {seeds} seeds each"
+        extent = f"{counted(len(chosen), 'feature')}, {counted(seeds, 'seed')} each"
         if given.log is not None:
             extent = given.log
         elif interrupted:
-            extent = f"the first {watching.seeds} seeds, until it was interrupted"
+            extent = f"the first {counted(watching.seeds, 'seed')}, until it was interrupted"
         if talks(json_path, given.html):
             _print(engine, extent, watching, found, saved)
         document = _document(engine, watching, found)
@@ -141,8 +142,8 @@ def _live(title: str, watching: Watching, found: list[FoundTraffic], engines: En
     if watching.current is not None:
         feature, seed, version, header, operations = watching.current
         name = f"now: {feature} seed {seed} version {version}"
-        whole = len(operations)
-        said = f"the first {MOST:,} operations of {whole:,}" if whole > MOST else f"{whole:,} operations so far"
+        whole, so_far = len(operations), f"{counted(len(operations), 'operation')} so far"
+        said = f"the first {MOST:,} operations of {whole:,}" if whole > MOST else so_far
         cases.append(history(name, header, operations[:MOST], engines, headline=said, explained=False))
     return {"title": title, "cases": cases}
 
@@ -155,7 +156,7 @@ def _print(engine: str, extent: str, watching: Watching, found: list[FoundTraffi
         click.echo(f"  again   {repeated(engine, each, saved.get(place, ''))}")
     said = f"{len(found)} broken" if found else "no invariant is broken"
     left_out = f", {watching.not_implemented} of them not implemented ({watching.reason})" if watching.reason else ""
-    click.echo(f"{engine}: {said} in {extent}{left_out}, {watching.performed:,} operations")
+    click.echo(f"{engine}: {said} in {extent}{left_out}, {counted(watching.performed, 'operation')}")
     for name, meaning in watching.lacks.items():
         click.echo(f"not judged, as the engine lacks it: {name} ({meaning})")
     if watching.not_asked:

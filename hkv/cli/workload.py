@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hkv.cli.replay import parsed, points_of
-from hkv.limits import show_bytes
+from hkv.limits import counted, show_bytes
 from hkv.replay import plot, sweep
 from hkv.replay.swept import swept, without_evictions
 from hkv.replay.traces.interned import InternedTrace
@@ -217,7 +217,7 @@ def _hit(row: Mapping[str, Any]) -> dict[str, Any]:
 def workload_lines(report: Mapping[str, Any], served: Served, workload: Drawn | str, serve: str) -> Iterator[str]:
     """The answer for people, in one screen of 80 columns."""
     lines = [
-        f"{served.config} on {count(served.gpus)}, {show_bytes(served.memory)} for the cache on each",
+        f"{served.config} on {counted(served.gpus, 'GPU')}, {show_bytes(served.memory)} for the cache on each",
         f"workload: {workload}",
         "",
         f"{'hit rate now':<30}{report['now']:7.2%}",
@@ -226,7 +226,7 @@ def workload_lines(report: Mapping[str, Any], served: Served, workload: Drawn | 
     ]
     if report["refused"]:
         limit = f"{served.max_model_len:,} tokens, or than the pool"
-        lines.append(f"{report['refused']:,} requests were refused: longer than {limit}")
+        lines.append(f"{counted(report['refused'], 'request')} refused: longer than {limit}")
     if report["target"] is not None:
         lines += ["", *_target_lines(report["target"])]
     moved, drawn = report["moved"], "as recorded" if isinstance(workload, str) else "at random times"
@@ -246,9 +246,4 @@ def _target_lines(target: Mapping[str, Any]) -> Iterator[str]:
         yield f"{rate:.0%}: not reached with up to 8 GPUs an engine, fp8 and dense retention"
     else:
         how = f"with {reached['change']}" if reached["change"] else "as it is"
-        yield f"{rate:.0%}: reached {how}, on {count(reached['gpus'])} ({reached['hit_rate']:.2%})"
-
-
-def count(gpus: int) -> str:
-    """`1 GPU`, `2 GPUs`."""
-    return f"{gpus} GPU{'s' * (gpus > 1)}"
+        yield f"{rate:.0%}: reached {how}, on {counted(reached['gpus'], 'GPU')} ({reached['hit_rate']:.2%})"

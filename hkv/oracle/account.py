@@ -14,6 +14,7 @@ from hkv.contract import registry
 from hkv.contract.answer import EngineFactory, Failure
 from hkv.contract.case import Case
 from hkv.contract.log import describe
+from hkv.limits import counted
 from hkv.oracle.broken_invariant import Broken, FoundTraffic
 from hkv.oracle.engine import attempt
 from hkv.oracle.history import Engines, history, invariant_mark
@@ -37,7 +38,7 @@ def lines_of(
     if operations:
         cache = registry.dialect_of(header.dialect).summary(header)
         shrunk = f", shrunk from {whole}" if whole > len(operations) else ""
-        lines.append(f"  {len(operations)} operations{shrunk}, on {cache}:")
+        lines.append(f"  {counted(len(operations), 'operation')}{shrunk}, on {cache}:")
         first = max(0, len(operations) - MOST)
         if first:
             lines.append(f"    ... {first} more before these")

@@ -18,6 +18,7 @@ from hkv.contract.dialect import Dialect
 from hkv.contract.explanation import Event, Explanation, find_request
 from hkv.contract.log import Log, describe
 from hkv.errors import ConfigError, FileError, UnsupportedConfigError
+from hkv.limits import counted
 from hkv.oracle.check import Difference, check_log, judge_log, known_defects
 from hkv.oracle.engine import answers, make_engine
 from hkv.oracle.engines import REFERENCE, engine_factory
@@ -400,7 +401,7 @@ def account(log: Log, line: int, request: str | None = None) -> Explanation:
         answer=_said(answer),
         departed=departed,
         request=id,
-        situation=f"named by {len(events)} operations",
+        situation=f"named by {counted(len(events), 'operation')}",
         events=tuple(events),
         blocks={},
         alignment=math.lcm(*(group.block_size for group in groups)),

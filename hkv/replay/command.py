@@ -29,7 +29,7 @@ from hkv.limits import (
 )
 from hkv.model.huggingface import Model
 from hkv.oracle.engines import forms
-from hkv.replay.run import COMPILED, ReplayedCache
+from hkv.replay.run import COMPILED, REFERENCE, ReplayedCache
 from hkv.replay.schedule import Schedule
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TOKENS_PER_ID
@@ -90,7 +90,11 @@ class CacheOptions:
     tp: int | None = option(type=RANKS, help="With --model: tensor-parallel ranks.  [default: 1]")
     block_size: int | None = option(type=TOKENS, help="With --model: tokens per block, if not its kernels'.")
     kv_dtype: str | None = option(metavar="TYPE", help="With --model: element type of its cache.  [default: auto]")
-    engine: str = option(COMPILED, help=f"Whose cache, one of: {forms()}.")
+    engine: str = option(
+        COMPILED,
+        show_default=False,
+        help=f"Whose cache, one of: {forms()}.  [default: {COMPILED}; {REFERENCE} where that has no form of the cache]",
+    )
     check: bool = option(False, help="Run the NumPy engine beside it and stop at the first difference (exit 1).")
     caching: bool = option(True, "--caching/--no-caching", help="Prefix caching.")
     dialect: str = option(registry.DEFAULT, type=click.Choice(registry.names()), help="Whose rules.")

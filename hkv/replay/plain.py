@@ -110,7 +110,9 @@ class PlainCache(ReplayedCache):
     def changed(self, tokens: int, requests: int, schedule: Schedule) -> Mapping[str, ReplayedCache]:
         """A cache of so many blocks that nothing is ever evicted: those of all requests, a last one each not full."""
         most = [tokens // spec.block_size + 2 * requests + schedule.lookahead + 1 for spec in self._specs]
-        return {EVICTS_NOTHING: self.sized(most if isinstance(self.config.num_blocks, list) else [sum(most)])}
+        counts = self.config.num_blocks
+        pools = [*map(max, most, counts)] if isinstance(counts, list) else [max(sum(most), counts)]
+        return {EVICTS_NOTHING: self.sized(pools)}
 
     def sized(self, counts: list[int]) -> PlainCache:
         """The same cache with pools of so many blocks."""

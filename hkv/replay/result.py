@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hkv.columns import Columns
+from hkv.limits import counted
 from hkv.replay.attribution import BLOCK, CAUSES, DRAFT, FIRST_USE, TRACE, UNIT, Missed
 from hkv.replay.observed import EVICTED, NOT_RETAINED
 from hkv.replay.run import COMPILED, EVICTS_NOTHING, Outcome, Timing, default_engine, replay
@@ -273,7 +274,7 @@ def _pressure(found: Missed, names: Sequence[str]) -> str:
         return ""
     share = most.tokens / max(found.tokens[EVICTED], 1)
     took = f"{share:.0%} of that after {names[most.taker]} took blocks of {names[most.group]}"
-    return f", {took}, {most.steps:,} steps (median) before it was asked for again"
+    return f", {took}, {counted(most.steps, 'step')} (median) before it was asked for again"
 
 
 def _without_evictions(unevicted: Outcome) -> str:
@@ -296,5 +297,7 @@ def _of_ceilings(ceilings: Sequence[Ceiling], rate: float) -> Iterator[str]:
         bound = " (with evictions still)" if ceiling.evictions and ceiling.change == EVICTS_NOTHING else ""
         yield f"{ceiling.change}{_command(ceiling.options)}: {ceiling.hit_rate:.2%}, {more}{bound}."
     if len(ceilings) > 1:
-        best = max(ceilings, key=lambda each: each.hit_tokens)
-        yield f"Most is found by this: {best.change}." if best.hit_rate > rate else "None of these finds more."
+        most = max(each.hit_rate for each in ceilings)
+        best = [each.change for each in ceilings if each.hit_rate == most]
+        said = f"Most is found by {'this' if len(best) == 1 else 'each of these'}: {'; '.join(best)}."
+        yield said if most > rate else "None of these finds more."

@@ -297,6 +297,8 @@ MESSAGES = {
     "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --engine numpy --check": "other than numpy",
     "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --plot x.gif": ".png or .svg",
     "replay {trace} --groups full:16,swa:16:64 --num-blocks 2000 --tokens-per-id 10": "tokens_per_id = 16: expected 10",
+    "replay {trace} --groups full:16 --num-blocks 90 --offload 40 --engine vllm": "--engine jax or numpy beside it",
+    "sweep {trace} --groups full:16 --num-blocks 90 --offload 40,80 --engine sglang": "--engine jax or numpy beside it",
     "trace poems -o x": "poems",
     "trace chat": "output",
     "trace chat -o x --rate 0": "rate",

@@ -197,7 +197,7 @@ def test_requests_that_a_pool_refuses_count_for_every_point(tmp_path):
     assert "1 refused" in plot.read_text()
     shown = run(*asked).stdout
     assert "refused" in shown
-    assert "highest: 11.54%, with 8 blocks, 1 requests refused" in shown
+    assert "highest: 11.54%, with 8 blocks, 1 request refused" in shown
 
 
 @pytest.mark.parametrize("warmup", ["2", "50%"])

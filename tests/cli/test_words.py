@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pathlib
 import re
 import tomllib
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from hkv.cli import COMMANDS, cli
 from hkv.cli.replay import _Reasons
+from hkv.limits import counted
 from hkv.model.huggingface import Model, ReadOptions, load_config, read_model
 from hkv.replay.command import model_name
 
@@ -28,6 +30,29 @@ def test_the_command_alone_prints_its_usage_in_lines() -> None:
     assert lines[0].startswith("Usage: ")
     assert "Commands:" in lines
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "diff --engines numpy,numpy --feature core --seeds 1 --steps 1",
+        "watch numpy --feature core --seeds 1 --steps 1",
+        "replay one.jsonl --groups full:16 --num-blocks 9 --engine numpy --warmup 1",
+    ],
+)
+def test_one_of_a_thing_is_no_plural(command: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = {"input_length": 16, "output_length": 1, "hash_ids": [0], "tokens_per_id": 16}
+    pathlib.Path("one.jsonl").write_text("".join(json.dumps({"timestamp": at, **line}) + "\n" for at in (0, 9)))
+    said = " ".join(CliRunner().invoke(cli, command.split()).output.split())
+    assert re.search(r"(?<![\d,.])1 (feature|seed|operation|request)\b", said), said
+    assert not re.search(r"(?<![\d,.])1 (feature|seed|operation|rule|request|step|token|block)s", said), said
+    assert (counted(0, "step"), counted(1, "step"), counted(2000, "step")) == ("0 steps", "1 step", "2,000 steps")
+
+
+def test_a_replay_s_engine_is_said_to_depend_on_the_cache() -> None:
+    said = " ".join(CliRunner().invoke(cli, ["replay", "--help"]).output.split())
+    assert "[default: jax; numpy where that has no form of the cache]" in said
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -238,7 +238,7 @@ def test_messages_of_another_protocol_are_told_and_passed_over() -> None:
         result = runner.invoke(command, ["--endpoint", publisher.endpoint, "--batches", "1", "--seconds", "10"])
     assert result.exit_code == 1
     assert "batch -1: message: frames of 5 bytes, not a topic, 8 bytes of sequence number" in result.output
-    assert "1 batches, 1 events: 3 problems" in result.output
+    assert "1 batch, 1 event: 3 problems" in result.output
 
 
 def test_a_recording_checks(tmp_path: pathlib.Path) -> None:

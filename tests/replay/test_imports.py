@@ -238,11 +238,16 @@ def test_conversations_of_agents_that_cannot_be_read(importing, changes, field):
         importing("agentic", json.dumps(conversation("c1", turn(0.0, [1, 2]), **changes)))
 
 
-def test_a_csv_is_never_taken_for_prompts(tmp_path):
+def test_a_csv_is_never_taken_for_prompts(tmp_path, importing):
     for name, content in (("vidur", VIDUR), ("splitwise", SPLITWISE), ("azure", AZURE), ("burstgpt", BURST)):
         (tmp_path / "trace.csv").write_text(content)
         with pytest.raises(FileError, match=f"--from {name}"):
             list(read_trace(str(tmp_path / "trace.csv")))
+        for options in ((), ("--tokenizer", "bytes", "--rate", "1", "--output-tokens", "1")):
+            with pytest.raises(FileError, match=f"--from {name}$"):
+                importing("text", content, *options)
+    with pytest.raises(FileError, match=r"--from azure or burstgpt or vidur or splitwise$"):
+        importing("text", "time,prompt len,output len\n1,2,3\n")
     for heading in ("time,prompt len,output len", "arrival;input;output", '"a","b"', "a\tb", "0.1,20,3"):
         (tmp_path / "trace.csv").write_text(heading + "\n1,2,3\n")
         with pytest.raises(FileError, match="a CSV with the columns of azure, burstgpt, vidur, splitwise"):

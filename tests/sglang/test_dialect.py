@@ -61,7 +61,7 @@ def test_an_exploration_has_the_states_that_its_requests_hold() -> None:
     given = msgspec.structs.replace(header(2), num_blocks=[2, 2])
     given.groups.append({"kind": "mamba", "block_size": 1})
     space = Space(requests=1, prompt=1, max_model_len=1)
-    with pytest.raises(ConfigError, match="3 at least, for the states of 1 requests"):
+    with pytest.raises(ConfigError, match=r"3 at least, for the states of 1 request$"):
         BreadthFirst(given, PlainWorld(DIALECT, given, space)).run()
     enough = msgspec.structs.replace(given, num_blocks=[2, 3])
     search = BreadthFirst(enough, PlainWorld(DIALECT, enough, space))

@@ -18,6 +18,7 @@ from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.engines import places
 from hkv.dialects.sglang.traffic import FEATURES, MOVES
 from hkv.errors import ConfigError
+from hkv.limits import counted
 
 if TYPE_CHECKING:
     from hkv.contract.answer import Mismatch
@@ -243,4 +244,5 @@ def _check_states(states: int | None, requests: int) -> None:
     (`resolve_max_num_reqs`).
     """
     if states is not None and states < 2 * requests + 1:
-        raise ConfigError("num_blocks", states, f"{2 * requests + 1} at least, for the states of {requests} requests")
+        expected = f"{2 * requests + 1} at least, for the states of {counted(requests, 'request')}"
+        raise ConfigError("num_blocks", states, expected)

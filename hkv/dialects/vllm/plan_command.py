@@ -152,7 +152,8 @@ def print_served(console: Console, report: dict[str, Any], served: ServedPlan) -
         *_startup_facts(report),
         (
             "fits",
-            f"{_between(fits['requests'], fits['most_requests'])} requests of {report['max_model_len']:,} tokens at "
+            f"{_between(fits['requests'], fits['most_requests'])} request{'s' * (fits['most_requests'] != 1)} of "
+            f"{report['max_model_len']:,} tokens at "
             f"once, {_between(fits['tokens'], fits['most_requests'] * report['max_model_len'])} tokens, by simulation",
         ),
         ("limited by", fits["limited_by"]),

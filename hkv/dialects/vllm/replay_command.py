@@ -21,6 +21,7 @@ from hkv.limits import MAX_BLOCKS, MAX_COUNT, MAX_TOKENS, parse_bytes, parse_len
 from hkv.model.huggingface import ReadOptions, load_config, read_model
 from hkv.model.topology import Topology
 from hkv.replay.command import ReplayCommand, StudiedCache, groups_text, model_name, schedule_for_groups, schedule_of
+from hkv.replay.run import COMPILED, REFERENCE
 from hkv.replay.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -224,6 +225,8 @@ def _with_tier(
                 raise ConfigError(name, options[name], "--offload beside it")
     if size is None or whole_number(size) == 0:
         return VllmReplayedCache(config, block_bytes or 0)
+    if (engine := options.get("engine", COMPILED)) not in (COMPILED, REFERENCE):
+        raise ConfigError("offload", size, f"--engine {COMPILED} or {REFERENCE} beside it, not {engine}")
     if config.dialect == EARLIER:
         raise ConfigError("offload", size, f"none: the second tier of {EARLIER} is not described")
     if bandwidth is not None and block_bytes is None:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from hkv.errors import FileError, MissingExtraError
+from hkv.files import shown
 from hkv.replay.traces.imported import (
     BYTES,
     TEMPLATES,
@@ -25,7 +26,7 @@ from hkv.replay.traces.imported import (
     require,
     text_lines,
 )
-from hkv.replay.traces.reader import Fields, NewRequest
+from hkv.replay.traces.reader import Fields, NewRequest, csv_formats
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
          "bing": "assistant", "assistant": "assistant", "system": "system"}  # fmt: skip
@@ -126,9 +127,12 @@ def prompt_lines(path: str, options: ImportOptions, remarks: Remarks) -> Iterato
 
 def plain_text(path: str, options: ImportOptions, remarks: Remarks) -> Iterator[NewRequest]:
     """Plain text: every line that is not empty is a prompt."""
-    prompts = _prompts(options, "text", remarks)
+    prompts = None
     for number, text in text_lines(path):
-        line = Fields(path, number, {})
+        if prompts is None and (known := csv_formats(text)):
+            expected = f"a prompt a line; of a CSV with their columns --from {' or '.join(known)}"
+            raise FileError(shown(path), number, "", text[:40], expected)
+        prompts, line = prompts or _prompts(options, "text", remarks), Fields(path, number, {})
         yield prompts.request(line, [Message("user", text)], None, options.output_tokens)
 
 

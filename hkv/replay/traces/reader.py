@@ -123,19 +123,30 @@ def _read_lines(path: str, file: Any, tokens_per_id: int | None, limit: int | No
 def _in_another_format(path: str, number: int, text: bytes) -> FileError | None:
     """The error that names the format of a first line, and the command that reads it; None where it shows none.
 
-    What does not begin as JSON does may be a heading, of which no comma stands before a space, or a prompt: plain text.
+    What does not begin as JSON does may be a heading or a prompt: plain text.
     """
     start = text[:10_000].decode("utf-8", "replace").strip()
     name = next((name for name, words in OTHERS.items() if all(word in start for word in words)), None)
-    if name is None and re.fullmatch(r"[^,;\t{\[]+([,;\t]\S[^,;\t]*)+", start):
-        known = ", ".join(name for name, words in OTHERS.items() if not any('"' in word for word in words))
-        return FileError(path, number, "", start[:40], f"HKV's own format, or a CSV with the columns of {known}")
+    if name is None and (known := csv_formats(start)):
+        expected = f"HKV's own format, or a CSV with the columns of {', '.join(known)}"
+        return FileError(path, number, "", start[:40], expected)
     if name is None and start[:1].isalpha():
         name = "text"
     if name is None:
         return None
     expected = f"HKV's own format, of which `hkv trace import {path} --from {name} -o FILE` makes one"
     return FileError(path, number, "", start[:40], expected)
+
+
+def csv_formats(start: str) -> list[str]:
+    """Formats that may have this line for a heading: that whose columns it has, or all; none if it is none.
+
+    Of a heading no comma stands before a space.
+    """
+    if not re.fullmatch(r"[^,;\t{\[]+([,;\t]\S[^,;\t]*)+", start):
+        return []
+    columns = {name: words for name, words in OTHERS.items() if not any('"' in word for word in words)}
+    return [name for name, words in columns.items() if all(word in start for word in words)] or [*columns]
 
 
 def _check_prefixes(line: Fields, hash_ids: list[int], predecessors: dict[int, tuple[int, int]]) -> None:

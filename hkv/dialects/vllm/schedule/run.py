@@ -107,8 +107,8 @@ class VllmReplayedCache(ReplayedCache):
         if not config.caching:
             return {}
         needed = 2 + sum(_blocks_needed(config, group, tokens, requests, schedule) for group in range(len(self.groups)))
-        most = max(_most_blocks(config), config.num_blocks)
-        endless = self.with_config(dataclasses.replace(config, num_blocks=min(needed, most)))
+        enough = max(min(needed, _most_blocks(config)), config.num_blocks)
+        endless = self.with_config(dataclasses.replace(config, num_blocks=enough))
         found = {EVICTS_NOTHING: endless.made_by(**self.resized(endless))}
         if config.retention_interval is not None:
             dense = self.with_config(dataclasses.replace(config, retention_interval=None))
@@ -133,8 +133,8 @@ class VllmReplayedCache(ReplayedCache):
         return {"memory": blocks * self.block_bytes} if self.block_bytes else {"num_blocks": blocks}
 
     def resized(self, other: VllmReplayedCache) -> Mapping[str, int]:
-        """Those of them that make another cache's size of its own."""
-        return dict(sorted(other.sizes().items() - self.sizes().items()))
+        """Those of them that make another cache's size of its own; all, where that is as large."""
+        return dict(sorted(other.sizes().items() - self.sizes().items())) or other.sizes()
 
     def engine(self, name: str, make: EngineFactory) -> KeyedEngine:
         engine = make(header(self.config))

@@ -20,7 +20,7 @@ from hkv.dialects.vllm.schedule.schedule import Diagnosis
 from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.dialects.vllm.schedule.tiered_replay import TieredReplay, no_way_out
 from hkv.errors import ConfigError, EngineFailure
-from hkv.limits import MAX_BLOCKS
+from hkv.limits import MAX_BLOCKS, counted
 from hkv.replay import dispatches
 from hkv.replay.agreement import compare, compare_outcomes
 from hkv.replay.optimal import BoundedPool
@@ -151,18 +151,19 @@ class TieredCache(VllmReplayedCache):
         hits, loaded = totals["hit_tokens"], totals["loaded_tokens"]
         prompt = max(totals["prompt_tokens"], 1)
         stored, read = totals["tier_stored"], totals["tier_read"]
+        waited, loading = (counted(totals[f"tier_{each}_steps"], "step") for each in ("wait", "load"))
         rows = [
             ("hit on the GPU", f"{(hits - loaded) / prompt:.2%}", f"{hits - loaded:,} tokens"),
             ("hit in the tier", f"{loaded / prompt:.2%}", f"{loaded:,} tokens, loaded"),
-            ("tier, peak", totals["tier_peak"], f"of {self.tier.config.num_chunks:,} chunks"),
+            ("tier, peak", totals["tier_peak"], f"of {counted(self.tier.config.num_chunks, 'chunk')}"),
             ("stored", stored, amount(stored)),
             ("loaded", totals["tier_loaded"], amount(totals["tier_loaded"])),
             ("stored, never read", stored - read, amount(stored - read)),
             ("evicted from the tier", totals["tier_evicted"], amount(totals["tier_evicted"])),
             ("stores without room", totals["tier_refused"], "offered again with the next step"),
             ("stores flushed", totals["tier_flushed"], "their blocks were handed out, and a step waited"),
-            ("waited for chunks", totals["tier_waits"], f"requests, {totals['tier_wait_steps']:,} steps together"),
-            ("waited for loads", totals["tier_loads"], f"requests, {totals['tier_load_steps']:,} steps together"),
+            ("waited for chunks", totals["tier_waits"], f"requests, {waited} together"),
+            ("waited for loads", totals["tier_loads"], f"requests, {loading} together"),
         ]
         if (slower := totals["tier_slower_loads"]) is not None:
             saved = f"{totals['tier_saved_steps']:,.0f} steps of prefill saved less their loads"
