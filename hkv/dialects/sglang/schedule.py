@@ -20,7 +20,7 @@ import numpy as np
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
 from hkv.dialects.sglang.config import SLIDE_EVERY, STATE_CHUNK, SGLangConfig
-from hkv.dialects.sglang.engines.jax_reading import SGLangReader
+from hkv.dialects.sglang.engines.jax_reading import Pages, SGLangReader
 from hkv.dialects.sglang.rules import entering, states, transitions
 from hkv.dialects.sglang.rules.evict import Wanted, evict
 from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode
@@ -126,15 +126,12 @@ class SGLangCompiledReplay(Dispatches):
 
     def state(self) -> structs.State:
         """The whole state of the cache, in which no request is left."""
-        reader = SGLangReader(self.config, TracePages(self.config.page_size))
+        reader = SGLangReader(self.config, TracePages(self.config.page_size, bigrams=False))
         return reader.state(jax.device_get(self._resident.cache), {})
 
 
-class TracePages:
+class TracePages(Pages):
     """Pages of a trace, which says which prefixes are equal, not what they consist of: its tokens are its number."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
 
     def tokens(self, numbers: Sequence[int]) -> list[int]:
         """Tokens of pages that follow each other."""
