@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 SMALLEST = (
     "trace chat -o chat.jsonl --requests 20 --seed 1 --tokens-per-id 16",
-    "trace import chat.jsonl --from mooncake -o imported.jsonl",
+    "trace import chat.jsonl --from mooncake --tokens-per-id 16 -o imported.jsonl",
     "replay chat.jsonl --groups full:16,swa:16:1024 --num-blocks 20000",
     "sweep chat.jsonl --groups full:16 --num-blocks 500..2000:3 --engine numpy",
     "compare chat.jsonl --groups full:16 --num-blocks 500;2000 --engine numpy",
