@@ -51,6 +51,7 @@ ENTRANCES = (
         "hkv.connectors.__main__",
         "hkv.contract.",
         "hkv.tier.",
+        "hkv.lowering",
         "hkv.spec.",
         "hkv.replay.plain",
         "hkv.oracle.log_schema",

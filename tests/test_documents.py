@@ -41,9 +41,10 @@ MESH = "\n## Several devices\n"
 """Heading of the part of `docs/serving.md` whose code wants a mesh."""
 
 ELSEWHERE = {
+    "lowering": ("tests/lowering/test_page.py",),
     "serving": ("tests/slow/serving/test_tiers.py", "tests/slow/sharding/on_eight_devices/test_resharding.py"),
 }
-"""Pages whose code compiles large programs or wants a mesh, and what runs them."""
+"""Pages whose code compiles large programs, or wants a mesh or a module to stand in, and what runs them."""
 
 
 def run_page(page: str, until: str | None = None, since: str = "") -> dict[str, object]:
