@@ -82,6 +82,8 @@ exclude_also =
     raise OperationError
     raise ConfigError
     raise EngineFailure
+    return Status\.(UNKNOWN|NO_SUCH|NOT_|BAD_|ROW_FULL|NO_STATES)
+    return status
     if (self|pool)\.records:
     if need == 0 and self.contract_of_one
     if position > len.request.keys

@@ -39,12 +39,13 @@ def test_requests_end_before_their_last_pass(feature: str, bugs: Sequence[str]) 
         def perform(operation: structs.Operation, both: Any = (reference, compiled), choices: Any = choices) -> Any:
             nonlocal beyond
             if isinstance(operation, structs.FinishOp):
-                request = both[0].manager.requests[operation.id]
-                most, least = len(request.row), max(1, request.protected + both[0].manager.config.bigrams)
+                request, config = both[0].request(operation.id), both[0].config
+                protected = request.protected * config.page_size
+                most, least = request.length, max(1, protected + config.bigrams)
                 operation.length = choices.integer(max(least, most - 2), most)
-                beyond += (request.tracked or 0) > operation.length
-                if request.protected and both[0].manager.config.bigrams:
-                    short = structs.FinishOp(id=operation.id, length=request.protected)
+                beyond += request.tracked > operation.length
+                if protected and config.bigrams:
+                    short = structs.FinishOp(id=operation.id, length=protected)
                     for engine in both:
                         with pytest.raises(OperationError, match="length"):
                             engine.perform(short)

@@ -106,9 +106,9 @@ def test_what_a_pass_computed_beyond_a_request_s_end_is_not_entered() -> None:
         def perform(operation: Any, reference: Any = reference, installed: Any = installed) -> Any:
             nonlocal ended
             if isinstance(operation, FinishOp):
-                request = reference.manager.requests[operation.id]
-                operation.length = max(len(request.row) - 1, request.protected, 1)
-                ended += request.tracked == len(request.row) and request.tracked_before is not None
+                request = reference.request(operation.id)
+                operation.length = max(request.length - 1, request.protected * reference.config.page_size, 1)
+                ended += request.tracked == request.length and request.tracked_before > 0
             want, got = reference.perform(operation), installed.perform(operation)
             assert DIALECT.compare(want, got, 2) is None, operation
             return want

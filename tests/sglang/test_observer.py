@@ -18,7 +18,8 @@ from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.attach import CoreObserver
 from hkv.dialects.sglang.config import COMPONENTS, FULL, MAMBA, SWA
 from hkv.dialects.sglang.engines import live_tree
-from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine, SGLangNumpyTree
+from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
+from hkv.dialects.sglang.engines.tree import SGLangNumpyTree
 from hkv.errors import OperationError
 from hkv.oracle.attach.attach import AttachSettings, Session
 from hkv.oracle.attach.sink import ShadowSink

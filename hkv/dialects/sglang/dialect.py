@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,9 +17,8 @@ from hkv.contract.explore_command import TOKENS, Space
 from hkv.contract.invariant import judged
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
-from hkv.dialects.sglang.engines import places
 from hkv.dialects.sglang.traffic import FEATURES, MOVES
-from hkv.errors import ConfigError
+from hkv.errors import ConfigError, OperationError
 from hkv.limits import counted
 
 if TYPE_CHECKING:
@@ -132,14 +133,21 @@ class SGLangDialect(Dialect):
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        from hkv.dialects.sglang.coverage import RULES
+        from reference.dialects.sglang import clauses
 
-        return RULES
+        return {name: clause.meaning for name, clause in clauses().items()}
 
     def exercised(self, log: Any) -> dict[str, int]:
-        from hkv.dialects.sglang.coverage import exercised
+        from hkv.dialects.sglang.engines.numpy import engine
+        from reference.language import recording
 
-        return exercised(log)
+        counts: collections.Counter[str] = collections.Counter()
+        asked = engine(log.header)
+        with recording(lambda name: counts.update([name])):
+            for operation in log.operations:
+                with contextlib.suppress(OperationError):
+                    asked.perform(operation)
+        return dict(counts)
 
     attached_package = "sglang"
 
@@ -169,9 +177,8 @@ class SGLangDialect(Dialect):
         if isinstance(operation, structs.AdmitOp) and operation.id == id:
             tokens, namespace = operation.tokens, operation.namespace
         else:
-            request = engine.manager.requests[id]
-            tokens, namespace = request.tokens, request.namespace
-        size, full = engine.manager.config.page_size, engine.alone(tokens[:-1], namespace, "FULL")
+            tokens, namespace = engine.requests[id].tokens, engine.requests[id].namespace
+        size, full = engine.config.page_size, engine.alone(tokens[:-1], namespace, "FULL")
         beyond = full + size if full + size < len(tokens) else None
         absent = (MissingEntry(full, full + size - 1, "never entered, or evicted"),) if beyond else ()
         found = [Resumption(0, structs.FULL_ATTENTION, size, full, beyond, absent)]
@@ -183,20 +190,21 @@ class SGLangDialect(Dialect):
         return found
 
     def next_operations(self, engine: SGLangNumpyEngine, space: Space) -> Iterator[Any]:
-        _check_states(engine.manager.config.states, space.requests)
-        requests = engine.manager.requests
-        free = next((name for name in space.names() if name not in requests), None)
+        _check_states(engine.config.states, space.requests)
+        free = next((name for name in space.names() if name not in engine.requests), None)
         if free is not None:
             yield from (structs.AdmitOp(id=free, tokens=tokens) for tokens in space.prompts())
-        for id, request in requests.items():
-            computed, known = len(request.row), len(request.tokens)
+        window, size = engine.config.window, engine.config.page_size
+        for id in engine.requests:
+            request = engine.request(id)
+            computed, known = request.length, request.tokens
             yield from (structs.ExtendOp(id=id, length=length) for length in range(computed + 1, known + 1))
             if computed == known and known < space.max_model_len:
                 yield from (structs.DecodeOp(id=id, token=token) for token in TOKENS)
-            window, lock = engine.manager.config.window, request.lock
             if computed == known and window is not None:
                 yield structs.SlideOp(id=id)
-            if window is not None and lock.mark and not lock.window_released and computed - request.protected >= window:
+            passed = computed - request.protected * size
+            if window is not None and request.edge and not request.window_released and passed >= window:
                 yield structs.ReleaseWindowOp(id=id)
             if request.ran:
                 yield structs.CheckpointOp(id=id)
@@ -206,35 +214,33 @@ class SGLangDialect(Dialect):
     def canonical(self, engine: SGLangNumpyEngine) -> Hashable:
         """Pages count, but not which they are; of requests, not what they are called; hits and ages only as far as the
         policy reads them. 128 bits stand for it all, so that millions can be remembered."""
-        manager, tree, mapped = engine.manager, engine.manager.tree, engine.manager.pools.window_of
-        policy, walked = manager.config.policy, [tree.root, *engine.walk()]
-        numbers = {node: number for number, node in enumerate(walked)}
-        used, made = places(node.used for node in walked), places(node.made for node in walked)
+        cache, policy = engine.cache, engine.config.policy
+        state = engine.perform(structs.StateOp())
         read = {"slru": lambda hits: min(hits, 2), "lfu": lambda hits: hits}.get(policy, lambda hits: 0)
         nodes = [
             (
-                *(node.parent and numbers[node.parent], node.key.namespace, node.key.units, node.window is None),
-                *(node.state is None, node.full_locks, node.window_locks, node.state_locks, node.mark is None),
-                *(used[node.used], read(node.hits), node.priority if policy == "priority" else 0),
-                made[node.made] if policy in ("fifo", "filo") else 0,
+                *(node.parent, node.namespace, node.tokens, node.window is None, node.state is None, node.locks),
+                *(node.mark, node.used, read(node.hits), node.priority if policy == "priority" else 0),
+                node.made if policy in ("fifo", "filo") else 0,
             )
-            for node in walked
+            for node in state.nodes
         ]
+        numbers = {node.row: number for number, node in enumerate(engine.reader.walk(cache))}
         requests = [
             (
-                *(request.tokens, request.prompt, request.priority, request.branch, len(request.row)),
-                *(request.protected, request.counted, request.evicted, request.ran, request.own is None),
-                *(request.tracked, request.tracked_before, len(request.tracking)),
-                [slot in mapped for slot in request.row],
-                *(numbers[request.lock.node], request.lock.window_released),
-                [number for node, number in numbers.items() if node.mark == request.lock.mark is not None],
+                *(host.tokens, host.namespace, request.prompt, request.priority, request.branch, request.length),
+                *(request.protected, request.entered, request.slid, request.ran, request.own == 0),
+                *(request.tracked, request.tracked_before, request.kept_first == 0),
+                [cache.peer[page] > 0 for page in request.row[: -(-request.length // engine.config.page_size)]],
+                *(numbers.get(request.held, -1), request.window_released),
+                [number for node, number in numbers.items() if node.mark == request.edge > 0],
             )
-            for request in manager.requests.values()
+            for id, host in engine.requests.items()
+            for request in (engine.request(id),)
         ]
-        orders = [[numbers[node] for node in order] for order in (tree.recent, tree.recent_states)]
-        free = [(len(pool.free), len(pool.waiting)) for pool in manager.pools.all]
+        free = [(len(pool.free), len(pool.waiting)) for pool in state.pools]
         encoded = sorted(map(msgspec.msgpack.encode, requests))
-        return hashlib.blake2b(msgspec.msgpack.encode((nodes, encoded, orders, free)), digest_size=16).digest()
+        return hashlib.blake2b(msgspec.msgpack.encode((nodes, encoded, state.recent, free)), digest_size=16).digest()
 
 
 def _check_states(states: int | None, requests: int) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
 from hkv.dialects.sglang.config import SLIDE_EVERY, STATE_CHUNK, SGLangConfig
-from hkv.dialects.sglang.engines.jax_reading import Pages, SGLangReader
+from hkv.dialects.sglang.engines.jax_reading import SGLangReader
+from hkv.dialects.sglang.engines.pages import Pages
 from hkv.dialects.sglang.rules import entering, states, transitions
 from hkv.dialects.sglang.rules.evict import Wanted, evict
 from hkv.dialects.sglang.rules.operations import COLUMNS, SGLangArgument, SGLangCode

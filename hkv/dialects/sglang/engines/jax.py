@@ -17,7 +17,8 @@ from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang import machine
 from hkv.dialects.sglang.config import WINDOW_UNTOLD
 from hkv.dialects.sglang.engines import of_components
-from hkv.dialects.sglang.engines.jax_reading import Pages, SGLangReader, available, told_pages
+from hkv.dialects.sglang.engines.jax_reading import SGLangReader, available, told_pages
+from hkv.dialects.sglang.engines.pages import HostRequest, Pages
 from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode, SGLangColumn
 from hkv.errors import OperationError, UnsupportedConfigError
 from hkv.machine.operations import bucket
@@ -29,15 +30,6 @@ OPERATIONS, PAYLOAD = 2, 64
 
 TOKENS = 250
 """Pages of a request that there is room for at first."""
-
-
-@dataclasses.dataclass
-class HostRequest:
-    """A request as the host knows it: its slot in the compiled cache, its tokens, and what they are cached apart by."""
-
-    slot: int
-    tokens: list[int]
-    namespace: tuple[str | None, str | None]
 
 
 class SGLangJaxEngine:

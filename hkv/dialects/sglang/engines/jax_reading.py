@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import SGLangConfig
 from hkv.dialects.sglang.engines import of_components, places, walk
+from hkv.dialects.sglang.engines.pages import Pages
 from hkv.state.nodes import PRESENT, Node
 from hkv.state.radix import (
     COUNT_WORDS,
@@ -24,48 +24,6 @@ from hkv.state.radix import (
     RadixRequest,
     RadixState,
 )
-
-
-class Pages:
-    """Numbers of pages, which are equal if namespace and all units up to their end are.
-
-    Args:
-      size: units of a page.
-      bigrams: whether a unit is a token and the next one.
-    """
-
-    def __init__(self, size: int, *, bigrams: bool) -> None:
-        self._size, self._bigrams = size, bigrams
-        self._numbers: dict[tuple[Any, tuple[int, ...]], int] = {}
-        self._known: list[tuple[Any, tuple[int, ...]]] = []
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def of(self, tokens: Sequence[int], namespace: tuple[str | None, str | None]) -> list[int]:
-        """Numbers of the whole pages of some tokens."""
-        before: Any = namespace
-        found, whole = [], max(0, len(tokens) - self._bigrams) // self._size
-        for page in range(whole):
-            # Of bigrams the token after the page is the last one's second.
-            own = tuple(tokens[page * self._size : (page + 1) * self._size + self._bigrams])
-            before = self._numbers.setdefault((before, own), len(self._known))
-            if before == len(self._known):
-                self._known.append((found[-1] if found else namespace, own))
-            found.append(before)
-        return found
-
-    def tokens(self, numbers: Sequence[int]) -> list[int]:
-        """Tokens of pages that follow each other; of bigrams, the one after the last, too."""
-        named = [self._known[number][1] for number in numbers]
-        return [token for own in named for token in own[: self._size]] + list(named[-1][self._size :])
-
-    def namespace(self, number: int) -> tuple[str | None, str | None]:
-        """Namespace under which a page is cached apart."""
-        before: Any = number
-        while isinstance(before, int):
-            before = self._known[before][0]
-        return before
 
 
 def pool_counts(state: RadixState) -> np.ndarray:

@@ -1,52 +1,50 @@
-"""The reference as an engine: `reference.dialects.sglang` behind the operations of its logs."""
+"""The text as an engine: `reference.dialects.sglang`, run as it stands, behind the operations of SGLang's logs."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from hkv.dialects.sglang import log as structs
-from hkv.dialects.sglang.config import COMPONENTS, MAMBA, SWA
-from hkv.dialects.sglang.engines import of_components, places, walk
-from hkv.dialects.sglang.log import to_config
+from hkv.dialects.sglang.config import WINDOW_UNTOLD
+from hkv.dialects.sglang.engines import of_components
+from hkv.dialects.sglang.engines.keyed import Keyed
+from hkv.dialects.sglang.engines.pages import HostRequest
+from hkv.dialects.sglang.plain import LAYOUT, pools_of
 from hkv.errors import OperationError
-from hkv.version import check_reference
+from reference.dialects.sglang import operations
+from reference.dialects.sglang.records import Code, Operation, Request, Result, Status
 
-if TYPE_CHECKING:
-    from reference.dialects.sglang.core import TreeCore
-    from reference.dialects.sglang.key import Namespace
-    from reference.dialects.sglang.manager import SGLangManager
-    from reference.dialects.sglang.tree import RadixTree, TreeNode
+ARGUMENTS = ("tokens", "priority", "length", "track", "every", "full", "window", "states")
+"""Fields of an operation that its caller names."""
 
 
-class SGLangNumpyEngine:
-    """The reference under SGLang's rules.
+class SGLangNumpyEngine(Keyed):
+    """The text under SGLang's rules.
 
     Args:
       header: the configuration, as a log's first line.
 
     Attributes:
-      header: the same.
-      manager: the reference's object, for inspection.
+      requests: those that run, by name.
 
     Raises:
       ConfigError: a cache that SGLang does not have.
     """
 
-    manager: SGLangManager
-
     def __init__(self, header: structs.Header) -> None:
-        check_reference()
-        from reference.dialects.sglang.manager import SGLangManager
-
-        self.header, self.manager = header, SGLangManager(to_config(header))
+        super().__init__(header)
+        self.requests: dict[str, HostRequest] = {}
+        self._free = list(range(self.cache.slots))
 
     @property
     def evictions(self) -> int:
         """Times that a node left, or lost what a component had of it, to make room."""
-        return self.manager.tree.evictions
+        return self.cache.evictions
+
+    def request(self, id: str) -> Request:
+        """A request that runs."""
+        return self.cache.requests[self._host(id).slot + 2]
 
     def perform(self, operation: structs.Operation) -> Any:
         """Performs one operation and returns its answer.
@@ -54,184 +52,146 @@ class SGLangNumpyEngine:
         Raises:
           OperationError: it cannot come now; nothing changed.
         """
-        manager = self.manager
         match operation:
             case structs.MatchOp():
-                return _found(manager.match(operation.tokens, operation.namespace))
+                keys = self.keys(operation.tokens, operation.namespace)
+                result = self._do(Code.MATCH, None, keys, tokens=len(operation.tokens))
+                return self._found(result, [self.cache.keys[key].page for key in keys[: result.hit]])
             case structs.AdmitOp():
-                given = (operation.tokens, operation.namespace, operation.priority)
-                return _found(manager.admit(operation.id, *given))
-            case structs.ExtendOp():
-                return structs.Slots(manager.extend(operation.id, operation.length, operation.track))
-            case structs.DecodeOp():
-                slot = manager.decode(operation.id, operation.token, track=operation.track)
-                return structs.Slots(None if slot is None else [slot])
+                return self._admit(operation)
+            case structs.ExtendOp() | structs.DecodeOp():
+                return self._grow(operation)
             case structs.SlideOp():
-                manager.slide(operation.id, operation.every)
+                self._do(Code.SLIDE, operation.id, every=operation.every)
             case structs.CheckpointOp():
-                manager.checkpoint(operation.id)
-                request = manager.requests[operation.id]
-                return structs.Row(list(request.row), request.protected)
+                self._do(Code.CHECKPOINT, operation.id)
+                request = self.request(operation.id)
+                return structs.Row(self.reader.row(request), request.protected * self.config.page_size)
             case structs.ReleaseWindowOp():
-                manager.release_window(operation.id)
+                self._do(Code.RELEASE_WINDOW, operation.id)
             case structs.FinishOp():
-                manager.finish(operation.id, operation.length)
+                self._end(Code.FINISH, operation.id, operation.length)
             case structs.AbortOp():
-                manager.abort(operation.id)
+                self._end(Code.ABORT, operation.id)
             case structs.EvictOp():
-                wanted = dict(zip(manager.config.components, operation.tokens, strict=True))
-                return structs.Freed(list(manager.evict(wanted).values()))
+                names = of_components(self.config, "full", "window", "states")
+                wanted: dict[str, Any] = dict(zip(names, operation.tokens, strict=True))
+                self._do(Code.EVICT, None, **wanted)
+                return structs.Freed([pool.freed * size for pool, size in pools_of(self.config, self.cache)])
             case structs.RoomOp():
-                return structs.Room(*(list(counts.values()) for counts in manager.room(operation.tokens)))
+                self._do(Code.ROOM, None, full=operation.tokens)
+                pools = pools_of(self.config, self.cache)
+                free = [(pool.count + pool.waiting) * size for pool, size in pools]
+                return structs.Room(free, [pool.idle * size for pool, size in pools])
             case structs.EventsOp():
-                return structs.Told(*(list(counts.values()) for counts in manager.tree.told.take()))
+                return self._events()
             case _:
-                return _state(manager)
+                return self.reader.state(self.cache, {id: self.request(id) for id in self.requests})
         return None
 
     def num_available(self) -> int:
         """Pages of all pools, and states, that are free or that nobody holds."""
-        pools, ledgers = self.manager.pools, self.manager.tree.ledgers().values()
-        counts = zip(pools.all, pools.available.values(), ledgers, strict=True)
-        return sum((free + idle) // pool.page_size for pool, free, (idle, _) in counts)
+        return sum(pool.count + pool.waiting + pool.idle for pool, _ in pools_of(self.config, self.cache))
 
-    def alone(self, tokens: Sequence[int], namespace: Namespace, name: str) -> int:
-        """Tokens at which one component alone, and full attention, could resume; nothing is changed."""
-        manager = copy.deepcopy(self.manager)
-        only = {"window": None, "num_slots": manager.config.num_slots[:1]} if name != SWA else {}
-        changes: dict[str, Any] = {**only, **({"states": None} if name != MAMBA else {})}
-        manager.tree.config = dataclasses.replace(manager.config, **changes)
-        return manager.match(tokens, namespace).length
+    def _admit(self, operation: structs.AdmitOp) -> structs.Found:
+        if operation.id in self.requests:
+            raise OperationError("id", operation.id, "a name that no running request has")
+        if not operation.tokens:
+            raise OperationError("tokens", [], "at least 1 token")
+        if not self._free:
+            LAYOUT.grow(self.cache, "requests", self.cache.slots)
+            self._free += range(self.cache.slots, 2 * self.cache.slots)
+            self.cache.slots *= 2
+        request = HostRequest(self._free[0], list(operation.tokens), operation.namespace)
+        keys = self.keys(operation.tokens, operation.namespace)
+        self.requests[operation.id] = request
+        given: dict[str, Any] = {"tokens": len(request.tokens), "priority": operation.priority}
+        try:
+            result = self._do(Code.ADMIT, operation.id, keys, **given)
+        except OperationError:
+            del self.requests[operation.id]
+            raise
+        self._free.pop(0)
+        return self._found(result, self.request(operation.id).row[: result.hit])
 
-    def walk(self) -> Iterator[TreeNode]:
-        """Nodes of the tree in the order in which `state` lists them."""
-        return _walk(self.manager.tree)
+    def _grow(self, operation: structs.ExtendOp | structs.DecodeOp) -> structs.Slots:
+        host, request = self._host(operation.id), self.request(operation.id)
+        before, keys, given = request.length, list[int](), dict[str, Any]()
+        if isinstance(operation, structs.ExtendOp):
+            given = {"length": operation.length, "track": operation.track}
+            self._check_length(request, operation)
+        else:
+            given = {"track": int(operation.track)}
+            if before != len(host.tokens):
+                raise OperationError("id", operation.id, "a request whose tokens all have slots")
+            known = max(0, len(host.tokens) - self.config.bigrams) // self.config.page_size
+            keys = self.keys([*host.tokens, operation.token], host.namespace)[known:]
+        code = Code.EXTEND if isinstance(operation, structs.ExtendOp) else Code.DECODE
+        if self._do(code, operation.id, keys, refused=Status.NO_ROOM, **given).status != Status.OK:
+            return structs.Slots(None)
+        if isinstance(operation, structs.DecodeOp):
+            host.tokens.append(operation.token)
+        return structs.Slots(self.reader.row(request)[before:])
 
+    def _check_length(self, request: Request, operation: structs.ExtendOp) -> None:
+        if not request.length < operation.length <= request.tokens:
+            raise OperationError("length", operation.length, f"from {request.length + 1} to {request.tokens} tokens")
+        if operation.track and not request.length < operation.track <= operation.length:
+            expected = f"0, or from {request.length + 1} to {operation.length} tokens"
+            raise OperationError("track", operation.track, expected)
 
-class SGLangNumpyTree:
-    """The reference's tree alone, whose pools are somebody else's.
+    def _end(self, code: Code, id: str, length: int = 0) -> None:
+        request = self.request(id)
+        least = request.protected * self.config.page_size + self.config.bigrams
+        if length and not least <= length <= request.length:
+            raise OperationError("length", length, f"from {least} to {request.length} tokens")
+        self._do(code, id, length=length)
+        self._free.insert(0, self.requests.pop(id).slot)
 
-    Args:
-      header: the configuration, as a log's first line.
-
-    Attributes:
-      header: the same.
-      core: the reference's own object.
-    """
-
-    core: TreeCore
-
-    def __init__(self, header: structs.Header) -> None:
-        check_reference()
-        from reference.dialects.sglang.core import TreeCore
-
-        self.header, self.core = header, TreeCore(to_config(header))
-
-    def perform(self, operation: structs.Operation) -> Any:
-        """Performs one operation and returns its answer.
-
-        Raises:
-          OperationError: it is not one on a tree, or cannot come now; nothing changed.
-        """
-        core = self.core
-        match operation:
-            case structs.MatchOp():
-                found = core.match(operation.tokens, operation.namespace)
-                if operation.node is not None:
-                    core.nodes[operation.node] = found.node
-                return _found(found)
-            case structs.InsertOp():
-                return self._insert(operation)
-            case structs.LockOp():
-                return structs.Held(core.lock(operation.id, operation.node))
-            case structs.UnlockOp():
-                core.unlock(operation.id)
-            case structs.ReleaseWindowOp():
-                core.release_window(operation.id)
-            case structs.ReleaseStateOp():
-                core.release_state(operation.id)
-            case structs.LeaveOp():
-                core.leave(COMPONENTS[structs.KINDS.index(operation.kind)], operation.steps)
-                return structs.Gone(*core.take_returned())
-            case structs.ResetOp():
-                core.reset()
-            case structs.EndedOp():
-                pass
-            case structs.StateOp():
-                return structs.State([], [], {}, *_nodes(core.tree), _ledgers(core.tree))
-            case _:
-                raise OperationError("op", type(operation).__name__, "an operation on a tree alone")
-        return None
-
-    def _insert(self, operation: structs.InsertOp) -> structs.Entered:
-        names = ("owned", "evicted", "counted", "priority", "state")
-        given = {name: getattr(operation, name) for name in names}
-        slots, window = list(operation.slots), operation.window
-        inserted = self.core.insert(operation.tokens, operation.namespace, slots, window, **given)
-        self.core.nodes[operation.node] = inserted.node
-        return structs.Entered(inserted.known, inserted.took_state, structs.Gone(*self.core.take_returned()))
-
-
-def engine(header: structs.Header) -> SGLangNumpyEngine | SGLangNumpyTree:
-    """The reference under a header: the whole cache, or its tree alone."""
-    return SGLangNumpyTree(header) if header.tree else SGLangNumpyEngine(header)
-
-
-def _walk(tree: RadixTree) -> Iterator[TreeNode]:
-    return walk(tree.root, lambda node: (node.key.namespace, node.key.tokens()))
-
-
-def _found(match: Any) -> structs.Found:
-    return structs.Found(match.length, match.full_length, match.node.slots())
-
-
-def _nodes(tree: RadixTree) -> tuple[list[structs.TreeNode], list[list[int]]]:
-    """Nodes of a tree, and the orders of their window slots and states."""
-    config, nodes = tree.config, list(_walk(tree))
-    numbers = {node: number for number, node in enumerate(nodes)}
-    used = places(node.used for node in [tree.root, *nodes])
-    made = places(node.made for node in nodes)
-    told = [
-        structs.TreeNode(
-            parent=-1 if node.parent is None else numbers.get(node.parent, -1),
-            namespace=node.key.namespace,
-            tokens=node.key.tokens(),
-            slots=list(node.full),
-            window=None if node.window is None else list(node.window),
-            state=node.state,
-            locks=of_components(config, node.full_locks, node.window_locks, node.state_locks),
-            mark=node.mark is not None,
-            hits=node.hits,
-            priority=node.priority,
-            used=used[node.used],
-            made=made[node.made],
+    def _events(self) -> structs.Told:
+        pools = [pool for pool, _ in pools_of(self.config, self.cache)]
+        # SGLang's events tell of full attention alone.
+        tells = [pool is self.cache.full or WINDOW_UNTOLD not in self.config.bugs for pool in pools]
+        told = structs.Told(
+            [pool.came * told for pool, told in zip(pools, tells, strict=True)],
+            [pool.left * told for pool, told in zip(pools, tells, strict=True)],
         )
-        for node in nodes
-    ]
-    orders = of_components(config, [], tree.recent, tree.recent_states)[1:]
-    return told, [[numbers[node] for node in order] for order in orders]
+        for pool in pools:
+            pool.came = pool.left = 0
+        return told
+
+    def _do(
+        self, code: Code, id: str | None, keys: Sequence[int] = (), refused: Status = Status.OK, **given: int
+    ) -> Result:
+        """Performs one operation; raises what refuses it, but for one reason that is an answer."""
+        op: Operation = self.cache.operations[1]
+        op.code, op.slot, op.count, op.start = code, 0 if id is None else self._host(id).slot, len(keys), 0
+        for name in ARGUMENTS:
+            setattr(op, name, given.get(name, 0))
+        self.cache.payload[: len(keys)] = [self.cache.keys[key] for key in keys]
+        self._perform(code)
+        result: Result = self.cache.results[1]
+        if result.status not in (Status.OK, refused):
+            status = Status(result.status).name
+            raise OperationError(code.name.lower(), status, "one that applies to the request's state")
+        return result
+
+    def _perform(self, code: Code) -> None:
+        operations.perform_at(self.cache, 1, code)
+
+    def _host(self, id: str) -> HostRequest:
+        try:
+            return self.requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that runs") from None
+
+    def _found(self, result: Result, pages: Sequence[int]) -> structs.Found:
+        size = self.config.page_size
+        return structs.Found(result.hit * size, result.full_hit * size, self.reader.slots(pages))
 
 
-def _state(manager: SGLangManager) -> structs.State:
-    pools = manager.pools
-    return structs.State(
-        [structs.Pool(list(pool.free), list(pool.waiting)) for pool in pools.all],
-        sorted(pools.window_of.items()),
-        {
-            id: structs.Owned(
-                list(request.row),
-                request.protected,
-                request.counted,
-                request.evicted,
-                [state for state in (request.own, *request.tracking) if state is not None],
-                request.tracked,
-            )
-            for id, request in manager.requests.items()
-        },
-        *_nodes(manager.tree),
-        _ledgers(manager.tree),
-    )
+def engine(header: structs.Header) -> Any:
+    """The text under a header: the whole cache, or its tree alone."""
+    from hkv.dialects.sglang.engines.tree import SGLangNumpyTree
 
-
-def _ledgers(tree: RadixTree) -> list[structs.Ledger]:
-    return [structs.Ledger(*counts) for counts in tree.ledgers().values()]
+    return SGLangNumpyTree(header) if header.tree else SGLangNumpyEngine(header)

@@ -3,7 +3,7 @@
 After each chunk of its prompt, and at its end, a request's pages are entered, and the tree's take their place in its
 row: pages that the tree had already are free at once. With states it is entered up to the length of one that it kept.
 
-Twin: `reference.dialects.sglang.manager`.
+Twin: `reference.dialects.sglang.requests`.
 """
 
 from __future__ import annotations

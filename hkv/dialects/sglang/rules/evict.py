@@ -3,7 +3,7 @@
 One loop walks over all: a stage for each component, a trip for each node that is looked at. Nodes that requests hold
 are passed over, so a walk costs what leaves and what is held, whatever else is cached.
 
-Twin: `reference.dialects.sglang.eviction`.
+Twin: `reference.dialects.sglang.evicting`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A request holds the full pages of its whole prefix, of the window's those that a
 the node's state; where the window ends the node gets a mark, which the request keeps. A node that anybody holds is
 barred from eviction.
 
-Twin: `reference.dialects.sglang.locks`.
+Twin: `reference.dialects.sglang.holding`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What a chain of keys has in the tree is a prefix of it, whose end is found by halving (`_cached`). Then one walks down
 node by node, each found by its first key, and splits the node in which the prefix ends. Positions are pages.
 
-Twin: `reference.dialects.sglang.tree`, after SGLang 0.5.23, `unified_tree_core.py` and `components/swa.py`.
+Twin: `reference.dialects.sglang.radix`, after SGLang 0.5.23, `unified_tree_core.py` and `components/swa.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A node has one at most, of the length that it ends at. A request has one of its 
 turn that keep what it was at lengths it has passed; what it enters becomes a node's. A state is shared with nobody: who
 resumes at a node copies its state into one of its own.
 
-Twin: `reference.dialects.sglang.tree` and `reference.dialects.sglang.manager`.
+Twin: `reference.dialects.sglang.radix` and `reference.dialects.sglang.requests`.
 """
 
 from __future__ import annotations

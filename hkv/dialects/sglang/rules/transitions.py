@@ -3,7 +3,7 @@
 A refused operation takes nothing and says why in its status, with two exceptions of SGLang's: what was evicted to make
 room stays evicted, and a decode that finds no window page loses a full one (`DECODE_LOSES_PAGE`).
 
-Twin: `reference.dialects.sglang.manager`.
+Twin: `reference.dialects.sglang.requests`.
 """
 
 from __future__ import annotations

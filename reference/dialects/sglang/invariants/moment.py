@@ -15,7 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 from hkv.contract.invariant import PlainMoment, PlainWatch
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import SGLangConfig
-from reference.dialects.sglang.key import Namespace, Unit
+
+Unit: TypeAlias = int | tuple[int, int]
+"""A token, or a token and the next one."""
+
+Namespace: TypeAlias = tuple[str | None, str | None]
+"""SGLang's `extra_key` (an adapter's, say) and `cache_salt`."""
 
 Path: TypeAlias = tuple[Namespace, tuple[Unit, ...]]
 """A prefix: its namespace and its units."""

@@ -1,0 +1,120 @@
+"""SGLang's rules in three forms, in one process: the text run plainly, the text lowered, and the form written for XLA.
+
+  python -m benchmarks.sglang_text --requests 6000 --pages 4000
+
+Requests of 34 pages, of which 16 are shared, under the plain schedule of replays, over full attention and a window of
+16 slots; what the schedule asks of the cache is noted, and performed in one dispatch by each form, in turns. A page
+operation is a page of one pool through match, allocation, insertion and release, as in `benchmarks/sglang_cache.py`.
+Times are processor time, the least and the median of the turns; compiling is told apart. The forms evict the same
+number of times, and all arrays of the lowered text are those of the plain one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+import jax
+import numpy as np
+
+from benchmarks.sglang_cache import SCHEDULE, header_of, operations_of, shared_prompts
+from hkv.dialects.sglang import machine
+from hkv.dialects.sglang.plain import LAYOUT
+from hkv.dialects.sglang.replay_command import SGLangLoop
+from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode
+from hkv.lowering import lowered
+from hkv.machine import native_loops
+from hkv.replay.schedule import Recorder
+from hkv.state.radix import Count
+from reference.dialects.sglang.operations import perform_all
+from tests.sglang.batches import Noted, differing
+
+WINDOW = 16
+"""Slots of the window."""
+
+
+@click.command()
+@click.option("--requests", default=1000, show_default=True, help="How many requests.")
+@click.option("--pages", default=1000, show_default=True, help="Pages of each pool.")
+@click.option("--turns", default=5, show_default=True, help="Turns of each form.")
+def main(requests: int, pages: int, turns: int) -> None:
+    """SGLang's rules in three forms."""
+    native_loops.enable()
+    header, arrivals = header_of((pages, pages), WINDOW), shared_prompts(requests)
+    noted = Noted(header)
+    SGLangLoop(noted, 1, SCHEDULE, arrivals, Recorder(2 * pages + 1, None, lambda: None)).run()
+    work = operations_of(arrivals)
+    click.echo(f"{len(noted.rows)} operations, {work} page operations, {noted.evictions} evictions")
+    forms = {"by hand": by_hand(noted), "lowered": by_text(noted, work)}
+    spent: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(turns):
+        for name, form in forms.items():
+            spent[name].append(form() / work * 1e9)
+    for name, each in spent.items():
+        click.echo(f"{name}: least {min(each):.1f}, median {float(np.median(each)):.1f} ns a page operation")
+
+
+def by_hand(noted: Noted) -> Callable[[], float]:
+    """The form written for XLA, compiled."""
+    buckets = machine.buckets_for(noted.config, tokens=63, requests=64, keys=max(noted.payload) + 1)
+    parameters, state = machine.init(noted.config, buckets)
+    batch = SGLangBatch()
+    for row in noted.rows:
+        given = {name: value for name, value in row.items() if name not in ("code", "slot", "count", "start")}
+        keys = [key - 1 for key in noted.payload[row["start"] : row["start"] + row["count"]]]
+        batch.add(SGLangCode(row["code"]), row["slot"], keys, **given)
+    operations = jax.device_put(batch.build())
+    compiled = _compiled("by hand", jax.jit(machine.pure(), donate_argnums=1), parameters, state, operations)
+
+    def once() -> float:
+        given = jax.block_until_ready(jax.device_put(state))
+        begun = time.process_time()
+        after, _ = jax.block_until_ready(compiled(parameters, given, operations))
+        spent = time.process_time() - begun
+        assert int(after.counters[Count.EVICTIONS]) == noted.evictions
+        return spent
+
+    return once
+
+
+def by_text(noted: Noted, work: int) -> Callable[[], float]:
+    """The text, run plainly once, and lowered with the configuration known."""
+    cache, static, count = noted.batch(), noted.static(), len(noted.rows)
+    arrays = {name: array for name, array in LAYOUT.arrays_of(cache).items() if name not in static}
+    begun = time.process_time()
+    perform_all(cache, count)
+    click.echo(f"plainly: {(time.process_time() - begun) / work * 1e9:.0f} ns a page operation")
+    want = LAYOUT.arrays_of(cache)
+    program = jax.jit(lowered(LAYOUT, perform_all, static), donate_argnums=0)
+    compiled = _compiled("lowered", program, arrays, np.int32(count))
+
+    def once() -> float:
+        given = jax.block_until_ready(jax.device_put(arrays))
+        begun = time.process_time()
+        after = jax.block_until_ready(compiled(given, np.int32(count)))
+        spent = time.process_time() - begun
+        assert differing(jax.device_get(after), want) == []
+        return spent
+
+    return once
+
+
+def _compiled(name: str, program: Any, *arguments: Any) -> Any:
+    begun = time.process_time()
+    traced = program.lower(*arguments)
+    between = time.process_time()
+    compiled = traced.compile()
+    text, now = compiled.as_text(), time.process_time()
+    copies = len(re.findall(r"= s32\[\d{2,}\]\S* copy\(", text))
+    click.echo(
+        f"{name}: traced in {between - begun:.1f}, compiled in {now - between:.1f} s; {text.count(' while(')} loops, "
+        f"{text.count(' conditional(')} segments, {text.count(chr(10))} lines, {copies} copies of arrays"
+    )
+    return compiled
+
+
+if __name__ == "__main__":
+    main()
