@@ -18,7 +18,7 @@ from hkv.testing.planting import Patch, applied
 from tests.page.reading import data_of, drawn
 
 RTP = ("rtp-llm/single", "full:1", "reference.dialects.rtp_llm.kinds.full:FullKind.free")
-SGLANG = ("sglang-0.5.23", "full:1,swa:1:1", "reference.dialects.sglang.pool:SlotPool.give_back_pages")
+SGLANG = ("sglang-0.5.23", "full:1,swa:1:1", "reference.language.mechanisms:FreeList.reserve")
 SPACE = ("--num-blocks", "3", "--requests", "1", "--max-model-len", "1")
 
 
@@ -36,7 +36,7 @@ def explored(where: tuple[str, str, str], old: str, new: str, folder: pathlib.Pa
     ("where", "old", "new", "invariant", "status"),
     [
         (RTP, "release(blocks)", "release(list(blocks)[1:])", "rtp references", HELD),
-        (SGLANG, "self.free += pages", "self.free += pages[1:]", "pages are somewhere", 0),
+        (SGLANG, "self.count += count", "self.count += count - 1", "pages are somewhere", 0),
     ],
 )
 def test_the_state_that_breaks_an_invariant_is_drawn(
