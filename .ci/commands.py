@@ -131,7 +131,7 @@ SHORTER = (
 )
 
 RECORDED = ("TRACE", "conversation_trace.jsonl")
-"""What pages call Mooncake's trace, whose ids stand for 512 tokens: hybrid models' replays warn of it alone."""
+"""Names that pages give Mooncake's trace, whose ids stand for 512 tokens: hybrid models' replays warn of it alone."""
 
 APART = r"(diff .*numpy,jax|diff --dialect rtp-llm|explore )(?!.*--(save|plant))"
 """Commands that compile for long and leave no file: they run beside the others, which are in the order of the pages."""

@@ -6,7 +6,7 @@ A *text* is a module of rules. Run as it stands, over the plain objects of a `La
 - A rule is a function whose first parameter is the cache or a part of it.
 - Every number is an int32; `//` and `%` are of numbers not below 0; `NOTHING` is a number that stands for none.
 - A rule refuses before its first write.
-- In an expression no rule that writes is called after something was read.
+- Expressions are computed in Python's order, rules that write among them.
 """
 
 from reference.language.clauses import Clause, choice, clause, recording, seldom

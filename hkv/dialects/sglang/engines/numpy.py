@@ -13,6 +13,7 @@ from hkv.dialects.sglang.engines.pages import HostRequest
 from hkv.dialects.sglang.plain import LAYOUT, pools_of
 from hkv.errors import OperationError
 from reference.dialects.sglang import operations
+from reference.dialects.sglang.pools import available
 from reference.dialects.sglang.records import Code, Operation, Request, Result, Status
 
 ARGUMENTS = ("tokens", "priority", "length", "track", "every", "full", "window", "states")
@@ -81,7 +82,7 @@ class SGLangNumpyEngine(Keyed):
             case structs.RoomOp():
                 self._do(Code.ROOM, None, full=operation.tokens)
                 pools = pools_of(self.config, self.cache)
-                free = [(pool.count + pool.waiting) * size for pool, size in pools]
+                free = [available(pool) * size for pool, size in pools]
                 return structs.Room(free, [pool.idle * size for pool, size in pools])
             case structs.EventsOp():
                 return self._events()
@@ -91,7 +92,7 @@ class SGLangNumpyEngine(Keyed):
 
     def num_available(self) -> int:
         """Pages of all pools, and states, that are free or that nobody holds."""
-        return sum(pool.count + pool.waiting + pool.idle for pool, _ in pools_of(self.config, self.cache))
+        return sum(available(pool) + pool.idle for pool, _ in pools_of(self.config, self.cache))
 
     def _admit(self, operation: structs.AdmitOp) -> structs.Found:
         if operation.id in self.requests:
