@@ -28,7 +28,7 @@ PACKAGES = ("hkv", "reference", "pallas_kernels", "tests", "benchmarks", "exampl
 FLOORS = (
     ("spec", "keys", "tier", "state"),
     ("model", "layout", "machine"),
-    ("contract", "paged"),
+    ("contract", "lowering", "paged"),
     tuple(f"dialects.*.{room}" for room in ("bugs", "config", "kinds", "rules", "machine", "offload.config")),
     tuple(
         f"dialects.*.{room}"

@@ -21,14 +21,11 @@ import jax
 import numpy as np
 
 from benchmarks.sglang_cache import SCHEDULE, header_of, operations_of, shared_prompts
-from hkv.dialects.sglang import machine
-from hkv.dialects.sglang.plain import LAYOUT
+from hkv.dialects.sglang.batches import LAYOUT, program
+from hkv.dialects.sglang.plain import settings
 from hkv.dialects.sglang.replay_command import SGLangLoop
-from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode
-from hkv.lowering import lowered
 from hkv.machine import native_loops
 from hkv.replay.schedule import Recorder
-from hkv.state.radix import Count
 from reference.dialects.sglang.operations import perform_all
 from tests.sglang.batches import Noted, differing
 
@@ -47,7 +44,7 @@ def main(requests: int, pages: int, turns: int) -> None:
     noted = Noted(header)
     SGLangLoop(noted, 1, SCHEDULE, arrivals, Recorder(2 * pages + 1, None, lambda: None)).run()
     work = operations_of(arrivals)
-    click.echo(f"{len(noted.rows)} operations, {work} page operations, {noted.evictions} evictions")
+    click.echo(f"{len(noted.batch)} operations, {work} page operations, {noted.evictions} evictions")
     forms = {"by hand": by_hand(noted), "lowered": by_text(noted, work)}
     spent: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(turns):
@@ -59,12 +56,16 @@ def main(requests: int, pages: int, turns: int) -> None:
 
 def by_hand(noted: Noted) -> Callable[[], float]:
     """The form written for XLA, compiled."""
-    buckets = machine.buckets_for(noted.config, tokens=63, requests=64, keys=max(noted.payload) + 1)
+    from hkv.dialects.sglang import machine
+    from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode
+    from hkv.state.radix import Count
+
+    buckets = machine.buckets_for(noted.config, tokens=63, requests=64, keys=max(noted.batch.keys) + 1)
     parameters, state = machine.init(noted.config, buckets)
     batch = SGLangBatch()
-    for row in noted.rows:
+    for row in noted.batch.rows:
         given = {name: value for name, value in row.items() if name not in ("code", "slot", "count", "start")}
-        keys = [key - 1 for key in noted.payload[row["start"] : row["start"] + row["count"]]]
+        keys = [key - 1 for key in noted.batch.keys[row["start"] : row["start"] + row["count"]]]
         batch.add(SGLangCode(row["code"]), row["slot"], keys, **given)
     operations = jax.device_put(batch.build())
     compiled = _compiled("by hand", jax.jit(machine.pure(), donate_argnums=1), parameters, state, operations)
@@ -82,14 +83,14 @@ def by_hand(noted: Noted) -> Callable[[], float]:
 
 def by_text(noted: Noted, work: int) -> Callable[[], float]:
     """The text, run plainly once, and lowered with the configuration known."""
-    cache, static, count = noted.batch(), noted.static(), len(noted.rows)
-    arrays = {name: array for name, array in LAYOUT.arrays_of(cache).items() if name not in static}
+    state, count = noted.state(), len(noted.batch)
+    cache = LAYOUT.restored({**state, "config.alone": 0})
     begun = time.process_time()
     perform_all(cache, count)
     click.echo(f"plainly: {(time.process_time() - begun) / work * 1e9:.0f} ns a page operation")
-    want = LAYOUT.arrays_of(cache)
-    program = jax.jit(lowered(LAYOUT, perform_all, static), donate_argnums=0)
-    compiled = _compiled("lowered", program, arrays, np.int32(count))
+    want, known = LAYOUT.arrays_of(cache), settings(noted.config)
+    arrays = {name: array for name, array in state.items() if name not in known}
+    compiled = _compiled("lowered", program(noted.config), arrays, np.int32(count))
 
     def once() -> float:
         given = jax.block_until_ready(jax.device_put(arrays))

@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import secrets
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -54,12 +55,19 @@ class KeptProgram:
       donated: positions of the arguments that are donated.
       name: names the function and all that is static in it.
       returns: makes from the arguments any value of the structure that the function returns.
+      packages: imported packages beside HKV from whose sources the function is made.
     """
 
     def __init__(
-        self, function: Callable[..., Any], donated: tuple[int, ...], name: str, returns: Callable[..., Any]
+        self,
+        function: Callable[..., Any],
+        donated: tuple[int, ...],
+        name: str,
+        returns: Callable[..., Any],
+        packages: tuple[str, ...] = (),
     ) -> None:
         self._function, self._donated, self._name, self._returns = function, donated, name, returns
+        self._packages = ("hkv", *packages)
         self._jitted: Any = jax.jit(function, donate_argnums=donated)
         self._loaded: dict[Any, Callable[..., Any]] = {}
         self._loading = threading.Lock()
@@ -77,7 +85,7 @@ class KeptProgram:
         return self._loaded[shapes](*arguments)
 
     def _executable(self, folder: pathlib.Path, arguments: Any, shapes: Any) -> Callable[..., Any]:
-        path = folder / f"{self._name}-{_digest(_made_from(), self._name, repr(shapes))}{SUFFIX}"
+        path = folder / f"{self._name}-{_digest(_made_from(self._packages), self._name, repr(shapes))}{SUFFIX}"
         with contextlib.suppress(Exception):  # absent, damaged, or of a machine that this one is not: made again
             written = _read(path)
             returned = jax.tree.structure(self._returns(*arguments))
@@ -165,12 +173,13 @@ def _digest(*parts: str) -> str:
 
 
 @functools.cache
-def _made_from() -> str:
+def _made_from(packages: tuple[str, ...]) -> str:
     """Digest of all that a program is made from but its arguments."""
-    package = pathlib.Path(__file__).parents[1]
     sources = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        sources.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes() + b"\0")
+    for package in packages:
+        folder = pathlib.Path(sys.modules[package].__path__[0])
+        for file in sorted(folder.rglob("*.py")):
+            sources.update(f"{package}/{file.relative_to(folder)}\0".encode() + file.read_bytes() + b"\0")
     device = jax.devices()[0]
     # Where compiled programs lie, and how long they are kept, does not change what they are.
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}

@@ -20,7 +20,7 @@ import numpy as np
 
 from hkv.errors import ConfigError
 from hkv.state import nodes
-from hkv.state.buckets import require_addressable, require_growth, require_positive
+from hkv.state.buckets import require_addressable, require_positive
 from hkv.state.nodes import NODE_WORDS, Node
 
 
@@ -287,25 +287,3 @@ def empty_radix(buckets: RadixBuckets, num_pages: tuple[int, ...]) -> RadixState
         requests=np.zeros((slots, HELD_WORDS), np.int32),  # type: ignore[arg-type]
         counters=counters,  # type: ignore[arg-type]
     )
-
-
-def resized(state: RadixState, buckets: RadixBuckets) -> RadixState:
-    """The same cache with more room for keys, requests and their rows, as NumPy arrays. Host-only.
-
-    Raises ConfigError for a size that is smaller, or for other pages.
-    """
-    old = state.buckets
-    require_growth(old, buckets, ("keys", "requests", "row"))
-    new = empty_radix(buckets, ())
-    changes: dict[str, np.ndarray] = {name: np.array(getattr(state, name)) for name in ("nodes", "uses", "lists")}
-    changes |= {name: np.array(getattr(state, name)) for name in ("bitmap", "counters")}
-    for name, size in (
-        ("keys", old.keys),
-        ("rows", old.requests),
-        ("chains", old.requests),
-        ("requests", old.requests),
-    ):
-        source, target = np.asarray(getattr(state, name)), np.array(getattr(new, name))
-        target[:size, : source.shape[1]] = source[:size]
-        changes[name] = target
-    return new.replace(**changes)  # type: ignore[arg-type]

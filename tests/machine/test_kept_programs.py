@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import sys
@@ -26,8 +27,8 @@ class Counted:
         return {"sum": table.sum(axis=0) * self.factor + line, "line": jnp.sort(line)}, line[0]
 
 
-def program(function: Counted, name: str = "counted-0") -> KeptProgram:
-    return KeptProgram(function, (1,), name, lambda table, line: ({"sum": line, "line": line}, 0))
+def program(function: Counted, name: str = "counted-0", packages: tuple[str, ...] = ()) -> KeptProgram:
+    return KeptProgram(function, (1,), name, lambda table, line: ({"sum": line, "line": line}, 0), packages)
 
 
 def called(kept: KeptProgram, width: int = 4) -> None:
@@ -68,11 +69,25 @@ def test_other_shapes_names_and_settings_are_other_programs(folder, monkeypatch)
     for width, name, digest in ((5, "counted-0", None), (4, "counted-1", None), (4, "counted-0", "other sources")):
         with monkeypatch.context() as patch:
             if digest:
-                patch.setattr(kept_programs, "_made_from", lambda digest=digest: digest)
+                patch.setattr(kept_programs, "_made_from", lambda _, digest=digest: digest)
             function = Counted()
             called(program(function, name), width)
             assert function.traced == 1, (width, name, digest)
     assert len(executables(folder)) == 4
+
+
+def test_sources_of_other_packages_count_where_a_program_is_made_of_them(folder, tmp_path_factory, monkeypatch):
+    package = tmp_path_factory.mktemp("packages") / "rules_of_another"
+    package.mkdir()
+    (package / "__init__.py").write_text("FACTOR = 3\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    importlib.import_module(package.name)
+    for source, traced in (("FACTOR = 3\n", 1), ("FACTOR = 3\n", 0), ("FACTOR = 6 // 2\n", 1)):
+        (package / "__init__.py").write_text(source)
+        kept_programs._made_from.cache_clear()
+        function = Counted()
+        called(program(function, packages=(package.name,)))
+        assert function.traced == traced
 
 
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-9], lambda data: b"-" + data[1:]])

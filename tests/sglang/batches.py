@@ -5,40 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hkv.dialects.sglang.batches import Batch, empty_state
 from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
-from hkv.dialects.sglang.plain import LAYOUT, empty, settings
-from reference.dialects.sglang.records import Cache, Code, Status
+from hkv.dialects.sglang.plain import LAYOUT
+from reference.dialects.sglang.records import Code, Status
 
 
 class Noted(SGLangNumpyEngine):
-    """The text, with a note of each operation and of its keys, numbers from 1 on."""
+    """The text, with a note of each operation and of its keys."""
 
     def __init__(self, header: Any) -> None:
         super().__init__(header)
-        self.rows: list[Mapping[str, int]] = []
-        self.payload: list[int] = []
+        self.batch = Batch()
 
     def _do(
         self, code: Code, id: str | None, keys: Sequence[int] = (), refused: Status = Status.OK, **given: int
     ) -> Any:
-        slot = 0 if id is None else self._host(id).slot
-        self.rows.append({"code": int(code), "slot": slot, "count": len(keys), "start": len(self.payload), **given})
-        self.payload += keys
+        self.batch.add(code, 0 if id is None else self._host(id).slot, keys, **given)
         return super()._do(code, id, keys, refused, **given)
 
-    def batch(self) -> Cache:
-        """An empty cache with all operations that were noted, to be performed at once."""
-        sizes: dict[str, Any] = {"keys": len(self._pages) + 1, "requests": self.cache.slots, "row": self.cache.row}
-        cache = empty(self.config, **sizes, operations=len(self.rows) + 1, payload=len(self.payload) + 1)
-        for operation, row in zip(cache.operations[1:], self.rows, strict=False):
-            for name, value in row.items():
-                setattr(operation, name, value)
-        cache.payload[: len(self.payload)] = [cache.keys[key] for key in self.payload]
-        return cache
-
-    def static(self) -> dict[str, int]:
-        """The configuration, known while a program is made."""
-        return settings(self.config)
+    def state(self) -> dict[str, Any]:
+        """An empty cache with all operations that were noted, to be performed at once, configuration and all."""
+        sizes = {"keys": len(self._pages) + 1, "requests": self.cache.slots, "row": self.cache.row}
+        room = {"operations": len(self.batch), "payload": len(self.batch.keys)}
+        return self.batch.into(empty_state(self.config, known=False, **sizes, **room))
 
 
 def differing(got: Mapping[str, Any], want: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from hkv.errors import ConfigError
-from hkv.state import pooled, radix
+from hkv.state import pooled
 from hkv.state.pooled import PooledBuckets
 from hkv.state.radix import RadixBuckets
 from hkv.state.state import Buckets
@@ -41,12 +41,8 @@ def test_pools_groups_and_sequences_fit_each_other(name, value):
 
 
 def test_a_state_grows_in_some_sizes_and_keeps_the_others():
-    pools, tree = pooled.empty_pooled(POOLED, (8,)), radix.empty_radix(RADIX, (7,))
+    pools = pooled.empty_pooled(POOLED, (8,))
     with pytest.raises(ConfigError, match="chain = 3: expected at least 4"):
         pooled.resized(pools, dataclasses.replace(POOLED, chain=3))
     with pytest.raises(ConfigError, match="blocks = 9: expected 8, as before"):
         pooled.resized(pools, dataclasses.replace(POOLED, blocks=9))
-    with pytest.raises(ConfigError, match="keys = 7: expected at least 8"):
-        radix.resized(tree, dataclasses.replace(RADIX, keys=7))
-    with pytest.raises(ConfigError, match="pages = 9: expected 8, as before"):
-        radix.resized(tree, dataclasses.replace(RADIX, pages=9))

@@ -1,18 +1,12 @@
-"""A cache under SGLang's rules as a compiled function from state to state.
-
-`run(parameters, state, operations)` performs a whole batch of mixed operations in one dispatch
-(`hkv.dialects.sglang.rules.operations`). The state is donated: use the one that is returned.
-"""
+"""The form of SGLang's rules that is written for XLA, of which the compiled schedule of replays is made."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from hkv.dialects.sglang.config import SGLangConfig
 from hkv.dialects.sglang.rules import execute
-from hkv.dialects.sglang.rules.operations import ALL, SGLangColumn, SGLangResults
+from hkv.dialects.sglang.rules.operations import ALL
 from hkv.dialects.sglang.rules.parameters import SGLangParameters, of_config
-from hkv.machine.operations import Programs, bucket, check_granted
+from hkv.machine.operations import Programs, bucket
 from hkv.state.radix import RadixBuckets, RadixState, empty_radix
 
 
@@ -52,11 +46,4 @@ def buckets_for(config: SGLangConfig, *, tokens: int, requests: int = 16, keys: 
     )
 
 
-_PROGRAMS = Programs(execute.execute, only=ALL)
-run, pure = _PROGRAMS.run, _PROGRAMS.pure
-forget_programs, count_programs = _PROGRAMS.forget, _PROGRAMS.count
-
-
-def check(results: SGLangResults) -> None:
-    """Debug mode: `hkv.machine.operations.check_granted` of results."""
-    check_granted(np.asarray(results.table)[:, SGLangColumn.STATUS])
+pure = Programs(execute.execute, only=ALL).pure

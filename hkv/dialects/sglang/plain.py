@@ -58,12 +58,15 @@ def empty(
       row: pages of a request.
       operations: operations that there is room for.
       payload: keys of theirs; as many as a row has at least.
-      room: pages that there is room for at least, so that caches of several sizes are alike.
+      room: pages that there is room for at least, or four times as many as often as it takes, so that caches of several
+      sizes are alike.
       alone: without pages, which whoever drives the tree brings.
     """
     slots = [0] * 3 if alone else [*config.num_slots, 0][:2]
     pages = [count // config.page_size for count in slots[:2]] + [0 if alone else config.states or 0]
     pools = ("full", "swa", "states")
+    while 0 < room < max(pages):
+        room *= 4
     cache: Cache = LAYOUT.make(
         {
             **{"keys": keys, "nodes": max(room, pages[0]) + 2, "requests": requests + 1},

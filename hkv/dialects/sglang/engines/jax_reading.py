@@ -31,17 +31,6 @@ def pool_counts(state: RadixState) -> np.ndarray:
     return np.array(state.counters)[COUNT_WORDS:-1].reshape(-1, POOL_COUNT_WORDS).T
 
 
-def available(state: RadixState) -> np.ndarray:
-    """int32[3, 2]: pages of each pool, and states, that are free, and that the tree has and nobody holds."""
-    counts = pool_counts(state)
-    return np.stack([counts[PoolCount.FREE] + counts[PoolCount.WAITING], counts[PoolCount.UNHELD]], axis=1)
-
-
-def told_pages(state: RadixState) -> np.ndarray:
-    """int32[2, 3]: pages that nodes were given so far, and that they have lost, of each pool."""
-    return pool_counts(state)[[PoolCount.CAME, PoolCount.LEFT]]
-
-
 @dataclasses.dataclass(eq=False)
 class ReadNode:
     """A node as it is read from the arrays; `words` are its row."""

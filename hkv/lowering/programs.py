@@ -1,0 +1,79 @@
+"""A text's rule as a compiled program: performed on arrays, or on plain objects in the place of the rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from types import FunctionType, MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from hkv.lowering import State, lowered, over_lanes
+from hkv.machine import native_loops
+from hkv.machine.kept_programs import KeptProgram
+from reference.language import Layout
+
+
+class Program:
+    """A rule of a text, lowered, and compiled once for each choice of sizes.
+
+    Executables outlive the process where those of HKV do (`hkv.machine.kept_programs`).
+
+    Args:
+      layout: of the cache that is the rule's first parameter.
+      rule: a function of a text; its other arguments are numbers.
+      static: values of scalars that prune the program; states have them not.
+      lanes: whether states and numbers are of several caches, with a leading axis (`over_lanes`).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rule: FunctionType,
+        static: Mapping[str, int] = MappingProxyType({}),
+        *,
+        lanes: bool = False,
+    ) -> None:
+        self._layout, self._static = layout, dict(static)
+        made_of = hashlib.sha256(repr((sorted(self._static.items()), lanes)).encode()).hexdigest()[:8]
+        self._kept = KeptProgram(
+            (over_lanes if lanes else lowered)(layout, rule, self._static),
+            (0,),
+            f"{rule.__module__}.{rule.__qualname__}-{made_of}",
+            lambda state, *_: state,
+            tuple(sorted({"reference", *(each.__module__.partition(".")[0] for each in (rule, layout.root))})),
+        )
+
+    def __call__(self, state: State, *given: Any) -> State:
+        """Performs the rule: the new state; the old one is donated.
+
+        Emits `InterpretedLoopsWarning` as `hkv.machine.native_loops` says.
+        """
+        native_loops.warn_if_interpreted()
+        return self._kept(state, *(np.asarray(number, np.int32) for number in given))
+
+    def state_of(self, cache: Any) -> State:
+        """The arrays and scalars of plain objects that the program takes.
+
+        Raises:
+          ValueError: a scalar of theirs is not what the program was pruned to.
+        """
+        state: State = self._layout.arrays_of(cache)
+        for name, known in self._static.items():
+            if (held := int(state.pop(name))) != known:
+                raise ValueError(f"{name} is {held}: expected {known}, which the program is made for")
+        return state
+
+    def perform(self, cache: Any, *given: int) -> None:
+        """Performs the rule on plain objects, as calling it would."""
+        after = self(self.state_of(cache), *given)
+        self._layout.load(cache, {name: np.asarray(array) for name, array in after.items()})
+
+    def lower(self, state: State, *given: Any) -> Any:
+        """The program for states of such sizes, not compiled yet."""
+        return self._kept.lower(state, *(np.asarray(number, np.int32) for number in given))
+
+    def compilations(self) -> int:
+        """Number of executables that calls compiled or loaded."""
+        return self._kept.compilations()
