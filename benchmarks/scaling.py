@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hkv.dialects.vllm.offload.chunks import Chunks
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
+from hkv.dialects.vllm.offload.plain import ChunkPool, Context
 from hkv.dialects.vllm.schedule import compiled, tier_dispatches
 from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.dialects.vllm.schedule.tier import Tier
@@ -22,7 +22,6 @@ from hkv.errors import MissingExtraError
 from hkv.replay import dispatches
 from hkv.replay.schedule import Schedule
 from hkv.spec import spec_from_text
-from reference.dialects.vllm.offload.pool import Context
 
 GROUPS = "full:16,swa:16:1024,swa:16:128"
 POOLS = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -69,7 +68,7 @@ def measure_tier(repeats: int, more: int | None) -> dict[str, Any]:
     result: dict[str, Any] = {"mode": "tier", "points": []}
     for policy in ("lru", "arc"):
         for size in (*TIERS, *([more] if more else ())):
-            pool = Chunks(size, policy)
+            pool = ChunkPool(size, policy)
             number = 0
             while pool.counts.evicted == 0:
                 number = _serve(pool, number)
@@ -85,7 +84,7 @@ def measure_tier(repeats: int, more: int | None) -> dict[str, Any]:
     return result
 
 
-def _serve(pool: Chunks, number: int) -> int:
+def _serve(pool: ChunkPool, number: int) -> int:
     """One request: what it shares with every sixteenth is loaded where it is there."""
     keys = [(number % 16 * PROMPT + at if at < SHARED else (number + 16) * PROMPT + at, 0) for at in range(PROMPT)]
     request = Context(dict(zip(keys, range(1, PROMPT + 1), strict=True)))

@@ -11,8 +11,7 @@ import functools
 from collections.abc import Sequence
 
 from hkv.dialects.vllm.offload.capacity import longest_prompt
-from hkv.dialects.vllm.offload.chunks import Chunks
-from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, OWN_HEAD, OffloadConfig
+from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.version import check_reference
 
 MOST_LENGTHS, MOST_TOKENS = 48, 1 << 16
@@ -97,8 +96,6 @@ def _hit_again(config: OffloadConfig, tokens: int) -> int:
     from reference.dialects.vllm.offload.scheduler import OffloadScheduler
 
     scheduler, prompt = OffloadScheduler(config), range(tokens)
-    if config.bugs.issuperset((OWN_HEAD, ALL_OR_NOTHING)):  # a replay's pool, which has them, evicts in linear time
-        scheduler.connector.pool = Chunks(config.num_chunks, config.policy, config.threshold, config.tracked)  # type: ignore[union-attr,assignment]
     for number in range(max(1, config.threshold)):
         scheduler.request(str(number), prompt, 1)
         while scheduler.requests or scheduler.connector.requests:

@@ -14,10 +14,9 @@ from hkv.dialects.vllm.offload.workers import Workers
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
+    from hkv.dialects.vllm.offload.plain import ChunkPool, Context, Name
     from reference.dialects.vllm.offload.connector import Connector
     from reference.dialects.vllm.offload.offloaded import Offloaded
-    from reference.dialects.vllm.offload.policies import Key
-    from reference.dialects.vllm.offload.pool import ChunkPool, Context
     from reference.dialects.vllm.offload.scheduler import OffloadScheduler
     from reference.dialects.vllm.offload.simple import Saved
 
@@ -44,7 +43,7 @@ class NumpyPool:
     pool: ChunkPool
 
     def __init__(self, header: structs.Header) -> None:
-        from reference.dialects.vllm.offload.pool import ChunkPool
+        from hkv.dialects.vllm.offload.plain import ChunkPool
 
         config = structs.to_config(header)
         self.pool = ChunkPool(config.num_chunks, config.policy, config.threshold, config.tracked)
@@ -64,7 +63,7 @@ class NumpyPool:
         return answer
 
     def _answer(self, operation: structs.Operation, jobs: dict[int, tuple[bool, list[structs.Key]]]) -> Any:
-        from reference.dialects.vllm.offload.pool import Context
+        from hkv.dialects.vllm.offload.plain import Context
 
         pool = self.pool
         match operation:
@@ -89,7 +88,7 @@ class NumpyPool:
             case structs.EventsOp():
                 return [structs.PoolEvent(*event) for event in pool.take_events()]
             case _:
-                return structs.State(_pool_state(pool, lambda key: key))
+                return structs.State(pool.state(lambda key: key))
         return None
 
     def _context(self, operation: structs.StoreOp | structs.LoadOp) -> Context:
@@ -211,7 +210,7 @@ class NumpyScheduler(_NumpyScheduler):
             for id, state in connector.requests.items()
         }
         fences = {str(block): sorted(jobs) for block, jobs in sorted(connector.fences.items())}
-        return _pool_state(connector.pool, _named), requests, fences
+        return connector.pool.state(_named), requests, fences
 
     def resumptions(self, id: str) -> list[Resumption]:
         """Lengths at which each group could resume a request from the tier alone, were nothing of it on the GPU.
@@ -265,27 +264,5 @@ class NumpySimple(_NumpyScheduler):
         return structs.PoolState(chunks, 0, list(pool.free), 0, [], 0.0, []), requests, fences
 
 
-def _named(key: Key) -> structs.Key:
+def _named(key: Name) -> structs.Key:
     return key_text(key[0]), key[1]
-
-
-def _pool_state(pool: ChunkPool, named: Any) -> structs.PoolState:
-    """State of the reference's pool."""
-    from reference.dialects.vllm.offload.policies import Lru
-
-    policy = pool.policy
-    if isinstance(policy, Lru):
-        order = sorted(policy.chunks, key=lambda key: (policy.ranks[key], key))
-        chunks, often, gone, target, ranks = policy.chunks, 0, [], 0.0, policy.ranks
-    else:
-        chunks, often, target, ranks = {**policy.once, **policy.often}, len(policy.often), policy.target, {}
-        order, gone = list(chunks), [policy.gone_once, policy.gone_often]
-    return structs.PoolState(
-        [structs.ChunkState(named(key), chunks[key].id, chunks[key].readers, ranks.get(key)) for key in order],
-        pool.handed_out,
-        list(pool.free),
-        often,
-        [list(map(named, keys)) for keys in gone],
-        target,
-        [(named(key), count) for key, count in pool.offers.items()],
-    )

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.chunks import Counts
 from hkv.dialects.vllm.offload.config import OffloadConfig
 from hkv.dialects.vllm.schedule.schedule import Diagnosis
 from hkv.dialects.vllm.schedule.tier import Tier
@@ -100,6 +99,18 @@ def longest_hit(kinds: Sequence[ObjectKind], present: Callable[[int, int], bool]
             return chunks
         chunks -= 1
     return 0
+
+
+@dataclasses.dataclass
+class Counts:
+    """Figures in blocks but for `refused`, as of vLLM's own tier (`reference.dialects.vllm.offload.records.Counts`)."""
+
+    stored: int = 0
+    read: int = 0
+    loaded: int = 0
+    evicted: int = 0
+    refused: int = 0
+    peak: int = 0
 
 
 class Objects:

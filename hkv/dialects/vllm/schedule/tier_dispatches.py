@@ -341,7 +341,7 @@ class TierReplay(compiled.CompiledReplay):
         return dict(zip(COUNTS, np.asarray(self._resident.counts).tolist(), strict=True))
 
     def order(self) -> list[int]:
-        """Chunks of requests that ended, the next to leave first; of ARC, see `chunks.Chunks.settled`."""
+        """Chunks of requests that ended, the next to leave first; of ARC, see `ChunkPool.settled`."""
         room, links, found = self._chunks, self._links, list[int]()
         for ends in map(room.user, (room.users, room.users + 1)):
             at = links[ends]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
-from hkv.dialects.vllm.offload.chunks import Chunks
+from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, OWN_HEAD
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.dialects.vllm.schedule.tier import Link, Tier
 from hkv.errors import ConfigError
@@ -58,9 +58,11 @@ class TieredReplay(Replay):
         config = tier.config
         chunking = Chunking.of(config.cache, schedule.step_tokens)
         super().__init__(engine, schedule, chunking, arrivals, observer, sampling, groups)
-        self._tier, self._manager, self._connector = tier, engine.manager, Connector(config)
-        self._chunks = Chunks(config.num_chunks, config.policy, config.threshold, config.tracked)
-        self._connector.pool = self._chunks  # type: ignore[assignment]
+        self._tier, self._manager = tier, engine.manager
+        # vLLM's ways with a tier that is too small, whatever the defects.
+        bugs = config.bugs | {OWN_HEAD, ALL_OR_NOTHING}
+        self._connector = Connector(dataclasses.replace(config, bugs=bugs))
+        self._chunks = self._connector.pool
         self._loads, self._stores = Link(tier.step_bytes), Link(tier.step_bytes)
         self._holding: collections.deque[LiveRequest] = collections.deque()
         self._held: dict[str, _Load] = {}

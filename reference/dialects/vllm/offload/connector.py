@@ -16,13 +16,13 @@ from hkv.dialects.vllm.offload.config import (
     RESET_REVIVES,
     OffloadConfig,
 )
+from hkv.dialects.vllm.offload.plain import ChunkPool, PreparedStore
+from hkv.dialects.vllm.offload.plain import Name as Key
 from hkv.errors import EngineFailure, OperationError
 from reference.dialects.vllm.offload.lookup import Prefixes, external_hit, tail_hit
 from reference.dialects.vllm.offload.offers import Handed, Progress, handed_states, handed_tail, offered_chunks
 from reference.dialects.vllm.offload.offloaded import Job, Offloaded
 from reference.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
-from reference.dialects.vllm.offload.policies import Key
-from reference.dialects.vllm.offload.pool import ChunkPool, PreparedStore
 from reference.dialects.vllm.request import Request
 
 
@@ -269,17 +269,14 @@ class Connector:
     def _take(self, state: Offloaded, offered: list[Key]) -> PreparedStore | None:
         """Chunks for what a step offers; None where there is no room, and it is to be offered again."""
         bugs, context = self.config.bugs, state.context
-        # A replay's own pool knows no room, and shows vLLM's ways with it, whatever the defects.
-        if bugs.issuperset((OWN_HEAD, ALL_OR_NOTHING)) or not hasattr(self.pool, "room"):
-            return self.pool.store(offered, context)
-        spared = () if OWN_HEAD in bugs else self.pool.begin(context).seen
+        spares = OWN_HEAD not in bugs
         if ALL_OR_NOTHING not in bugs:
             absent = [key for key in offered if self.pool.lookup(key) is None]
             absent.sort(key=lambda key: context.positions[key])
-            beyond = set(absent[self.pool.room(offered, spared) :])
+            beyond = set(absent[self.pool.room(offered, context, spares) :])
             offered = [key for key in offered if key not in beyond]
             self.refused += bool(beyond)
-        return self.pool.store(offered, context, spared)
+        return self.pool.store(offered, context, spares)
 
     def _store_job(
         self, state: Offloaded, keys: list[Key], chunks: list[int], ranges: Sequence[tuple[int, int]]

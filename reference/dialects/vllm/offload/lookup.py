@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from hkv.dialects.vllm.offload.config import OffloadConfig
-from reference.dialects.vllm.offload.policies import Key
+from hkv.dialects.vllm.offload.plain import Name as Key
 
 Look = Callable[[Key], "bool | None"]
 """True if a chunk can be read, False while it is being written, None where it is absent."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hkv.dialects.vllm.offload.config import TAIL_PAST_LIMIT, OffloadConfig
+from hkv.dialects.vllm.offload.plain import Name as Key
 from hkv.errors import EngineFailure
 from reference.dialects.vllm.offload.offloaded import Offloaded
-from reference.dialects.vllm.offload.policies import Key
 from reference.dialects.vllm.request import Request
 from reference.dialects.vllm.retention import tail_mask
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.dialects.vllm.offload.config import OffloadConfig
-from reference.dialects.vllm.offload.policies import Key
-from reference.dialects.vllm.offload.pool import Context
+from hkv.dialects.vllm.offload.plain import Context
+from hkv.dialects.vllm.offload.plain import Name as Key
 from reference.dialects.vllm.request import Request
 
 

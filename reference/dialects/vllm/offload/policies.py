@@ -3,253 +3,203 @@
 Neither looks at single lookups. A request counts as one use of every chunk that it stored or read, made when it ends,
 from its last position to its first, so that of one prompt the tail leaves before the head. Until then LRU gives all
 chunks of a request one rank, and ARC moves nothing. Only chunks that no transfer reads or writes may leave.
-vLLM 0.33 `LRUCachePolicy`, `ARCCachePolicy`; its heap of evictable chunks is only an implementation.
+vLLM 0.33 `LRUCachePolicy`, `ARCCachePolicy`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from reference.dialects.vllm.offload.doubles import added, at_least_one, less
+from reference.dialects.vllm.offload.records import Event, Key, Offloaded, Tier, Use, tell
+from reference.language import Text, clause
 
-Key: TypeAlias = tuple[Any, int]
-"""Name of a chunk: the chain key of the prefix that ends with it, and its group. Keys of one cache can be ordered."""
-
-
-@dataclasses.dataclass
-class Chunk:
-    """A chunk in the tier.
-
-    Attributes:
-      id: its place in the pool.
-      readers: transfers that read it; -1 while the one that writes it is not finished.
-    """
-
-    id: int
-    readers: int = -1
+TEXT = Text(__name__)
 
 
-@dataclasses.dataclass
-class Uses:
-    """Chunks that one request has stored or read since the cache was last emptied.
-
-    Attributes:
-      positions: tokens up to the end of each chunk that the request can name.
-      groups: keys of each group in the order in which they were first seen.
-      inserted: keys that it stored.
-      reused: keys that it found ready and did not store itself.
-      missed: keys that it was to store and that were absent.
-      ended: whether the request has ended.
-      number: its number among all requests that used anything (LRU); 0 before it has one.
-    """
-
-    positions: dict[Key, int]
-    groups: dict[int, list[Key]] = dataclasses.field(default_factory=dict)
-    inserted: set[Key] = dataclasses.field(default_factory=set)
-    reused: set[Key] = dataclasses.field(default_factory=set)
-    missed: set[Key] = dataclasses.field(default_factory=set)
-    ended: bool = False
-    number: int = 0
-
-    @property
-    def seen(self) -> set[Key]:
-        """All keys."""
-        return {key for keys in self.groups.values() for key in keys}
-
-    def in_order(self) -> list[Key]:
-        """All keys by position; of equal ones, by group."""
-        keys = [key for group in sorted(self.groups) for key in sorted(self.groups[group], key=self._position)]
-        return sorted(keys, key=self._position)
-
-    def _position(self, key: Key) -> int:
-        return self.positions[key]
+# Uses of a request.
 
 
-class Policy(Protocol):
-    """Chunks of a pool, and which of them leave."""
-
-    def get(self, key: Key) -> Chunk | None:
-        """The chunk of a key."""
-        ...
-
-    def miss(self, keys: Sequence[Key]) -> None:
-        """Takes note of keys that a request is to store, each once a request."""
-        ...
-
-    def seen(self, keys: Iterable[Key], uses: Uses) -> None:
-        """Takes note of keys that a request uses for the first time."""
-        ...
-
-    def insert(self, key: Key, chunk: Chunk, uses: Uses) -> None:
-        """Enters a chunk."""
-        ...
-
-    def remove(self, key: Key) -> None:
-        """Takes a chunk out whose store failed."""
-        ...
-
-    def end(self, uses: Uses) -> None:
-        """Makes a request's use of its chunks, once it has ended."""
-        ...
-
-    def evict(self, count: int, protected: Collection[Key]) -> list[tuple[Key, Chunk]] | None:
-        """Takes out that many idle chunks, none of them protected; None, and nothing changes, if there are fewer."""
-        ...
-
-    def idle(self, protected: Collection[Key]) -> int:
-        """Chunks that `evict` can take out."""
-        ...
+def begin(t: Tier, request: Offloaded) -> None:
+    """A request's uses begin, where they were of a tier that has been emptied since."""
+    if request.filling != t.filling:
+        clause("uses-begin", "CPUOffloadingManager.on_new_request", "a request's uses of an emptied tier count no more")
+        if request.filling > 0:
+            forget(t, request)
+        request.filling = t.filling
+        t.uses.newer[request.ends], t.uses.older[request.ends] = request.ends, request.ends
+        request.near, request.number, request.ended = request.ends, 0, 0
 
 
-class Lru:
-    """Chunks by rank: the number of the request that used them last, and of one request the last position first.
-
-    Attributes:
-      chunks: those that there are.
-      ranks: of each, `(number, -position)`; the smallest leaves first.
-      last: the number that was given last.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        del capacity
-        self.chunks: dict[Key, Chunk] = {}
-        self.ranks: dict[Key, tuple[int, int]] = {}
-        self.last = 0
-
-    def get(self, key: Key) -> Chunk | None:
-        return self.chunks.get(key)
-
-    def miss(self, keys: Sequence[Key]) -> None:
-        pass
-
-    def seen(self, keys: Iterable[Key], uses: Uses) -> None:
-        number = self._number(uses)
-        for key in keys:
-            if key in self.chunks:
-                self.ranks[key] = max(self.ranks[key], (number, -uses.positions[key]))
-
-    def insert(self, key: Key, chunk: Chunk, uses: Uses) -> None:
-        self.chunks[key] = chunk
-        self.ranks[key] = (self._number(uses), -uses.positions[key])
-
-    def remove(self, key: Key) -> None:
-        del self.chunks[key], self.ranks[key]
-
-    def end(self, uses: Uses) -> None:
-        for key in reversed(uses.in_order()):
-            if key in self.chunks:
-                self.last += 1
-                self.ranks[key] = (self.last, 0)
-
-    def evict(self, count: int, protected: Collection[Key]) -> list[tuple[Key, Chunk]] | None:
-        idle = [key for key, chunk in self.chunks.items() if not chunk.readers and key not in protected]
-        if len(idle) < count:
-            return None
-        leaving = sorted(idle, key=lambda key: (self.ranks[key], key))[:count]
-        found = [(key, self.chunks[key]) for key in leaving]
-        for key in leaving:
-            self.remove(key)
-        return found
-
-    def idle(self, protected: Collection[Key]) -> int:
-        return sum(1 for _ in _idle(self.chunks, protected))
-
-    def _number(self, uses: Uses) -> int:
-        if not uses.number:
-            self.last += 1
-            uses.number = self.last
-        return uses.number
+def forget(t: Tier, request: Offloaded) -> None:
+    """Makes what a request used as before it did."""
+    use = t.uses.newer[request.ends]
+    while use is not request.ends:
+        use.seen, use.stored, use.found, use.missed = 0, 0, 0, 0
+        use = t.uses.newer[use]
 
 
-class Arc:
-    """Chunks used by one request, chunks used by several, and how much room the former are worth (ARC).
-
-    Attributes:
-      once: chunks that one request stored, the next to leave first.
-      often: chunks that another request found.
-      gone_once: keys that left `once`, the oldest first; as many at most as the pool has chunks.
-      gone_often: evicted from `often`.
-      target: chunks that `once` should have.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self.once: dict[Key, Chunk] = {}
-        self.often: dict[Key, Chunk] = {}
-        self.gone_once: dict[Key, None] = {}
-        self.gone_often: dict[Key, None] = {}
-        self.target = 0.0
-
-    def get(self, key: Key) -> Chunk | None:
-        return self.once.get(key) or self.often.get(key)
-
-    def miss(self, keys: Sequence[Key]) -> None:
-        for key in reversed(keys):
-            if key in self.gone_once:
-                step = max(1, len(self.gone_often) / len(self.gone_once))
-                self.target = min(self.target + step, self._capacity)
-                _to_end(self.gone_once, key)
-            elif key in self.gone_often:
-                step = max(1, len(self.gone_once) / len(self.gone_often))
-                self.target = max(self.target - step, 0)
-                _to_end(self.gone_often, key)
-
-    def seen(self, keys: Iterable[Key], uses: Uses) -> None:
-        pass
-
-    def insert(self, key: Key, chunk: Chunk, uses: Uses) -> None:
-        self.once[key] = chunk
-        self.gone_once.pop(key, None)
-        self.gone_often.pop(key, None)
-
-    def remove(self, key: Key) -> None:
-        del (self.once if key in self.once else self.often)[key]
-
-    def end(self, uses: Uses) -> None:
-        for key in reversed(uses.in_order()):
-            if key in uses.reused:
-                if key in self.once:
-                    self.often[key] = self.once.pop(key)
-                else:
-                    _to_end(self.often, key)
-            elif key in uses.inserted:
-                _to_end(self.once, key)
-                _to_end(self.often, key)
-
-    def idle(self, protected: Collection[Key]) -> int:
-        return sum(1 for chunks in (self.once, self.often) for _ in _idle(chunks, protected))
-
-    def evict(self, count: int, protected: Collection[Key]) -> list[tuple[Key, Chunk]] | None:
-        left = len(self.once)
-        once, often = (_idle(chunks, protected) for chunks in (self.once, self.often))
-        found: list[tuple[Key, Chunk, bool]] = []
-        for _ in range(count):
-            chosen = next(once, None) if left >= int(self.target) else None
-            from_once = chosen is not None
-            chosen = chosen or next(often, None)
-            if chosen is None:
-                chosen, from_once = next(once, None), True
-            if chosen is None:
-                return None
-            left -= from_once
-            found.append((*chosen, from_once))
-        for key, _, from_once in found:
-            self.remove(key)
-            (self.gone_once if from_once else self.gone_often)[key] = None
-        for gone in (self.gone_once, self.gone_often):
-            for key in list(gone)[: max(0, len(gone) - self._capacity)]:
-                del gone[key]
-        return [(key, chunk) for key, chunk, _ in found]
+def note(t: Tier, request: Offloaded, use: Use, ready: bool) -> None:
+    """A request uses a chunk, which it found, if it is `ready`."""
+    if not use.seen:
+        use.seen = 1
+        enter(t, request, use)
+        if not t.config.arc:
+            rank(t, request, use)
+    if ready and not use.stored:
+        use.found = 1
 
 
-def _to_end(entries: dict[Key, Any], key: Key) -> None:
-    if key in entries:
-        entries[key] = entries.pop(key)
+def enter(t: Tier, request: Offloaded, use: Use) -> None:
+    """Puts a use between those that end before it and those that end after it; it is not far from the last one."""
+    older = request.near
+    while older.end > use.end or (older.end == use.end and older.key.group > use.key.group):
+        older = t.uses.older[older]
+    newer = t.uses.newer[older]
+    while newer is not request.ends and (
+        newer.end < use.end or (newer.end == use.end and newer.key.group < use.key.group)
+    ):
+        newer = t.uses.newer[newer]
+    t.uses.put_behind(use, newer)
+    request.near = use
 
 
-def _idle(chunks: dict[Key, Chunk], protected: Collection[Key]) -> Iterator[tuple[Key, Chunk]]:
-    return ((key, chunk) for key, chunk in chunks.items() if not chunk.readers and key not in protected)
+def rank(t: Tier, request: Offloaded, use: Use) -> None:
+    """A chunk gets a request's rank, if that is higher: it leaves later."""
+    clause("rank-by-request", "LRUCachePolicy.on_request_access", "a chunk has the rank of its last user")
+    key = use.key
+    if request.number == 0:
+        t.numbers += 1
+        request.number = t.numbers
+    if key.chunk > 0 and (request.number > key.number or (request.number == key.number and use.end < key.end)):
+        key.number, key.end = request.number, use.end
+        t.heap.moved(key)
 
 
-POLICIES: dict[str, type[Lru] | type[Arc]] = {"lru": Lru, "arc": Arc}
-"""Policies by their names in `eviction_policy`."""
+def end(t: Tier, request: Offloaded) -> None:
+    """A request has ended: its uses are made, the last position first."""
+    if request.filling == t.filling and not request.ended:
+        clause("end", "CPUOffloadingManager.on_request_finished", "a request's uses are made when it ends")
+        request.ended = 1
+        use = t.uses.older[request.ends]
+        while use is not request.ends:
+            key = use.key
+            if key.chunk > 0:
+                if not t.config.arc:
+                    t.numbers += 1
+                    key.number, key.end = t.numbers, 0
+                    t.heap.moved(key)
+                elif use.found or use.stored:
+                    clause(
+                        "found-again",
+                        "ARCCachePolicy.on_request_finished",
+                        "what another request stored is used often",
+                    )
+                    to = t.lists.often if use.found else t.lists.within[key]
+                    t.lists.take_out(key)
+                    t.lists.append(key, to)
+            use = t.uses.older[use]
+
+
+# Chunks that come, rest and leave.
+
+
+def miss(t: Tier, start: int, count: int) -> None:
+    """ARC learns of uses that a request is to store, once a request each, from the last on: what left too early says
+    which list should have more chunks."""
+    lists = t.lists
+    once, often = lists.size[lists.gone_once], lists.size[lists.gone_often]
+    up, down = (1, 0, 0), (1, 0, 0)
+    if count > 0 and once > 0 and often > 0:
+        if often > once:
+            up = at_least_one(often, once)
+        else:
+            down = at_least_one(once, often)
+    for at in range(start + count - 1, start - 1, -1):
+        use = t.lacked[at]
+        to = lists.within[use.key]
+        if not use.missed and to is not None:
+            clause("learn", "ARCCachePolicy._adapt_to_ghost_hit", "the target follows keys that are missed")
+            target = (lists.target, lists.target_high, lists.target_low)
+            if to is lists.gone_once:
+                target = added(target, up, t.config.chunks)
+            else:
+                target = less(target, down)
+            lists.target, lists.target_high, lists.target_low = target
+            lists.take_out(use.key)
+            lists.append(use.key, to)
+        use.missed = 1
+
+
+def come(t: Tier, request: Offloaded, use: Use) -> None:
+    """A chunk that is written from now on is the one that leaves last, or among them."""
+    key = use.key
+    if t.config.arc:
+        if t.lists.within[key] is not None:
+            t.lists.take_out(key)
+        t.lists.append(key, t.lists.once)
+    else:
+        key.number, key.end = request.number, use.end
+
+
+def rest(t: Tier, key: Key) -> None:
+    """No transfer reads or writes a chunk any more."""
+    t.idle += 1
+    if not t.config.arc:
+        t.heap.add(key)
+
+
+def wake(t: Tier, key: Key) -> None:
+    """A transfer reads a chunk that was idle, or it leaves."""
+    t.idle -= 1
+    if not t.config.arc:
+        t.heap.remove(key)
+
+
+def leave(t: Tier, key: Key, kind: int) -> None:
+    """A chunk leaves, and can be handed out."""
+    t.free[t.unused] = key.chunk
+    t.unused += 1
+    key.chunk = 0
+    tell(t, key, kind)
+
+
+def evict_lru(t: Tier, count: int) -> None:
+    """Chunks leave that are not spared, by rank; there are so many."""
+    clause("evict-lru", "LRUCachePolicy.evict")
+    aside = 0
+    while count > 0:
+        key = t.heap.first()
+        t.heap.remove(key)
+        if key.spared == t.stores:
+            t.aside[aside] = key
+            aside += 1
+        else:
+            t.idle -= 1
+            leave(t, key, Event.LEFT)
+            count -= 1
+    for at in range(aside):
+        t.heap.add(t.aside[at])
+
+
+def evict_arc(t: Tier, count: int) -> None:
+    """Chunks leave that are not spared: of those used once while these are as many as they should be, else of the
+    others."""
+    clause("evict-arc", "ARCCachePolicy.evict")
+    lists = t.lists
+    once, often = lists.newer[lists.once], lists.newer[lists.often]
+    while count > 0:
+        first = once is not lists.once and (lists.size[lists.once] >= lists.target or often is lists.often)
+        key = once if first else often
+        if first:
+            once = lists.newer[once]
+        else:
+            often = lists.newer[often]
+        if key.readers == 0 and key.spared != t.stores:
+            to = lists.gone_once if first else lists.gone_often
+            lists.take_out(key)
+            lists.append(key, to)
+            if lists.size[to] > t.config.chunks:
+                clause("forget-the-gone", "ARCCachePolicy.evict", "as many keys are remembered as there are chunks")
+                lists.take_out(lists.newer[to])
+            t.idle -= 1
+            leave(t, key, Event.LEFT)
+            count -= 1

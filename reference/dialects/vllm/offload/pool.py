@@ -1,4 +1,4 @@
-"""The chunks of the second tier: which keys they have, which is handed out next, what a request may store.
+"""The chunks of the second tier: what a request may store, which chunk is handed out next, what transfers read.
 
 One pool serves all groups, and a chunk of any group costs the same. A store is all or nothing: room for every new chunk
 of a request's step, or none of them. vLLM 0.33 `CPUOffloadingManager`.
@@ -6,245 +6,234 @@ of a request's step, or none of them. vLLM 0.33 `CPUOffloadingManager`.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from reference.dialects.vllm.offload.policies import (
+    begin,
+    come,
+    end,
+    evict_arc,
+    evict_lru,
+    leave,
+    miss,
+    note,
+    rest,
+    wake,
+)
+from reference.dialects.vllm.offload.records import Code, Event, Key, Offloaded, Operation, Tier, is_ready, tell
+from reference.language import NOTHING, Text, clause
 
-from hkv.errors import OperationError
-from reference.dialects.vllm.offload.policies import POLICIES, Chunk, Key, Uses
+TEXT = Text(__name__)
 
 
-class PreparedStore(NamedTuple):
-    """Answer to a store.
+# Operations.
 
-    Attributes:
-      keys: those that are to be written, in the order of the offer.
-      chunks: ids of their chunks.
-      evicted: keys that left for them, in order.
+
+def perform_all(t: Tier, count: int) -> None:
+    """The first `count` operations."""
+    for n in range(1, count + 1):
+        perform_at(t, n, t.operations[n].code)
+
+
+def perform_at(t: Tier, n: int, code: int) -> None:
+    """The operation of a record, whose code may be known."""
+    op = t.operations[n]
+    t.results[n].count = perform(t, op, t.requests[op.request], code)
+
+
+def perform(t: Tier, op: Operation, request: Offloaded, code: int) -> int:
+    """One operation; of STORE how many chunks are to be written, NOTHING without room, of ROOM how many can be had."""
+    if code == Code.BEGIN:
+        begin(t, request)
+    if code == Code.STORE:
+        return store(t, request, op.start, op.count, op.spares)
+    if code in (Code.LOAD, Code.USE):
+        read(t, request, op.start, op.count, code == Code.LOAD)
+    if code in (Code.STORED, Code.FAILED, Code.LOADED):
+        for at in range(op.start, op.start + op.count):
+            if code == Code.LOADED:
+                loaded(t, t.moving[at])
+            else:
+                stored(t, t.moving[at], code == Code.STORED)
+    if code == Code.END:
+        end(t, request)
+    if code == Code.CLEAR:
+        clear(t)
+    if code == Code.ROOM:
+        t.stores += 1
+        return room(t, request, op.start, op.count, op.spares)
+    return 0
+
+
+# Stores.
+
+
+def store(t: Tier, request: Offloaded, start: int, count: int, spares: int) -> int:
+    """Takes chunks for those uses that are absent and worth it; how many they are, NOTHING where there is no room.
+
+    In any case offers are counted, and what is resident and ready counts as used. None of the offered chunks leaves
+    for it, nor, if it `spares` them, any that the request has used.
     """
+    clause("store", "CPUOffloadingManager.prepare_store")
+    begin(t, request)
+    t.stores += 1
+    if t.config.threshold >= 2:
+        count_offers(t, start, count)
+    absent = 0
+    for at in range(start, start + count):
+        use = t.payload[at]
+        if is_lacked(t, use.key):
+            t.lacked[start + absent] = use
+            absent += 1
+    if t.config.arc:
+        miss(t, start, absent)
+    for at in range(start, start + count):
+        use = t.payload[at]
+        ready = is_ready(use.key)
+        if ready or is_lacked(t, use.key):
+            note(t, request, use, ready)
+    if absent == 0:
+        return 0
+    lacking = absent - left_over(t)
+    if lacking > 0:
+        if room(t, request, start, count, spares) < absent:
+            clause("no-room", "CPUOffloadingManager.prepare_store", "a store of more chunks than can leave stores none")
+            t.counts.refused += 1
+            return NOTHING
+        if t.config.arc:
+            evict_arc(t, lacking)
+        else:
+            evict_lru(t, lacking)
+        t.counts.evicted += lacking
+    for at in range(start, start + absent):
+        use = t.lacked[at]
+        use.stored, use.key.chunk, use.key.readers, use.key.read = 1, take(t), -1, 0
+        come(t, request, use)
+    t.counts.stored += absent
+    t.counts.peak = max(t.counts.peak, t.handed_out - t.unused)
+    return absent
 
-    keys: list[Key]
-    chunks: list[int]
-    evicted: list[Key]
+
+def is_lacked(t: Tier, key: Key) -> bool:
+    """True for a key that is absent and worth a chunk."""
+    return key.chunk == 0 and (t.config.threshold < 2 or key.offers >= t.config.threshold)
 
 
-class PoolEvent(NamedTuple):
-    """Something that happened to keys.
-
-    Attributes:
-      keys: in the order in which they were evicted, else sorted.
-      removed: whether they left; else they can be read from now on.
-      failed: whether they left because their store failed.
-    """
-
-    keys: list[Key]
-    removed: bool
-    failed: bool = False
-
-
-@dataclasses.dataclass
-class Context:
-    """A request as the pool knows it.
-
-    Attributes:
-      positions: tokens up to the end of each chunk that it can name.
-      uses: chunks that it has used, and when the pool had been emptied how often; None before it used any.
-    """
-
-    positions: dict[Key, int] = dataclasses.field(default_factory=dict)
-    uses: tuple[int, Uses] | None = None
-
-
-class ChunkPool:
-    """Chunks, their keys, and the requests that use them.
-
-    Args:
-      capacity: chunks.
-      policy: `lru` or `arc`.
-      threshold: offers of a key, by any request, from which on it is stored; below 2 at once.
-      tracked: keys whose offers are counted at most.
-
-    Attributes:
-      policy: chunks by their keys, and the order in which they leave.
-      handed_out: ids below this have been handed out since the pool was emptied.
-      free: ids that came back; the last one is handed out first, once all ids have been.
-      offers: of each key that is tracked, how often it was offered; the one offered longest ago first.
-      events: what happened since they were last taken.
-    """
-
-    def __init__(self, capacity: int, policy: str = "lru", threshold: int = 0, tracked: int = 64_000) -> None:
-        self.capacity, self._kind, self._threshold, self._tracked = capacity, policy, threshold, tracked
-        self.offers: dict[Key, int] = {}
-        self.events: list[PoolEvent] = []
-        self._cleared = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Empties the pool, whatever is being transferred; offers that were counted stay, and uses count no more."""
-        self.policy = POLICIES[self._kind](self.capacity)
-        self.handed_out = 0
-        self.free: list[int] = []
-        self._cleared += 1
-
-    def begin(self, request: Context) -> Uses:
-        """Chunks that a request has used since the pool was last emptied.
-
-        Raises:
-          OperationError: it has ended.
-        """
-        if request.uses is None or request.uses[0] != self._cleared:
-            request.uses = (self._cleared, Uses(request.positions))
-        if request.uses[1].ended:
-            raise OperationError("request", "one that has ended", "a request that goes on")
-        return request.uses[1]
-
-    # Stores.
-
-    def store(self, keys: Sequence[Key], request: Context, spared: Collection[Key] = ()) -> PreparedStore | None:
-        """Takes chunks for those of a request's keys that are absent and worth it; None where there is no room.
-
-        In any case offers are counted, and what is resident and ready counts as used. What is `spared` does
-        not leave for it.
-
-        Raises:
-          OperationError: the request has ended.
-        """
-        uses = self.begin(request)
-        if self._threshold >= 2:
-            self._count(keys)
-        absent = [key for key in keys if self.policy.get(key) is None]
-        ready = [key for key in keys if (chunk := self.policy.get(key)) is not None and chunk.readers >= 0]
-        if self._threshold >= 2:
-            absent = [key for key in absent if self.offers.get(key, 0) >= self._threshold]
-        self.policy.miss([key for key in absent if key not in uses.missed])
-        uses.missed.update(absent)
-        self._note([key for key in keys if key in absent or key in ready], uses, ready)
-        if not absent:
-            return PreparedStore([], [], [])
-        evicted = self._make_room(len(absent), [*keys, *spared])
-        if evicted is None:
-            return None
-        chunks = [self._take() for _ in absent]
-        for key, chunk in zip(absent, chunks, strict=True):
-            self.policy.insert(key, Chunk(chunk), uses)
-        uses.inserted.update(absent)
-        return PreparedStore(absent, chunks, evicted)
-
-    def room(self, keys: Sequence[Key], spared: Collection[Key] = ()) -> int:
-        """Chunks that are free, or can be made free without those of these keys."""
-        return len(self.free) + self.capacity - self.handed_out + self.policy.idle({*keys, *spared})
-
-    def complete_store(self, keys: Iterable[Key], ok: bool = True) -> None:
-        """Chunks can be read from now on; or, where the transfer failed, leave again."""
-        changed = []
-        for key in keys:
-            chunk = self.policy.get(key)
-            if chunk is None or chunk.readers >= 0:
-                continue
-            chunk.readers = 0
-            if not ok:
-                self.policy.remove(key)
-                self.free.append(chunk.id)
-            changed.append(key)
-        if changed:
-            self.events.append(PoolEvent(sorted(changed), removed=not ok, failed=not ok))
-
-    def _count(self, keys: Sequence[Key]) -> None:
-        """Counts an offer; keys that it names do not leave for others that it names."""
-        known = [key for key in keys if key in self.offers]
-        for key in known:
-            self.offers[key] = self.offers.pop(key) + 1
-        replaceable = len(self.offers) - len(set(known))
-        for key in keys:
-            if key in self.offers:
-                continue
-            if len(self.offers) >= self._tracked:
-                if not replaceable:
-                    continue
-                del self.offers[next(iter(self.offers))]
+def count_offers(t: Tier, start: int, count: int) -> None:
+    """Counts an offer; keys that it names do not leave for others that it names."""
+    clause("count-offers", "CPUOffloadingManager._record_accesses", "offers of a key are counted")
+    known = 0
+    for at in range(start, start + count):
+        key = t.payload[at].key
+        if key.offers > 0:
+            key.offers += 1
+            t.counted.remove(key)
+            t.counted.put(key)
+            known += 1
+    replaceable = t.tracked - known
+    for at in range(start, start + count):
+        key = t.payload[at].key
+        if key.offers == 0:
+            full = t.tracked >= t.config.tracked
+            if full and replaceable > 0:
+                first = t.counted.oldest()
+                first.offers = 0
+                t.counted.remove(first)
+                t.tracked -= 1
                 replaceable -= 1
-            self.offers[key] = 1
+                full = False
+            if not full:
+                key.offers = 1
+                t.counted.put(key)
+                t.tracked += 1
 
-    def _make_room(self, count: int, offered: Sequence[Key]) -> list[Key] | None:
-        """Keys that leave so that `count` chunks are free: none of those offered; None where that is impossible."""
-        lacking = count - (len(self.free) + self.capacity - self.handed_out)
-        if lacking <= 0:
-            return []
-        leaving = self.policy.evict(lacking, set(offered))
-        if leaving is None:
-            return None
-        self.free += [chunk.id for _, chunk in leaving]
-        keys = [key for key, _ in leaving]
-        self.events.append(PoolEvent(keys, removed=True))
-        return keys
 
-    def _take(self) -> int:
-        if self.handed_out < self.capacity:
-            self.handed_out += 1
-            return self.handed_out - 1
-        return self.free.pop()
+def room(t: Tier, request: Offloaded, start: int, count: int, spares: int) -> int:
+    """Chunks that are free, or can be made free without those that are spared now."""
+    idle = t.idle
+    for at in range(start, start + count):
+        idle -= spare(t, t.payload[at].key)
+    if spares and request.filling == t.filling:
+        use = t.uses.newer[request.ends]
+        while use is not request.ends:
+            idle -= spare(t, use.key)
+            use = t.uses.newer[use]
+    return left_over(t) + idle
 
-    # Loads.
 
-    def lookup(self, key: Key) -> bool | None:
-        """True for a chunk that can be read, False for one that is being written, None for none."""
-        chunk = self.policy.get(key)
-        return None if chunk is None else chunk.readers >= 0
+def spare(t: Tier, key: Key) -> int:
+    """A key is not to leave for this store; how many chunks can leave no more, none or one."""
+    before = key.spared
+    key.spared = t.stores
+    return int(key.chunk > 0 and key.readers == 0 and before != t.stores)
 
-    def load(self, keys: Sequence[Key], request: Context) -> list[int]:
-        """Chunks of a request's keys; they stay until `complete_load`.
 
-        Raises:
-          OperationError: a key that cannot be read; the request has ended.
-        """
-        uses, chunks = self.begin(request), []
-        for key in keys:
-            chunk = self.policy.get(key)
-            if chunk is None or chunk.readers < 0:
-                raise OperationError("keys", key, "keys of chunks that can be read")
-            chunks.append(chunk)
-        for chunk in chunks:
-            chunk.readers += 1
-        self._note(keys, uses, keys)
-        return [chunk.id for chunk in chunks]
+def left_over(t: Tier) -> int:
+    """Chunks that are free."""
+    return t.unused + t.config.chunks - t.handed_out
 
-    def use(self, keys: Sequence[Key], request: Context) -> None:
-        """A request has used those of some keys that can be read, though it read them elsewhere."""
-        ready = [key for key in keys if self.lookup(key)]
-        self._note(ready, self.begin(request), ready)
 
-    def complete_load(self, keys: Iterable[Key]) -> None:
-        """A transfer reads these no more."""
-        for key in keys:
-            chunk = self.policy.get(key)
-            if chunk is None or chunk.readers < 1:
-                raise OperationError("keys", key, "keys of chunks that are being read")
-            chunk.readers -= 1
+def take(t: Tier) -> int:
+    """A chunk that is free."""
+    if t.handed_out < t.config.chunks:
+        t.handed_out += 1
+        return t.handed_out
+    t.unused -= 1
+    return t.free[t.unused]
 
-    # Requests.
 
-    def end(self, request: Context) -> None:
-        """A request has ended: its use of its chunks is made."""
-        if request.uses is not None and request.uses[0] == self._cleared and not request.uses[1].ended:
-            request.uses[1].ended = True
-            self.policy.end(request.uses[1])
+def stored(t: Tier, key: Key, ok: bool) -> None:
+    """A chunk can be read from now on; or, where the transfer failed, it leaves again."""
+    if key.chunk > 0 and key.readers < 0:
+        clause("stored", "CPUOffloadingManager.complete_store")
+        key.readers = 0
+        if ok:
+            rest(t, key)
+            tell(t, key, Event.STORED)
+        else:
+            if t.config.arc:
+                t.lists.take_out(key)
+            leave(t, key, Event.FAILED)
 
-    def _note(self, keys: Sequence[Key], uses: Uses, reused: Sequence[Key]) -> None:
-        new = list(dict.fromkeys(key for key in keys if key not in uses.seen))
-        for key in new:
-            uses.groups.setdefault(key[1], []).append(key)
-        if new:
-            self.policy.seen(new, uses)
-        uses.reused.update(key for key in reused if key not in uses.inserted)
 
-    # Events.
+# Loads.
 
-    def take_events(self) -> list[PoolEvent]:
-        """Drains the events; of keys whose store failed, those that have not come back since."""
-        events, self.events = self.events, []
-        told = []
-        for event in events:
-            keys = [key for key in event.keys if not event.failed or self.policy.get(key) is None]
-            if keys:
-                told.append(event._replace(keys=keys))
-        return told
+
+def read(t: Tier, request: Offloaded, start: int, count: int, loads: bool) -> None:
+    """A request uses chunks that can be read, and `loads` them, until `loaded`, or has read them elsewhere."""
+    clause("read", "CPUOffloadingManager.prepare_load")
+    begin(t, request)
+    for at in range(start, start + count):
+        use = t.payload[at]
+        key = use.key
+        if is_ready(key):
+            if loads:
+                if key.readers == 0:
+                    wake(t, key)
+                key.readers += 1
+                t.counts.loaded += 1
+                t.counts.read += not key.read
+                key.read = 1
+            note(t, request, use, True)
+
+
+def loaded(t: Tier, key: Key) -> None:
+    """A transfer reads a chunk no more."""
+    clause("loaded", "CPUOffloadingManager.complete_load")
+    key.readers -= 1
+    if key.readers == 0:
+        rest(t, key)
+
+
+def clear(t: Tier) -> None:
+    """Empties the tier, whatever is being transferred; offers that were counted stay, and uses count no more."""
+    clause("clear", "CPUOffloadingManager.reset_cache")
+    for n in range(1, t.known + 1):
+        key = t.keys[n]
+        key.chunk, key.readers, key.number, key.end = 0, 0, 0, 0
+        t.heap.place[key] = 0
+        t.lists.within[key] = None  # type: ignore[assignment]
+    t.heap.count = 0
+    for ends in (t.lists.once, t.lists.often, t.lists.gone_once, t.lists.gone_often):
+        t.lists.newer[ends], t.lists.older[ends], t.lists.size[ends] = ends, ends, 0
+    t.lists.target, t.lists.target_high, t.lists.target_low = 0, 0, 0
+    t.handed_out, t.unused, t.idle, t.numbers = 0, 0, 0, 0
+    t.filling += 1
