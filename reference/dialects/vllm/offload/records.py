@@ -229,7 +229,7 @@ class Code(enum.IntEnum):
 
 
 class Event(enum.IntEnum):
-    """What happened to a key: its chunk left for others, can be read now, or left as its store failed."""
+    """Fate of a key: its chunk left for others, can be read now, or left as its store failed."""
 
     LEFT, STORED, FAILED = range(3)
 
@@ -240,7 +240,7 @@ def is_ready(key: Key) -> bool:
 
 
 def tell(t: Tier, key: Key, kind: int) -> None:
-    """Notes what happened to a key, if anybody asks."""
+    """Notes the fate of a key, if anybody asks."""
     if t.config.tells:
         t.events[t.told], t.kinds[t.told] = key, kind
         t.told += 1
