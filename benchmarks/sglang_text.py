@@ -1,6 +1,7 @@
 """SGLang's rules in three forms, in one process: the text run plainly, the text lowered, and the form written for XLA.
 
   python -m benchmarks.sglang_text --requests 6000 --pages 4000
+  python -m benchmarks.sglang_text --programs    # compiles the text for several configurations, and runs nothing
 
 Requests of 34 pages, of which 16 are shared, under the plain schedule of replays, over full attention and a window of
 16 slots; what the schedule asks of the cache is noted, and performed in one dispatch by each form, in turns. A page
@@ -11,6 +12,7 @@ number of times, and all arrays of the lowered text are those of the plain one.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable
@@ -21,7 +23,8 @@ import jax
 import numpy as np
 
 from benchmarks.sglang_cache import SCHEDULE, header_of, operations_of, shared_prompts
-from hkv.dialects.sglang.batches import LAYOUT, program
+from hkv.dialects.sglang.batches import LAYOUT, empty_state, program
+from hkv.dialects.sglang.config import SGLangConfig
 from hkv.dialects.sglang.plain import settings
 from hkv.dialects.sglang.replay_command import SGLangLoop
 from hkv.machine import native_loops
@@ -37,9 +40,13 @@ WINDOW = 16
 @click.option("--requests", default=1000, show_default=True, help="How many requests.")
 @click.option("--pages", default=1000, show_default=True, help="Pages of each pool.")
 @click.option("--turns", default=5, show_default=True, help="Turns of each form.")
-def main(requests: int, pages: int, turns: int) -> None:
+@click.option("--programs", is_flag=True, help="Programs of several configurations alone: what they cost to make.")
+def main(requests: int, pages: int, turns: int, programs: bool) -> None:
     """SGLang's rules in three forms."""
     native_loops.enable()
+    if programs:
+        made()
+        return
     header, arrivals = header_of((pages, pages), WINDOW), shared_prompts(requests)
     noted = Noted(header)
     SGLangLoop(noted, 1, SCHEDULE, arrivals, Recorder(2 * pages + 1, None, lambda: None)).run()
@@ -52,6 +59,21 @@ def main(requests: int, pages: int, turns: int) -> None:
             spent[name].append(form() / work * 1e9)
     for name, each in spent.items():
         click.echo(f"{name}: least {min(each):.1f}, median {float(np.median(each)):.1f} ns a page operation")
+
+
+def made() -> None:
+    """Compiles the text lowered for configurations that are known, and for any."""
+    alone = SGLangConfig(page_size=16, num_slots=(16000,))
+    window = dataclasses.replace(alone, num_slots=(16000, 16000), window=64)
+    configs = {
+        **{"full attention": alone, "a window beside it": window},
+        "states beside both": dataclasses.replace(window, states=100, tracked=True),
+        "any configuration": None,
+    }
+    for name, config in configs.items():
+        sizes = {"keys": 4096, "requests": 16, "row": 256, "operations": 4096, "payload": 4096}
+        state = empty_state(config or window, known=config is not None, **sizes)
+        _compiled(name, program(config), state, np.int32(1))
 
 
 def by_hand(noted: Noted) -> Callable[[], float]:

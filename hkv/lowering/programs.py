@@ -1,9 +1,9 @@
-"""A text's rule as a compiled program: performed on arrays, or on plain objects in the place of the rule."""
+"""A text's rule as a compiled program: performed on arrays, or on plain objects in place of the rule itself."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -65,11 +65,6 @@ class Program:
                 raise ValueError(f"{name} is {held}: expected {known}, which the program is made for")
         return state
 
-    def perform(self, cache: Any, *given: int) -> None:
-        """Performs the rule on plain objects, as calling it would."""
-        after = self(self.state_of(cache), *given)
-        self._layout.load(cache, {name: np.asarray(array) for name, array in after.items()})
-
     def lower(self, state: State, *given: Any) -> Any:
         """The program for states of such sizes, not compiled yet."""
         return self._kept.lower(state, *(np.asarray(number, np.int32) for number in given))
@@ -77,3 +72,38 @@ class Program:
     def compilations(self) -> int:
         """Number of executables that calls compiled or loaded."""
         return self._kept.compilations()
+
+
+class Mirror:
+    """Plain objects, whose arrays a program changes; what it changed in these is changed in the objects after it.
+
+    Args:
+      layout: of the objects.
+      program: the program.
+      cache: the objects. Their tables may grow, and lines lengthen.
+      written: tables and arrays that others than the program write, besides scalars.
+    """
+
+    def __init__(self, layout: Layout, program: Program, cache: Any, written: Collection[str]) -> None:
+        self._layout, self._program, self._cache = layout, program, cache
+        self._written = [name for name, flat in layout.arrays.items() if {name, flat.table} & {*written}]
+        self._sizes: dict[str, int] = {}
+
+    def perform(self, *given: int) -> None:
+        """Performs the program's rule on the objects, as calling it would."""
+        state = self._current()
+        after = {name: np.asarray(array) for name, array in self._program(state, *given).items()}
+        for name, array in after.items():
+            places = np.flatnonzero(array != state[name])
+            if places.size:
+                self._layout.change(self._cache, name, places.tolist(), array.reshape(-1)[places].tolist())
+        self._state = after
+
+    def _current(self) -> State:
+        """The arrays of the objects: those after the last operation, but for what others may have written since."""
+        if (sizes := self._layout.sizes_of(self._cache)) != self._sizes:
+            self._sizes, self._records = sizes, self._layout.records_of(self._cache)
+            self._state = self._program.state_of(self._cache)
+            self._names = [*self._written, *(name for name in self._layout.scalars if name in self._state)]
+        numbers = self._layout.numbers_of(self._cache, self._names, self._records)
+        return self._state | {name: np.array(each, np.int32) for name, each in numbers.items()}

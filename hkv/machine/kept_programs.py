@@ -55,7 +55,7 @@ class KeptProgram:
       donated: positions of the arguments that are donated.
       name: names the function and all that is static in it.
       returns: makes from the arguments any value of the structure that the function returns.
-      packages: imported packages beside HKV from whose sources the function is made.
+      packages: imported packages, or modules in none, beside HKV from whose sources the function is made.
     """
 
     def __init__(
@@ -177,9 +177,10 @@ def _made_from(packages: tuple[str, ...]) -> str:
     """Digest of all that a program is made from but its arguments."""
     sources = hashlib.sha256()
     for package in packages:
-        folder = pathlib.Path(sys.modules[package].__path__[0])
-        for file in sorted(folder.rglob("*.py")):
-            sources.update(f"{package}/{file.relative_to(folder)}\0".encode() + file.read_bytes() + b"\0")
+        file = pathlib.Path(str(sys.modules[package].__file__))
+        folder = file.parent
+        for source in sorted(folder.rglob("*.py")) if hasattr(sys.modules[package], "__path__") else [file]:
+            sources.update(f"{package}/{source.relative_to(folder)}\0".encode() + source.read_bytes() + b"\0")
     device = jax.devices()[0]
     # Where compiled programs lie, and how long they are kept, does not change what they are.
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,15 +100,40 @@ class Layout:
     def _lines(self, table: str) -> list[Flat]:
         return [flat for flat in self.arrays.values() if flat.table == table and flat.line]
 
-    def numbers_of(self, cache: Any) -> dict[str, Any]:
-        """The numbers of plain objects: of each flat array a list, of each scalar one."""
-        numbers = {id(each): n for table in self.tables for n, each in enumerate(self._at(cache, table)) if n}
+    def sizes_of(self, cache: Any) -> dict[str, int]:
+        """The sizes of plain objects, as `make` takes them."""
+        sizes = {table: len(self._at(cache, table)) - 1 for table in self.tables}
+        for flat in self.arrays.values():
+            if flat.line:
+                sizes[flat.name] = len(getattr(self._at(cache, flat.table)[1], flat.name.rpartition(".")[2]))
+            elif not flat.table:
+                sizes[flat.name] = len(self._at(cache, flat.name))
+        return sizes
+
+    def records_of(self, cache: Any) -> dict[int, int]:
+        """The number of each record of plain objects, by its `id`."""
+        return {id(each): n for table in self.tables for n, each in enumerate(self._at(cache, table)) if n}
+
+    def numbers_of(
+        self, cache: Any, names: Collection[str] | None = None, records: Mapping[int, int] | None = None
+    ) -> dict[str, Any]:
+        """The numbers of plain objects: of each flat array a list, of each scalar one.
+
+        Args:
+          cache: the plain objects.
+          names: arrays and scalars; None for all.
+          records: what `records_of` says, where that is known.
+        """
+        numbers = self.records_of(cache) if records is None else records
 
         def number(value: Any) -> int:
             return 0 if value is None else numbers[id(value)] if isinstance(value, Record) else int(value)
 
-        found: dict[str, Any] = {name: number(self._at(cache, name)) for name in self.scalars}
-        return found | {flat.name: list(map(number, self._flat(cache, flat))) for flat in self.arrays.values()}
+        found: dict[str, Any] = {}
+        for name in [*self.scalars, *self.arrays] if names is None else names:
+            flat = self.arrays.get(name)
+            found[name] = number(self._at(cache, name)) if flat is None else list(map(number, self._flat(cache, flat)))
+        return found
 
     def arrays_of(self, cache: Any) -> dict[str, np.ndarray]:
         """The flat arrays, and scalars of shape (), of plain objects."""
@@ -141,6 +166,39 @@ class Layout:
         for name in self.arrays.keys() & arrays.keys():
             flat = self.arrays[name]
             self._put(cache, flat, values(flat.held, np.asarray(arrays[name]).tolist()))
+
+    def change(self, cache: Any, name: str, places: list[int], values: list[int]) -> None:
+        """Gives plain objects some elements of a flat array; places that stand for None, or are spare, are passed over.
+
+        Args:
+          cache: the plain objects.
+          name: the array; of a scalar, the one place is 0.
+          places: of the elements.
+          values: their numbers.
+        """
+        flat = self.arrays.get(name)
+        held = self.scalars[name] if flat is None else flat.held
+        of = self._at(cache, self._tables[held]) if held in self._tables else None
+        found = values if of is None else [of[n] for n in values]
+        owner, _, last = name.rpartition(".")
+        if flat is None:
+            setattr(self._at(cache, owner), last, found[0])
+            return
+        records = self._at(cache, flat.table) if flat.table else []
+        width = len(getattr(records[1], last)) if flat.line else 1
+        column = is_a(self._kinds.get(name), Column)
+        for place, value in zip(places, found, strict=True):
+            record = place // width
+            if not flat.table:
+                array = self._at(cache, name)
+                if place < len(array):
+                    array[place] = value
+            elif record and column:
+                self._at(cache, name)[records[record]] = value
+            elif record and flat.line:
+                getattr(records[record], last)[place % width] = value
+            elif record:
+                setattr(records[record], last, value)
 
     def _add(self, part: type, name: str) -> None:
         self.parts[name], kinds = declared(part)

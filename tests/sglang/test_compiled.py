@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,17 @@ def test_requests_end_before_their_last_pass(feature: str, bugs: Sequence[str]) 
         dialect.drive(header, choices, perform, 10)
         assert reference.evictions == compiled.evictions
     assert (beyond > 0) == (feature == "states")
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    header, choices = draw("full", 0, 2, ONLY)
+    engine = SGLangJaxEngine(header)
+    registry.dialect_of(structs.NAME).drive(header, choices, engine.perform, 5)
+    before = engine.perform(structs.StateOp())
+    other = copy.deepcopy(engine)
+    other.perform(structs.AdmitOp(id="another", tokens=[1, 2, 3]))
+    assert engine.perform(structs.StateOp()) == before
+    assert other.perform(structs.StateOp()).requests.keys() == {*before.requests, "another"}
 
 
 def test_a_tree_alone_is_refused_by_name() -> None:

@@ -7,11 +7,14 @@ for a configuration takes half the time to compile, but a comparison goes throug
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 from hkv.dialects.sglang import batches
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
+from hkv.dialects.sglang.plain import LAYOUT
 from hkv.errors import UnsupportedConfigError
+from hkv.lowering.programs import Mirror
 from reference.dialects.sglang.records import Code
 
 
@@ -31,6 +34,13 @@ class SGLangJaxEngine(SGLangNumpyEngine):
         if header.tree:
             raise UnsupportedConfigError("tree", True, "false: a tree alone, without pools, has no compiled form")
         super().__init__(header)
+        self._mirror: Mirror | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have arrays of their own."""
+        return {**super().__getstate__(), "_mirror": None}
 
     def _perform(self, code: Code) -> None:
-        batches.program().perform(self.cache, 1)
+        if self._mirror is None:
+            self._mirror = Mirror(LAYOUT, batches.program(), self.cache, ("operations", "payload"))
+        self._mirror.perform(1)
