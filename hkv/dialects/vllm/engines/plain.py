@@ -1,0 +1,636 @@
+"""The text as an engine: `reference.dialects.vllm`, run as it stands, behind the operations of vLLM's logs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from hkv.contract.bugs import check_bugs
+from hkv.contract.events import DEVICE
+from hkv.dialects.vllm.bugs import BUGS
+from hkv.dialects.vllm.config import check_encoder, check_truncation
+from hkv.dialects.vllm.engines.engine import check_offloads, check_zeroing, describe_stored, told
+from hkv.dialects.vllm.engines.numpy import identity_of, key_text
+from hkv.dialects.vllm.log import structs as oplog
+from hkv.dialects.vllm.log.configuration import to_config
+from hkv.dialects.vllm.plain import LAYOUT, columns, columns_of, empty, take_rows
+from hkv.errors import EngineFailure, OperationError
+from hkv.keys.chained import PLAIN, GivenKeys, Interner, KeyChain, PrefixIdentity, digest_by_name
+from reference.dialects.vllm import operations
+from reference.dialects.vllm.pool import primary
+from reference.dialects.vllm.records import Block, Code, Entry, Failure, Fate, Operation, Request, Result, Row, Status, Told
+
+ARGUMENTS = tuple(name for name in Operation.__annotations__ if name not in ("code", "slot", "count", "start", "loaded"))
+"""Fields of an operation that its caller names."""
+
+UNTOLD = MappingProxyType({"boundary": -1, "waits": -1, "others": -1})
+"""Values of those that are not 0 where nothing is said."""
+
+ABSENCES = ("never seen", "evicted", "retired", "not retained")
+"""Reason why a key is not cached, by its `Fate`."""
+
+FAILURES = MappingProxyType(
+    {
+        Failure.KEYS: ("keys", "a key for every block up to the last token"),
+        Failure.BLOCKS: ("blocks", "as many blocks as an allocation takes"),
+        Failure.TAIL: ("partial", "a state that was not given back"),
+        Failure.COLUMN: ("checkpoint", "a state in one of the row's columns"),
+        Failure.CHECKPOINT: ("checkpoint", "a state at a length that has a key"),
+        Failure.SIZE: ("keys", "a key of whole hash blocks for each column"),
+    }
+)
+"""What a defect that was asked for by name fails over: the argument, and what was expected."""
+
+
+@dataclasses.dataclass
+class HostRequest:
+    """What the text does not know of a request: its name is what it is found by.
+
+    Attributes:
+      slot: its slot. tokens: the tokens themselves; none of a request of which only the keys are known. chain: its keys
+      as they grow; `given`, those that are known beforehand. identity: everything besides tokens that identifies its
+      prefix. session: the session that its events name.
+    """
+
+    slot: int
+    tokens: list[int]
+    chain: KeyChain | GivenKeys | None
+    given: Sequence[Hashable] = ()
+    identity: PrefixIdentity = PLAIN
+    session: str = ""
+
+
+class PlainEngine:
+    """The text under vLLM 0.33's rules. Implements `hkv.dialects.vllm.engines.engine.KeyedEngine`.
+
+    Args:
+      header: the configuration, as a log's first line.
+
+    Attributes:
+      config: the same. cache: the text's objects. requests: every request that was not dropped, by name.
+
+    Raises:
+      ConfigError: a configuration that vLLM refuses.
+    """
+
+    room = MappingProxyType({"keys": 16, "requests": 4, "tokens": 64})
+    """Room that a cache begins with, as `hkv.dialects.vllm.plain.empty` takes it; it grows."""
+
+    def __init__(self, header: oplog.Header) -> None:
+        self.config = config = to_config(header)
+        check_bugs(config.bugs, BUGS)
+        self._version, self._digest = header.oplog, digest_by_name(config.hash)
+        self.cache = empty(config, **self.room)  # type: ignore[arg-type]
+        self.requests: dict[str, HostRequest] = {}
+        self._free = list(range(self.cache.slots))
+        self._tokens, self._columns = self.room["tokens"], columns_of(config, self.room["tokens"])
+        self._keys = Interner()
+        self._events: list[oplog.CacheEvent] = []
+        self._zeros: list[list[int]] = [[] for _ in config.topology.specs]
+        self._numbers = {id(block): number for number, block in enumerate(self.cache.blocks)}
+        self._entries: dict[int, int] = {}
+
+    # Requests come and go.
+
+    def step(self) -> None:
+        self._do(Code.STEP)
+
+    def request(
+        self,
+        id: str,
+        tokens: Sequence[int],
+        extra: oplog.ExtraKeys | None,
+        keys: Sequence[str] | None = None,
+        session: str = "",
+        report: str = "",
+    ) -> None:
+        config, identity = self.config, PLAIN if extra is None else identity_of(extra)
+        self._check_new(id, len(tokens))
+        chain: KeyChain | GivenKeys = GivenKeys()
+        if keys is None:
+            chain = KeyChain(self._digest, config.hash_block_size, config.hash_lookahead, identity, config.hash_seed)
+        host = HostRequest(-1, [], chain, identity=identity, session=session)
+        self._arrive(id, host, len(tokens), self._grown(host, tokens, keys or ()), bool(report))
+
+    def request_keyed(self, id: str, num_tokens: int, keys: Sequence[int]) -> None:
+        """A request arrives of which only its length is known, and what its prefixes are called.
+
+        Events name tokens, which such requests do not have: from the first one on, none are told.
+        """
+        self._check_new(id, num_tokens)
+        self.cache.config.events = 0
+        self._events.clear()
+        host = HostRequest(-1, [], None, keys)
+        self._arrive(id, host, num_tokens, self._complete(host, 0, num_tokens), False)
+
+    def append(self, id: str, tokens: Sequence[int], keys: Sequence[str] = ()) -> None:
+        host = self._with_tokens(id)
+        self._check_length(id, len(tokens))
+        grown = self._grown(host, tokens, keys)
+        self._do(Code.APPEND, id, self._named(grown, self.record(id).keys), amount=len(tokens))
+
+    def extend(self, id: str, tokens: int) -> None:
+        """`tokens` generated tokens are appended to a request that came with keys."""
+        host, request = self._host(id), self.record(id)
+        if host.chain is not None:
+            raise OperationError("id", id, "a request that came with keys")
+        _check_not_negative(tokens=tokens)
+        self._check_length(id, tokens)
+        grown = self._complete(host, request.keys, request.tokens + tokens)
+        self._do(Code.APPEND, id, self._named(grown, request.keys), amount=tokens)
+
+    def resume(self, operation: oplog.ResumeOp) -> None:
+        id, keep, prompt = operation.id, operation.keep, operation.prompt
+        host, request, tokens = self._with_tokens(id), self.record(id), operation.tokens
+        identity = None if operation.extra is None else identity_of(operation.extra)
+        length, most = keep + len(tokens), self.config.max_model_len
+        if not 0 <= keep <= request.tokens:
+            raise OperationError("keep", keep, f"at most the request's {request.tokens} tokens")
+        if length > most:
+            raise OperationError("tokens", length, f"at most max_model_len {most} in all")
+        if not 1 <= prompt <= length:
+            raise OperationError("prompt", prompt, f"1 to {length} tokens")
+        assert host.chain is not None
+        host.chain.cut(keep, self.config.hash_block_size, identity)
+        host.identity = host.identity if identity is None else identity
+        del host.tokens[keep:]
+        first = len(host.chain.keys)
+        keys = self._named(self._grown(host, tokens, operation.keys or ()), first)
+        self._do(Code.RESUME, id, keys, amount=len(tokens), keep=keep, prompt=prompt)
+
+    def drop(self, id: str) -> None:
+        self._check_waiting(id)
+        self._do(Code.DROP, id)
+        self._free.insert(0, self.requests.pop(id).slot)
+
+    def fork(self, parent: str, child: str) -> list[list[tuple[int, int]]] | None:
+        """Starts a request from a running one; for each group the copies to make, (source, target), None if refused."""
+        if parent not in self.requests or not self.record(parent).running:
+            raise OperationError("parent", parent, "a running request")
+        if child in self.requests:
+            raise OperationError("child", child, "a name that no request has")
+        self._make_slot()
+        host = self._host(parent)
+        tokens, slot = list(host.tokens), self._free[0]
+        chain = host.chain and _copied(host.chain)
+        result = self._do(Code.FORK, parent, refused=Status.NO_ROOM, amount=slot)
+        if result.status != Status.OK:
+            return None
+        self._free.pop(0)
+        self.requests[child] = dataclasses.replace(host, slot=slot, tokens=tokens, chain=chain)
+        ours, theirs = self.record(parent).rows, self.record(child).rows
+        return [
+            [
+                (self._number(ours[g].blocks[column]), self._number(theirs[g].blocks[column]))
+                for column in range(result.first[g], result.end[g])
+            ]
+            for g in range(1, self.cache.config.width + 1)
+        ]
+
+    # The prefix cache.
+
+    def lookup(self, id: str, limit: int | None = None) -> oplog.Hit:
+        self._check_waiting(id)
+        result = self._do(Code.LOOKUP, id, amount=0 if limit is None else limit + 1)
+        return oplog.Hit(result.value, self._rows_told(result), result.longer)
+
+    def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
+        self._check_waiting(id)
+        result = self._do(Code.CONNECT, id, amount=0 if limit is None else limit + 1)
+        hits = list(result.own[1:])
+        return oplog.ConnectorHit(result.value, self._rows_told(result), result.longer, bool(result.lags), hits)
+
+    def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
+        """Rows of a hit up to its first `tokens` tokens, whole blocks; states may end before."""
+        check_truncation(self.config, rows, tokens)
+        return [list(row[: tokens // size]) for row, size in zip(rows, self.config.block_sizes, strict=True)]
+
+    def commit(self, id: str, tokens: int) -> None:
+        request, live = self._running(id), self._version >= 3
+        most = min(request.computed, request.tokens)
+        if not live and not 0 <= tokens <= most:
+            raise OperationError("tokens", tokens, f"0 to {most} tokens, computed and not drafts")
+        self._do(Code.COMMIT, id, amount=tokens, live=live)
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        self._check_blocks(blocks, 0)
+        self._do(Code.EVICT, None, blocks)
+
+    def reset(self) -> bool:
+        return bool(self._do(Code.RESET, refused=Status.IN_USE).status == Status.OK)
+
+    # Blocks.
+
+    def allocate(self, operation: oplog.AllocateOp) -> oplog.Allocation:
+        id, hit, external = operation.id, operation.hit, operation.external
+        request = self.record(id)
+        given = {name: getattr(operation, name) for name in ("new", "hit", "lookahead", "external", "reserved")}
+        _check_not_negative(**given, in_flight=operation.in_flight)
+        _check_not_negative(shared_prefix=operation.shared_prefix or 0, encoder=operation.encoder or 0)
+        check_encoder(operation.encoder or 0, self.config.encoder_tokens)
+        if operation.new + hit + external == 0:
+            raise OperationError("new", 0, "something to allocate: new, hit or external tokens")
+        if request.running and (hit or external):
+            raise OperationError("hit" if hit else "external", hit or external, "0 for a running request")
+        if operation.rows is None and hit and (self.cache.asker is not request or self.cache.agreed != hit):
+            raise OperationError("hit", hit, "0, or the hit that a lookup of this request just found")
+        self._hold_tokens(request.computed + hit + external + operation.new + operation.lookahead)
+        if operation.rows is not None:
+            rows = [number for row in operation.rows for number in (len(row), *row)]
+            self._do(Code.FOUND, id, rows, amount=hit)
+        loaded = self.cache.operations[1].loaded
+        for group in range(self.cache.config.width):
+            loaded[group + 1] = int(group in operation.loaded)
+        result = self._do(
+            Code.ALLOCATE,
+            id,
+            refused=Status.NO_ROOM,
+            new=operation.new,
+            hit=hit,
+            ahead=operation.lookahead,
+            external=external,
+            reserved=operation.reserved,
+            in_flight=operation.in_flight,
+            boundary=-1 if operation.shared_prefix is None else operation.shared_prefix,
+            delay=operation.delay,
+            must_fit=operation.must_fit,
+            waits=-1 if operation.waiting is None else operation.waiting,
+            others=-1 if operation.scheduled is None else operation.scheduled,
+            encoder=operation.encoder or 0,
+        )
+        if result.status != Status.OK:
+            return oplog.Allocation(None)
+        rows = [[*blocks[first:]] for blocks, first in zip(self._rows_told(result), result.first[1:], strict=True)]
+        for copy in self.cache.copies[self.cache.pending - result.copies + 1 : self.cache.pending + 1]:
+            if copy.adopted:
+                rows[copy.group.place - 1].insert(0, self._number(copy.target))
+        return oplog.Allocation(rows)
+
+    def advance(self, id: str, tokens: int) -> None:
+        request = self._running(id)
+        room = request.room - request.computed
+        if not 0 <= tokens <= room:
+            raise OperationError("tokens", tokens, f"0 to {room}, for which the request has room")
+        self._do(Code.ADVANCE, id, amount=tokens)
+
+    def computed(self, id: str, tokens: int) -> None:
+        if type(tokens) is not int or tokens < 0:
+            raise OperationError("tokens", tokens, "an integer of at least 0")
+        self._do(Code.COMPUTED, id, amount=tokens)
+
+    def retire(self, id: str, processed: int) -> None:
+        self._do(Code.RETIRE, id, amount=processed)
+
+    def free(self, id: str) -> None:
+        self._running(id)
+        self._do(Code.FREE, id)
+
+    def pop(self, id: str) -> None:
+        self._running(id)
+        self._do(Code.POP, id)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        self._check_blocks(blocks, 1)
+        for block in set(blocks):
+            if self.cache.blocks[block].refs < blocks.count(block):
+                raise OperationError("blocks", block, "a block with as many references as it is to lose")
+        self._do(Code.RELEASE, None, blocks)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        self._check_blocks(blocks, 1)
+        self._do(Code.HOLD, None, blocks)
+
+    def pending_copies(self) -> list[list[tuple[int, int]]]:
+        """Copies that `copies` would drain, (source, target), a list a group."""
+        copies: list[list[tuple[int, int]]] = [[] for _ in self.config.topology.specs]
+        for copy in self.cache.copies[1 : self.cache.pending + 1]:
+            copies[copy.group.place - 1].append((self._number(copy.source), self._number(copy.target)))
+        return copies
+
+    def copies(self, hold: bool = False) -> list[tuple[int, int]]:
+        copies = [pair for pairs in self.pending_copies() for pair in pairs]
+        self._do(Code.COPIES, live=hold)
+        return copies
+
+    def zeros(self) -> list[int]:
+        check_zeroing(self.config)
+        blocks = [block for group in self._zeros for block in group]
+        self._zeros = [[] for _ in self._zeros]
+        return blocks
+
+    def unwritten(self, id: str, tokens: int) -> None:
+        check_zeroing(self.config)
+        self._running(id)
+        for group in self.cache.groups[1:]:
+            if group.zeroed and (type(tokens) is not int or tokens < 0 or tokens % group.size):
+                expected = f"a multiple of group {group.place - 1}'s block of {group.size}"
+                raise OperationError("tokens", tokens, expected)
+        self._do(Code.UNWRITTEN, id, amount=tokens)
+
+    def offloads(self) -> oplog.Offers:
+        check_offloads(self.config)
+        answer: oplog.Offers = {}
+        for each in self._told(Code.OFFLOADS, None):
+            answer.setdefault(self._name(each.request), []).append(self._offer(each))
+        return answer
+
+    def finalize(self, id: str, in_flight: int = 0) -> list[oplog.Offer]:
+        check_offloads(self.config)
+        self._running(id)
+        if type(in_flight) is not int or in_flight < 0:
+            raise OperationError("in_flight", in_flight, "an integer of at least 0")
+        return [self._offer(each) for each in self._told(Code.FINALIZE, id, in_flight=in_flight)]
+
+    # What can be seen.
+
+    def events(self) -> list[oplog.CacheEvent]:
+        events, self._events = self._events, []
+        return told(events, self._version)
+
+    def num_free(self) -> int:
+        """Blocks in the free queue."""
+        return self.cache.free.count
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks handed out to another use so far."""
+        return self.cache.evictions
+
+    def absence(self, group: int, key: Hashable) -> str:
+        """Reason why a group has no block for a prefix: `cached` (it has), `never seen`, `evicted`, `retired` (its block
+        was given back before it was registered) or `not retained` (it was not worth it)."""
+        entry = self._entry(group, key)
+        if entry is not None and entry.first is not None:
+            return "cached"
+        return ABSENCES[Fate.UNSEEN if entry is None else entry.noted]
+
+    def eviction(self, group: int, key: Hashable) -> tuple[int, int] | None:
+        """The step in which a group last lost its last block for a prefix, and the group that got it; None if never."""
+        entry = self._entry(group, key)
+        return None if entry is None or entry.lost == 0 else (entry.lost, entry.taker.place - 1)
+
+    def rows(self, id: str) -> list[list[int]]:
+        """Blocks of a request in each group; 0 is the null block, empty lists mean that it has none."""
+        rows = self.record(id).rows
+        return [self._row(group, rows[group.place]) for group in self.cache.groups[1:]]
+
+    def state(self) -> oplog.CacheState:
+        """State of the cache, as far as engines are compared."""
+        cache, free, cached = self.cache, list[int](), {}
+        block = cache.free.oldest()
+        while block is not cache.free.ends:
+            free.append(self._number(block))
+            block = cache.free.newer[block]
+        for number, block in enumerate(cache.blocks[1:-1], 1):
+            if (entry := primary(cache, block)) is not None:
+                group, key = self._named_by(entry)
+                cached[str(number)] = (group, self._end(key), key_text(self._keys.keys[key]))
+        rows = {id: self.rows(id) for id in self.requests}
+        return oplog.CacheState(
+            free=free,
+            refs={str(number): block.refs for number, block in enumerate(cache.blocks) if number and block.refs},
+            rows={id: blocks for id, blocks in rows.items() if any(blocks)},
+            cached=cached,
+        )
+
+    # Operations.
+
+    def record(self, id: str) -> Request:
+        """The text's record of a request."""
+        return self.cache.requests[self._host(id).slot + 1]
+
+    def _do(
+        self, code: Code, id: str | None = None, payload: Sequence[int] = (), refused: Status = Status.OK, **given: Any
+    ) -> Result:
+        """Performs one operation; raises what refuses it, but for one reason that is an answer."""
+        cache, op = self.cache, self.cache.operations[1]
+        op.code, op.slot, op.count, op.start = code, 0 if id is None else self._host(id).slot, len(payload), 0
+        for name in ARGUMENTS:
+            setattr(op, name, int(given.get(name, UNTOLD.get(name, 0))))
+        if (lacking := len(payload) - len(cache.payload)) > 0:
+            cache.payload += [0] * lacking
+        cache.payload[: len(payload)] = payload
+        self._make_room()
+        self._perform(code)
+        result: Result = self.cache.results[1]
+        self._hear()
+        if result.status == Status.FAILED:
+            argument, expected = FAILURES[Failure(self.cache.failed)]
+            raise EngineFailure(argument, id, expected)
+        if result.status not in (Status.OK, refused):
+            status = Status(result.status).name
+            raise OperationError(code.name.lower(), status, "one that applies to the request's state")
+        return result
+
+    def _perform(self, code: Code) -> None:
+        cache = self.cache
+        cache.listed = cache.told = 0
+        operations.perform_at(cache, 1, code)
+
+    def _make_room(self) -> None:
+        """Makes sure that there is room for what any operation tells."""
+        cache, width = self.cache, self.cache.config.width
+        rows = self._columns * width
+        if len(cache.ids) < rows:
+            cache.ids += [None] * (rows - len(cache.ids))  # type: ignore[list-item]
+        most = len(cache.blocks) * (cache.config.parts + 1) + rows * 2 + cache.offered + 8 * width
+        for name, wanted in (("news", most), ("offers", cache.offered + rows + width)):
+            if (lacking := wanted + 1 - len(getattr(cache, name))) > 0:
+                LAYOUT.grow(cache, name, lacking)
+
+    def _hear(self) -> None:
+        """Reads what the last operation told of: events, and blocks to be zeroed."""
+        cache, keys = self.cache, list[int]()
+        for each in cache.news[1 : cache.told + 1]:
+            match each.kind:
+                case Told.KEY:
+                    keys.append(self._named_by(each.entry)[1])
+                case Told.STORED:
+                    self._events.append(self._stored(each, keys))
+                    keys = []
+                case Told.REMOVED:
+                    group, key = self._named_by(each.entry)
+                    names = [key_text(self._keys.keys[key])]
+                    self._events.append(
+                        oplog.CacheEvent(type="removed", group=group, num_blocks=1, keys=names, medium=DEVICE)
+                    )
+                case Told.CLEARED:
+                    self._events.append(oplog.CacheEvent(type="cleared"))
+                case Told.ZERO:
+                    self._zeros[each.group.place - 1].append(self._number(each.block))
+
+    def _told(self, code: Code, id: str | None, **given: int) -> list[Any]:
+        self._do(code, id, **given)
+        return [each for each in self.cache.news[1 : self.cache.told + 1] if each.kind == Told.OFFER]
+
+    def _stored(self, each: Any, keys: Sequence[int]) -> oplog.CacheEvent:
+        """The event of a span that was stored, under these keys."""
+        host = self.requests[self._name(each.request)]
+        ahead, config, parent = self.config.hash_lookahead, self.config, ""
+        if each.start and each.request.keys:
+            at = each.request.chain[each.start // config.hash_block_size - 1]
+            parent = key_text(self._keys.keys[at])
+        ends = [self._end(key) for key in keys]
+        event = oplog.CacheEvent(
+            type="stored",
+            group=each.group.place - 1,
+            num_blocks=len(keys),
+            block_size=each.size,
+            tokens=host.tokens[each.start : each.end],
+            keys=[key_text(self._keys.keys[key]) for key in keys],
+            parent=parent,
+        )
+        return describe_stored(
+            event, config, host.identity, host.session, ends, [host.tokens[end : end + ahead] for end in ends]
+        )
+
+    def _offer(self, each: Any) -> oplog.Offer:
+        return each.group.place - 1, self._number(each.block), self._end(self._named_by(each.entry)[1])
+
+    # Names: of blocks, of entries, of keys.
+
+    def _number(self, block: Block | None) -> int:
+        return 0 if block is None else self._numbers[id(block)]
+
+    def _name(self, request: Request) -> str:
+        """The name of a request that the text tells of."""
+        return next(id for id, host in self.requests.items() if self.cache.requests[host.slot + 1] is request)
+
+    def _row(self, group: Any, row: Row) -> list[int]:
+        return [self._number(block) for block in columns(group, row)]
+
+    def _rows_told(self, result: Result) -> oplog.Rows:
+        """Rows of an answer, null where it does not tell."""
+        at, rows = result.start, []
+        for first, end in zip(result.first[1:], result.end[1:], strict=True):
+            rows.append([0] * first + [self._number(block) for block in self.cache.ids[at : at + end - first]])
+            at += end - first
+        return rows
+
+    def _named_by(self, entry: Entry) -> tuple[int, int]:
+        """The group of an entry, and its key's number."""
+        for number in range(len(self._entries) + 1, len(self.cache.entries)):
+            self._entries[id(self.cache.entries[number])] = number
+        key, group = divmod(self._entries[id(entry)] - 1, self.cache.config.width)
+        return group, key
+
+    def _entry(self, group: int, key: Hashable) -> Entry | None:
+        number = self._keys.find(key)
+        return None if number is None else self.cache.entries[number * self.cache.config.width + group + 1]
+
+    def _end(self, key: int) -> int:
+        """Tokens that a key names."""
+        return (self._keys.places[key] + 1) * self.config.hash_block_size
+
+    # Room that grows.
+
+    def _arrive(self, id: str, host: HostRequest, tokens: int, keys: Sequence[Hashable], reports: bool) -> None:
+        self._make_slot()
+        numbers = self._named(keys, 0)
+        self._hold_tokens(tokens)
+        host.slot = self._free.pop(0)
+        self.requests[id] = host
+        self._do(Code.REQUEST, id, numbers, amount=tokens, reports=reports)
+
+    def _make_slot(self) -> None:
+        cache = self.cache
+        if not self._free:
+            self._free += range(cache.slots, 2 * cache.slots)
+            LAYOUT.grow(cache, "rows", cache.slots * cache.config.width)
+            LAYOUT.grow(cache, "requests", cache.slots)
+            take_rows(cache)
+
+    def _grown(self, host: HostRequest, tokens: Sequence[int], keys: Sequence[str]) -> Sequence[Hashable]:
+        """Appends tokens; the keys that they complete."""
+        assert host.chain is not None
+        known = len(host.chain.keys)
+        if isinstance(host.chain, GivenKeys):
+            host.chain.give(keys)
+        elif keys:
+            raise OperationError("keys", list(keys), "none: this request's are computed")
+        host.tokens.extend(tokens)
+        host.chain.extend(host.tokens)
+        return host.chain.keys[known:]
+
+    def _complete(self, host: HostRequest, known: int, tokens: int) -> Sequence[Hashable]:
+        """Keys beyond the first `known` that so many tokens complete, of a request that came with keys."""
+        complete = max(0, tokens - self.config.hash_lookahead) // self.config.hash_block_size
+        return host.given[known:complete]
+
+    def _named(self, keys: Sequence[Hashable], first: int) -> list[int]:
+        """Numbers of keys, from the request's hash block `first` on, for which there is room then."""
+        numbers = self._keys.numbers(keys, first)
+        if (lacking := len(self._keys) * self.cache.config.width + 1 - len(self.cache.entries)) > 0:
+            LAYOUT.grow(self.cache, "entries", max(lacking, len(self.cache.entries)))
+        self._hold_tokens((first + len(keys)) * self.config.hash_block_size)
+        return numbers
+
+    def _hold_tokens(self, tokens: int) -> None:
+        """Makes sure that rows hold so many tokens."""
+        if tokens > self._tokens:
+            self._tokens = 2 * tokens
+            columns = columns_of(self.config, self._tokens)
+            for records, field, length in (
+                (self.cache.rows, "blocks", columns),
+                (self.cache.rows, "stands", columns),
+                (self.cache.requests, "chain", self._tokens // self.config.hash_block_size + 2),
+            ):
+                for record in records[1:]:
+                    line = getattr(record, field)
+                    line += [None if field == "blocks" else 0] * (length - len(line))
+            self._columns = columns
+
+    # Checks.
+
+    def _host(self, id: str) -> HostRequest:
+        try:
+            return self.requests[id]
+        except KeyError:
+            raise OperationError("id", id, "a request that arrived and was not dropped") from None
+
+    def _running(self, id: str) -> Request:
+        request = self.record(id)
+        if not request.running:
+            raise OperationError("id", id, "a running request, one that was granted blocks")
+        return request
+
+    def _check_waiting(self, id: str) -> None:
+        if self.record(id).running:
+            raise OperationError("id", id, "a waiting request, one that holds no blocks")
+
+    def _with_tokens(self, id: str) -> HostRequest:
+        host = self._host(id)
+        if host.chain is None:
+            raise OperationError("id", id, "a request that came with tokens")
+        return host
+
+    def _check_new(self, id: str, num_tokens: int) -> None:
+        if id in self.requests:
+            raise OperationError("id", id, "a name that no request has")
+        if not 1 <= num_tokens <= self.config.max_model_len:
+            raise OperationError("tokens", num_tokens, f"1 to max_model_len {self.config.max_model_len} tokens")
+
+    def _check_length(self, id: str, more: int) -> None:
+        room = self.config.max_model_len - self.record(id).tokens
+        if more > room:
+            raise OperationError("tokens", more, f"at most {room}: max_model_len is {self.config.max_model_len}")
+
+    def _check_blocks(self, blocks: Sequence[int], least: int) -> None:
+        for block in blocks:
+            if type(block) is not int or not least <= block < self.config.num_blocks:
+                raise OperationError("blocks", block, f"block ids from {least} to {self.config.num_blocks - 1}")
+
+
+def _copied(chain: KeyChain | GivenKeys) -> KeyChain | GivenKeys:
+    """A chain that grows by itself from here on."""
+    import copy
+
+    return copy.deepcopy(chain)
+
+
+def _check_not_negative(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise OperationError(name, value, "an integer of at least 0")
