@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hkv.dialects.vllm import kinds
@@ -141,11 +142,7 @@ def empty(
     keys: int,
     requests: int,
     tokens: int,
-    operations: int = 1,
-    payload: int = 0,
-    news: int = 1,
-    ids: int = 0,
-    offers: int = 1,
+    least: Mapping[str, int] = MappingProxyType({}),
     **told: bool,
 ) -> Cache:
     """An empty cache.
@@ -155,36 +152,30 @@ def empty(
       keys: names of prefixes that there is room for.
       requests: requests at the same time.
       tokens: of a request, drafts and what is loaded included.
-      operations: operations that there is room for.
-      payload: numbers of theirs; as many as a row of each group, or the pool, has at least.
-      news: what there is room for to be told of.
-      ids: blocks of answers; as many as all rows of a request have at least.
-      offers: states that there is room for.
+      least: sizes that are more than that asks for, by names of the layout: of operations, of what they tell.
       told: as of `settings`.
 
     Raises:
       ConfigError: hits that end where a kind cannot resume.
     """
     numbers, groups = settings(config, **told), groups_of(config)
-    width, columns, parts = len(groups), columns_of(config, tokens), numbers["config.parts"]
-    lines = ("blocks.known", "blocks.later", "blocks.sooner")
+    width, columns = len(groups), columns_of(config, tokens)
+    by_block = ("blocks.known", "blocks.later", "blocks.sooner")
     by_group = ("requests.rows", "results.own", "results.first", "results.end", "operations.loaded")
-    cache: Cache = LAYOUT.make(
-        {
-            **{"groups": width, "blocks": config.num_blocks, "entries": keys * width, "rows": requests * width},
-            **{"requests": requests, "operations": operations, "results": operations, "news": news, "offers": offers},
-            **{"copies": config.num_blocks, "order": width, "payload": max(payload, (columns + 1) * width, config.num_blocks)},
-            **{"ids": max(ids, columns * width), "requests.chain": tokens // config.hash_block_size + 2},
-            **dict.fromkeys(lines, parts),
-            **dict.fromkeys(by_group, width + 1),
-            **dict.fromkeys(("rows.blocks", "rows.stands"), columns),
-        }
-    )
+    sizes = {
+        **{"groups": width, "blocks": config.num_blocks, "entries": keys * width, "rows": requests * width},
+        **{"requests": requests, "operations": 1, "results": 1, "news": 1, "offers": 1, "copies": config.num_blocks},
+        **{"order": width, "payload": max((columns + 1) * width, config.num_blocks), "ids": columns * width},
+        **{"requests.chain": tokens // config.hash_block_size + 2, **dict.fromkeys(by_group, width + 1)},
+        **dict.fromkeys(by_block, numbers["config.parts"]),
+        **dict.fromkeys(("rows.blocks", "rows.stands"), columns),
+    }
+    cache: Cache = LAYOUT.make({name: max(size, least.get(name, 0)) for name, size in sizes.items()})
     for name, value in numbers.items():
         part, _, field = name.partition(".")
         setattr(getattr(cache, part), field, value)
     finders = finder_groups(config)
-    for group, fields in zip(cache.groups[1:], groups, strict=True):
+    for group, fields in zip(cache.groups[1:], groups, strict=False):
         for name, value in fields.items():
             setattr(group, name, int(value))
         group.leader = group
@@ -194,9 +185,9 @@ def empty(
             cache.groups[member + 1].leader = cache.order[place]
             cache.groups[member + 1].twin = cache.groups[after + 1]
     ring = cache.free
-    ring.ends = cache.blocks[config.num_blocks]
+    ring.ends = cache.blocks[-1]
     ring.newer[ring.ends] = ring.older[ring.ends] = ring.ends
-    for block in cache.blocks[1:-1]:
+    for block in cache.blocks[1 : config.num_blocks]:
         ring.put(block)
     ring.count, cache.step, cache.slots = config.num_blocks - 1, 1, 0
     take_rows(cache)

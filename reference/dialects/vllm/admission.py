@@ -24,7 +24,8 @@ def fits(c: Cache, op: Operation, request: Request, hit: int, total: int, main: 
       request: who asks.
       hit: tokens of the hit that would be adopted.
       total: tokens that are computed then, with those from elsewhere.
-      main: tokens that get slots. slots: with those of drafts to come.
+      main: tokens that get slots.
+      slots: the same with those of drafts to come.
       whole: whether the question is if the whole request could ever run; then nothing is about to be taken.
     """
     local, asked, taken, exact, late = request.computed + hit, 0, 0, 0, False

@@ -123,7 +123,9 @@ def find(c: Cache, request: Request, group: Group, most: int, drop: int) -> int:
 def outruns(c: Cache, group: Group, limit: int, known: int, whole: int, least: int, fine: int) -> int:
     """KEYS where a finder looks at a key beyond the last, as vLLM's do; else what has failed so far."""
     clause("finder-index-error", "find_longest_cache_hit", "defect: finders look at keys that do not exist")
-    looks = (group.kind == Kind.WINDOW and least > 0) or group.kind == Kind.PAIR or (group.kind == Kind.STATE and not fine)
+    looks = (
+        (group.kind == Kind.WINDOW and least > 0) or group.kind == Kind.PAIR or (group.kind == Kind.STATE and not fine)
+    )
     if group.kind == Kind.CHUNK:
         looks = whole >= known and whole < limit
     return Failure.KEYS if looks and limit > known else c.failed

@@ -45,9 +45,9 @@ def adopt(c: Cache, request: Request, hit: int, total: int) -> None:
                     if block is not None:
                         touch(c, block)
             column = local // group.size
-            if c.config.parts > 1 and local % group.size > 0 and column < end:
-                if column >= stop or column < group.sinks:
-                    row.shared, row.looked = column + 1, column
+            read = column >= stop or column < group.sinks
+            if c.config.parts > 1 and local % group.size > 0 and column < end and read:
+                row.shared, row.looked = column + 1, column
 
 
 def grow(c: Cache, op: Operation, request: Request, result: Result, total: int, main: int, slots: int) -> None:

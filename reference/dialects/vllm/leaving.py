@@ -27,9 +27,9 @@ def give_back(c: Cache, request: Request, processed: int, everything: int) -> No
             if block is not None:
                 last = release(c, block, last)
         row.begin = max(end, row.begin)
-        if not everything and c.config.states and group.kind == Kind.STATE and row.shared - 1 < row.begin:
-            if not c.defects.tail_key_outlives_state:
-                row.shared = 0
+        gone = c.config.states and group.kind == Kind.STATE and row.shared - 1 < row.begin
+        if gone and not everything and not c.defects.tail_key_outlives_state:
+            row.shared = 0
 
 
 def clear(c: Cache, request: Request) -> None:
@@ -65,8 +65,7 @@ def keep_offers(c: Cache, request: Request) -> None:
 
 
 def take_offers(c: Cache) -> None:
-    """Tells of the states that are offered, group by group, since this was asked last (`take_boundary_state_offloads`).
-    """
+    """Tells of the states on offer, group by group, since this was asked last (`take_boundary_state_offloads`)."""
     for g in range(1, c.config.width + 1):
         for n in range(1, c.offered + 1):
             each = c.offers[n]

@@ -28,6 +28,10 @@ NEW = Code.REQUEST, Code.APPEND, Code.RESUME
 BLOCKS = Code.EVICT, Code.RESET, Code.COPIES, Code.RELEASE, Code.HOLD, Code.OFFLOADS, Code.STEP
 """Operations without a request."""
 
+OF_WAITING = Code.LOOKUP, Code.CONNECT, Code.FOUND, Code.DROP
+OF_RUNNING = Code.ADVANCE, Code.COMMIT, Code.FREE, Code.POP, Code.FORK, Code.UNWRITTEN, Code.FINALIZE
+"""Operations of requests that hold no blocks, and of those that do."""
+
 ENDING = Code.FREE, Code.POP, Code.DROP
 """Operations after which a request has no rows."""
 
@@ -62,11 +66,10 @@ def perform(c: Cache, op: Operation, result: Result, code: int) -> int:
         return arrive(c, op, request, code)
     if not request.present:
         return Status.NO_SUCH_SLOT
-    if code in (Code.LOOKUP, Code.CONNECT, Code.FOUND, Code.DROP) and request.running:
+    if code in OF_WAITING and request.running:
         return Status.NOT_WAITING
-    if code in (Code.ADVANCE, Code.COMMIT, Code.FREE, Code.POP, Code.FORK, Code.UNWRITTEN, Code.FINALIZE):
-        if not request.running:
-            return Status.NOT_RUNNING
+    if code in OF_RUNNING and not request.running:
+        return Status.NOT_RUNNING
     if code in (Code.LOOKUP, Code.CONNECT):
         most = op.amount - 1 if op.amount > 0 else request.tokens - 1
         hit = look_up(c, request, result, most, code == Code.CONNECT)
@@ -169,7 +172,7 @@ def found(c: Cache, op: Operation, request: Request) -> None:
     """A hit that a request is to adopt, of `amount` tokens: for each group, how many columns, and their blocks."""
     at = op.start
     for g in range(1, c.config.width + 1):
-        group, row = c.groups[g], request.rows[g]
+        row = request.rows[g]
         row.found, row.first_found = c.payload[at], 0
         at += 1
         for column in range(row.found):

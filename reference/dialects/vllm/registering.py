@@ -85,16 +85,16 @@ def enter_row(c: Cache, request: Request, group: Group, row: Row, done: int, ful
                 enters = enter_tail(c, request, group, row, block, column, entry, part)
             elif retained(column, kept) and not stands(c, row, column):
                 clause("register/full", "BlockPool.cache_full_blocks", "filled blocks are registered")
-                if c.config.parts > 1:
+                if c.config.parts > 1 or c.config.exporting:
                     drop_keys(c, block, None)
                 register(c, block, 0, entry)
             else:
                 clause("register/skipped", "SlidingWindowManager.reachable_block_mask", "a block is not worth it")
                 note(c, entry, Fate.NOT_RETAINED)
-            if c.config.partial and group.kind == Kind.FULL and request.grant_step == c.step:
-                if column >= request.granted // size:
-                    block.stamp = c.step
-                    block.written = 0 if request.joined else max(0, request.granted - column * size)
+            grows = request.grant_step == c.step and column >= request.granted // size
+            if c.config.partial and group.kind == Kind.FULL and grows:
+                block.stamp = c.step
+                block.written = 0 if request.joined else max(0, request.granted - column * size)
         elif not is_tail:
             note(c, entry, Fate.RETIRED)
         if c.config.exporting and not is_tail:

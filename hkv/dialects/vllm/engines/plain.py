@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Hashable, Sequence
 from types import MappingProxyType
@@ -20,9 +21,23 @@ from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, Interner, KeyChain, PrefixIdentity, digest_by_name
 from reference.dialects.vllm import operations
 from reference.dialects.vllm.pool import primary
-from reference.dialects.vllm.records import Block, Code, Entry, Failure, Fate, Operation, Request, Result, Row, Status, Told
+from reference.dialects.vllm.records import (
+    Block,
+    Code,
+    Entry,
+    Failure,
+    Fate,
+    Operation,
+    Request,
+    Result,
+    Row,
+    Status,
+    Told,
+)
 
-ARGUMENTS = tuple(name for name in Operation.__annotations__ if name not in ("code", "slot", "count", "start", "loaded"))
+ARGUMENTS = tuple(
+    name for name in Operation.__annotations__ if name not in ("code", "slot", "count", "start", "loaded")
+)
 """Fields of an operation that its caller names."""
 
 UNTOLD = MappingProxyType({"boundary": -1, "waits": -1, "others": -1})
@@ -84,6 +99,7 @@ class PlainEngine:
         self._version, self._digest = header.oplog, digest_by_name(config.hash)
         self.cache = empty(config, **self.room)  # type: ignore[arg-type]
         self.requests: dict[str, HostRequest] = {}
+        self._groups = self.cache.groups[1 : self.cache.config.width + 1]
         self._free = list(range(self.cache.slots))
         self._tokens, self._columns = self.room["tokens"], columns_of(config, self.room["tokens"])
         self._keys = Interner()
@@ -174,7 +190,7 @@ class PlainEngine:
         self._make_slot()
         host = self._host(parent)
         tokens, slot = list(host.tokens), self._free[0]
-        chain = host.chain and _copied(host.chain)
+        chain = copy.deepcopy(host.chain)
         result = self._do(Code.FORK, parent, refused=Status.NO_ROOM, amount=slot)
         if result.status != Status.OK:
             return None
@@ -199,7 +215,7 @@ class PlainEngine:
     def connector_lookup(self, id: str, limit: int | None = None) -> oplog.ConnectorHit:
         self._check_waiting(id)
         result = self._do(Code.CONNECT, id, amount=0 if limit is None else limit + 1)
-        hits = list(result.own[1:])
+        hits = [result.own[group.place] for group in self._groups]
         return oplog.ConnectorHit(result.value, self._rows_told(result), result.longer, bool(result.lags), hits)
 
     def truncate(self, rows: oplog.Rows, tokens: int) -> oplog.Rows:
@@ -262,10 +278,10 @@ class PlainEngine:
         )
         if result.status != Status.OK:
             return oplog.Allocation(None)
-        rows = [[*blocks[first:]] for blocks, first in zip(self._rows_told(result), result.first[1:], strict=True)]
-        for copy in self.cache.copies[self.cache.pending - result.copies + 1 : self.cache.pending + 1]:
-            if copy.adopted:
-                rows[copy.group.place - 1].insert(0, self._number(copy.target))
+        rows = [[*blocks[first:]] for blocks, first in zip(self._rows_told(result), result.first[1:], strict=False)]
+        for each in self.cache.copies[self.cache.pending - result.copies + 1 : self.cache.pending + 1]:
+            if each.adopted:
+                rows[each.group.place - 1].insert(0, self._number(each.target))
         return oplog.Allocation(rows)
 
     def advance(self, id: str, tokens: int) -> None:
@@ -305,8 +321,8 @@ class PlainEngine:
     def pending_copies(self) -> list[list[tuple[int, int]]]:
         """Copies that `copies` would drain, (source, target), a list a group."""
         copies: list[list[tuple[int, int]]] = [[] for _ in self.config.topology.specs]
-        for copy in self.cache.copies[1 : self.cache.pending + 1]:
-            copies[copy.group.place - 1].append((self._number(copy.source), self._number(copy.target)))
+        for each in self.cache.copies[1 : self.cache.pending + 1]:
+            copies[each.group.place - 1].append((self._number(each.source), self._number(each.target)))
         return copies
 
     def copies(self, hold: bool = False) -> list[tuple[int, int]]:
@@ -323,7 +339,7 @@ class PlainEngine:
     def unwritten(self, id: str, tokens: int) -> None:
         check_zeroing(self.config)
         self._running(id)
-        for group in self.cache.groups[1:]:
+        for group in self._groups:
             if group.zeroed and (type(tokens) is not int or tokens < 0 or tokens % group.size):
                 expected = f"a multiple of group {group.place - 1}'s block of {group.size}"
                 raise OperationError("tokens", tokens, expected)
@@ -359,8 +375,11 @@ class PlainEngine:
         return self.cache.evictions
 
     def absence(self, group: int, key: Hashable) -> str:
-        """Reason why a group has no block for a prefix: `cached` (it has), `never seen`, `evicted`, `retired` (its block
-        was given back before it was registered) or `not retained` (it was not worth it)."""
+        """Reason why a group has no block for a prefix.
+
+        `cached` (it has), `never seen`, `evicted`, `retired` (its block was given back before it was registered) or
+        `not retained` (it was not worth it).
+        """
         entry = self._entry(group, key)
         if entry is not None and entry.first is not None:
             return "cached"
@@ -374,7 +393,7 @@ class PlainEngine:
     def rows(self, id: str) -> list[list[int]]:
         """Blocks of a request in each group; 0 is the null block, empty lists mean that it has none."""
         rows = self.record(id).rows
-        return [self._row(group, rows[group.place]) for group in self.cache.groups[1:]]
+        return [self._row(group, rows[group.place]) for group in self._groups]
 
     def state(self) -> oplog.CacheState:
         """State of the cache, as far as engines are compared."""
@@ -504,7 +523,8 @@ class PlainEngine:
     def _rows_told(self, result: Result) -> oplog.Rows:
         """Rows of an answer, null where it does not tell."""
         at, rows = result.start, []
-        for first, end in zip(result.first[1:], result.end[1:], strict=True):
+        for group in self._groups:
+            first, end = result.first[group.place], result.end[group.place]
             rows.append([0] * first + [self._number(block) for block in self.cache.ids[at : at + end - first]])
             at += end - first
         return rows
@@ -621,13 +641,6 @@ class PlainEngine:
         for block in blocks:
             if type(block) is not int or not least <= block < self.config.num_blocks:
                 raise OperationError("blocks", block, f"block ids from {least} to {self.config.num_blocks - 1}")
-
-
-def _copied(chain: KeyChain | GivenKeys) -> KeyChain | GivenKeys:
-    """A chain that grows by itself from here on."""
-    import copy
-
-    return copy.deepcopy(chain)
 
 
 def _check_not_negative(**numbers: int) -> None:
