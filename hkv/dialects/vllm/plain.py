@@ -159,6 +159,7 @@ def empty(
       ConfigError: hits that end where a kind cannot resume.
     """
     numbers, groups = settings(config, **told), groups_of(config)
+    requests = max(requests, least.get("requests", 0))
     width, columns = len(groups), columns_of(config, tokens)
     by_block = ("blocks.known", "blocks.later", "blocks.sooner")
     by_group = ("requests.rows", "results.own", "results.first", "results.end", "operations.loaded")
@@ -198,8 +199,8 @@ def take_rows(cache: Cache) -> None:
     """Gives requests that have none their rows."""
     width = cache.config.width
     for slot, request in enumerate(cache.requests[cache.slots + 1 :], cache.slots):
-        request.rows[1:] = cache.rows[1 + slot * width : 1 + (slot + 1) * width]
-        for row in request.rows[1:]:
+        request.rows[1 : width + 1] = cache.rows[1 + slot * width : 1 + (slot + 1) * width]
+        for row in request.rows[1 : width + 1]:
             row.looked = -1
     cache.slots = len(cache.requests) - 1
 
