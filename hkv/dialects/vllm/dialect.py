@@ -44,6 +44,7 @@ class VllmDialect(Dialect):
     engines = MappingProxyType(
         {
             "numpy": "hkv.dialects.vllm.engines.numpy:NumpyEngine",
+            "text": "hkv.dialects.vllm.engines.plain:PlainEngine",
             "jax": "hkv.dialects.vllm.engines.jax:JaxEngine",
             "vllm": "hkv.dialects.vllm.engines.installed:InstalledVllmEngine",
         }

@@ -1,4 +1,4 @@
-"""What goes back: blocks that no later token reads, whole rows, and what a connector held or was promised.
+"""Leaving: blocks that no later token reads, whole rows, and what a connector held or was promised.
 
 After vLLM 0.33 `remove_skipped_blocks`, `free`, `pop_blocks_for_free` and `take_boundary_state_offloads`.
 """

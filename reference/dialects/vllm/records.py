@@ -391,13 +391,13 @@ class Told(enum.IntEnum):
 
 
 class Fate(enum.IntEnum):
-    """What last became of an entry: registered; its block was null; it was not worth registering."""
+    """Last thing that became of an entry: registered; its block was null; it was not worth registering."""
 
     UNSEEN, REGISTERED, RETIRED, NOT_RETAINED = range(4)
 
 
 class Failure(enum.IntEnum):
-    """What a defect that is reproduced fails over: keys that do not exist, too few blocks, a state that was given back,
+    """Cause over which a reproduced defect fails: keys that do not exist, too few blocks, a state that was given back,
     a chunk's state without a column, or beyond the keys, blocks that hash blocks do not fill."""
 
     NONE, KEYS, BLOCKS, TAIL, COLUMN, CHECKPOINT, SIZE = range(7)

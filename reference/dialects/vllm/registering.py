@@ -47,7 +47,7 @@ def cacheable(c: Cache, group: Group, tokens: int) -> int:
 
 
 def enter_filled(c: Cache, request: Request, tokens: int) -> None:
-    """What the first `tokens` tokens of a request filled enters the cache, group by group."""
+    """Enters blocks that the first `tokens` tokens of a request filled into the cache, group by group."""
     for g in range(1, c.config.width + 1):
         group, row = c.groups[g], request.rows[g]
         if group.cached:
@@ -191,8 +191,8 @@ def serves(c: Cache, request: Request, group: Group, position: int) -> bool:
 
 
 def kept_of(c: Cache, request: Request, group: Group) -> tuple[int, int, int, int, int, int, int]:
-    """What of a group is worth registering, for `retained`: the last `need` of each `period` columns, from `shift` on,
-    and as many before each of four columns.
+    """Columns of a group that are worth registering, for `retained`: the last `need` of each `period` columns, from
+    `shift` on, and as many before each of four columns.
 
     Where retention is sparse these are the lengths at which a repeated prompt would resume, which is shorter by a
     scheduler block under the EAGLE drop, counted from the prompt without and with its last token; and where others

@@ -56,12 +56,12 @@ FAILURES = MappingProxyType(
         Failure.SIZE: ("keys", "a key of whole hash blocks for each column"),
     }
 )
-"""What a defect that was asked for by name fails over: the argument, and what was expected."""
+"""Argument that a defect asked for by name fails over, and what was expected."""
 
 
 @dataclasses.dataclass
 class HostRequest:
-    """What the text does not know of a request: its name is what it is found by.
+    """A request as far as the text does not know it: its name is what it is found by.
 
     Attributes:
       slot: its slot. tokens: the tokens themselves; none of a request of which only the keys are known. chain: its keys
