@@ -35,7 +35,7 @@ from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import BUGS
 from hkv.dialects.sglang.replay_command import SGLangLoop
-from hkv.dialects.sglang.schedule import SGLangCompiledReplay, sizes_of
+from hkv.dialects.sglang.schedule import SGLangCompiledReplay
 from hkv.errors import HKVError
 from hkv.machine import native_loops
 from hkv.replay import dispatches
@@ -106,10 +106,9 @@ def header_of(pages: tuple[int, int], window: int) -> structs.Header:
 def run_compiled(header: structs.Header, arrivals: list[Arrival]) -> Callable[[], Measured]:
     """The compiled schedule over the compiled cache."""
     config, incoming = structs.to_config(header), dispatches.incoming(arrivals, SCHEDULE.max_model_len)
-    sizes = sizes_of(config, SCHEDULE, incoming)
 
     def run() -> Measured:
-        replay = SGLangCompiledReplay(config, SCHEDULE, incoming, sizes=sizes)
+        replay = SGLangCompiledReplay(config, SCHEDULE, incoming)
         jax.block_until_ready(replay.resident)
         begun = time.process_time()
         replay.run()

@@ -84,6 +84,14 @@ class Layout:
                 setattr(held, last, Checked(getattr(held, last)))
         return cache
 
+    def blank(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """`arrays_of` what `make` makes, without making it."""
+        shapes: dict[str, Any] = dict.fromkeys(self.scalars, ())
+        for name, flat in self.arrays.items():
+            records = sizes[flat.table] if flat.table else sizes[name]
+            shapes[name] = (records + 1) * (sizes[name] if flat.line else 1)
+        return {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
+
     def grow(self, cache: Any, table: str, count: int) -> None:
         """Gives a table of plain objects so many more records, which are as `make` makes them."""
         records = self._at(cache, table)

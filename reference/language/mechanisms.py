@@ -81,6 +81,20 @@ class Heap(Part, Generic[T]):
         if last is not item:
             self.settle(last, at)
 
+    def toggle(self, item: T) -> None:
+        """Puts a record in that is not in it, or takes out one that is: `add` and `remove` at one call site."""
+        moved, at = item, self.place[item]
+        if at == 0:
+            self.count += 1
+            at = self.count
+        else:
+            moved = self.items[self.count]
+            self.count -= 1
+            self.place[item] = 0
+            at = 0 if moved is item else at
+        if at > 0:
+            self.settle(moved, at)
+
     def settle(self, item: T, at: int) -> None:
         """Puts a record in at a place that is free, or its own: others move there as long as one of them should be
         there."""

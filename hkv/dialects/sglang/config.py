@@ -136,13 +136,9 @@ class SGLangConfig:
 
         `branch`: where the tree's prefix goes on without a state that the request could have resumed at; 0 for none.
         """
-        grid = self.state_grid
-        if not self.tracked or end - start < grid:
-            return 0
-        kept = start + (end - start) // grid * grid
-        # Of states on a coarser grid than the kernel's, SGLang asks for the one behind: one token more.
-        asked = end if (end - start) // STATE_CHUNK * STATE_CHUNK == kept - start else kept + 1
-        return branch if start < branch < asked and (branch - start) % grid == 0 else kept
+        from reference.dialects.sglang.requests import kept_state
+
+        return kept_state(start, end, branch, self.state_grid) if self.tracked else 0
 
     @property
     def most_running(self) -> int | None:

@@ -13,6 +13,7 @@ from hkv.version import check_reference
 
 check_reference()  # before the first import of it
 
+from reference.dialects.sglang import pools  # noqa: E402
 from reference.dialects.sglang.records import Cache, Key, Node, Policy, Pool, Request  # noqa: E402
 from reference.language import Layout, Ring  # noqa: E402
 
@@ -38,7 +39,26 @@ def settings(config: SGLangConfig, *, alone: bool = False) -> dict[str, int]:
     return {name: int(value) for name, value in found.items()}
 
 
-def empty(
+def empty(config: SGLangConfig, *, alone: bool = False, **sizes: int) -> Cache:
+    """An empty cache; `alone`: without pages, which whoever drives the tree brings. Sizes as of `sizes_of`."""
+    cache: Cache = LAYOUT.make(sizes_of(config, alone=alone, **sizes))
+    for name, value in settings(config, alone=alone).items():
+        part, _, field = name.partition(".")
+        setattr(getattr(cache, part), field, value)
+    for pool in (cache.full, cache.swa, cache.states):
+        pool.mask = len(pool.free) - 1
+    cache.slots, cache.row = sizes["requests"], sizes["row"]
+    pools.empty(cache, *pages_of(config, alone=alone), len(cache.nodes) - 1)
+    return cache
+
+
+def pages_of(config: SGLangConfig, *, alone: bool = False) -> tuple[int, int, int]:
+    """Pages of the full pool, of the window's, and states; 0 for what there is not."""
+    full, window = [0, 0] if alone else [*config.num_slots, 0][:2]
+    return full // config.page_size, window // config.page_size, 0 if alone else config.states or 0
+
+
+def sizes_of(
     config: SGLangConfig,
     *,
     keys: int,
@@ -48,8 +68,8 @@ def empty(
     payload: int = 0,
     room: int = 0,
     alone: bool = False,
-) -> Cache:
-    """An empty cache.
+) -> dict[str, int]:
+    """Sizes of a cache (`Layout.make`).
 
     Args:
       config: the configuration.
@@ -60,33 +80,21 @@ def empty(
       payload: keys of theirs; as many as a row has at least.
       room: pages that there is room for at least, or four times as many as often as it takes, so that caches of several
       sizes are alike.
-      alone: without pages, which whoever drives the tree brings.
+      alone: without pages.
     """
-    slots = [0] * 3 if alone else [*config.num_slots, 0][:2]
-    pages = [count // config.page_size for count in slots[:2]] + [0 if alone else config.states or 0]
-    pools = ("full", "swa", "states")
+    pages = pages_of(config, alone=alone)
     while 0 < room < max(pages):
         room *= 4
-    cache: Cache = LAYOUT.make(
-        {
-            **{"keys": keys, "nodes": max(room, pages[0]) + 2, "requests": requests + 1},
-            **{"operations": operations, "results": operations, "payload": max(row, payload)},
-            **{"peer": max(room, pages[0]) + 1, "leaves.items": max(room, pages[0]) + 3},
-            **{"requests.row": row, "requests.chain": row + 1},
-            **{f"{pool}.free": 1 << max(room, count).bit_length() for pool, count in zip(pools, pages, strict=True)},
-        }
-    )
-    for name, value in settings(config, alone=alone).items():
-        part, _, field = name.partition(".")
-        setattr(getattr(cache, part), field, value)
-    for pool, count in zip((cache.full, cache.swa, cache.states), pages, strict=True):
-        pool.free[:count], pool.count, pool.mask = range(1, count + 1), count, len(pool.free) - 1
-    cache.slots, cache.row, cache.root, cache.clock, cache.root.used = requests, row, cache.nodes[1], 1, 1
-    for ring in (cache.recent, cache.recent_states):
-        ring.ends, ring.newer[cache.root], ring.older[cache.root] = cache.root, cache.root, cache.root
-    for node in reversed(cache.nodes[2:]):
-        node.parent, cache.vacant = cache.vacant, node
-    return cache
+    return {
+        **{"keys": keys, "nodes": max(room, pages[0]) + 2, "requests": requests + 1},
+        **{"operations": operations, "results": operations, "payload": max(row, payload)},
+        **{"peer": max(room, pages[0]) + 1, "leaves.items": max(room, pages[0]) + 3},
+        **{"requests.row": row, "requests.chain": row + 1},
+        **{
+            f"{pool}.free": 1 << max(room, count).bit_length()
+            for pool, count in zip(("full", "swa", "states"), pages, strict=True)
+        },
+    }
 
 
 def nodes_left(cache: Cache) -> int:

@@ -67,11 +67,10 @@ class SGLangCache(PlainCache):
         }
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
-        from hkv.dialects.sglang.schedule import SGLangCompiledReplay, sizes_of
+        from hkv.dialects.sglang.schedule import SGLangCompiledReplay
 
-        config = structs.to_config(self.config)
         # Replays that are compared have room for as many pages as the larger one, and so the same program.
-        return SGLangCompiledReplay(config, schedule, prepared, sizes=sizes_of(config, schedule, prepared, self.room))
+        return SGLangCompiledReplay(structs.to_config(self.config), schedule, prepared, room=self.room)
 
     def verify(
         self,

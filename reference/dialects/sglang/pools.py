@@ -13,6 +13,22 @@ from reference.language import Text, clause
 TEXT = Text(__name__)
 
 
+def empty(c: Cache, full: int, window: int, states: int, nodes: int) -> None:
+    """Nothing is cached yet: all pages of the pools, and all states, are free, and all records of nodes but the
+    root's."""
+    for pool, count in ((c.full, full), (c.swa, window), (c.states, states)):
+        for place in range(count):
+            pool.free[place] = place + 1
+        pool.count = count
+    root = c.nodes[1]
+    c.root, c.clock, root.used = root, 1, 1
+    for ring in (c.recent, c.recent_states):
+        ring.ends, ring.newer[root], ring.older[root] = root, root, root
+    for n in range(nodes, 1, -1):
+        node = c.nodes[n]
+        node.parent, c.vacant = c.vacant, node
+
+
 def lengthen(c: Cache, request: Request, length: int, decodes: int) -> int:
     """Gives a request pages of both pools up to a length in tokens, or of neither; whether it got them."""
     clause("lengthen", "SWATokenToKVPoolAllocator.alloc_extend")

@@ -231,11 +231,10 @@ def use_path(c: Cache, request: Request, length: int) -> None:
 
 def consider(c: Cache, node: Node) -> None:
     """A node's children or locks changed: it is, or is not, among the leaves that may leave."""
-    if is_leaf(c, node):
-        if c.leaves.place[node] == 0:
-            c.leaves.put(node)
-    elif c.leaves.place[node] > 0:
-        c.leaves.remove(node)
+    leaf = is_leaf(c, node)
+    if leaf != (c.leaves.place[node] > 0):
+        c.leaves.rank[node] = c.leaves.ranked(node) if leaf else 0
+        c.leaves.toggle(node)
 
 
 def is_leaf(c: Cache, node: Node) -> bool:

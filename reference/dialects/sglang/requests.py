@@ -17,6 +17,9 @@ from reference.language import Text, clause
 
 TEXT = Text(__name__)
 
+STATE_CHUNK = 64
+"""Tokens of a chunk of the kernel that computes states (`FLA_CHUNK_SIZE`)."""
+
 
 def pages_of(c: Cache, tokens: int) -> int:
     """Whole pages of a key of so many tokens."""
@@ -79,9 +82,14 @@ def grow(c: Cache, request: Request, length: int, track: int, decodes: int) -> i
     return granted
 
 
+def slides(c: Cache, request: Request, length: int, every: int) -> bool:
+    """True if a request's window has passed `every` tokens, or more, whose pages it still has."""
+    return c.config.window > 0 and length - c.config.window >= request.slid * c.config.page + every
+
+
 def slide(c: Cache, request: Request, length: int, every: int) -> None:
     """Frees window pages of a request's own that a query at `length` does not read, but for whole pages' sake."""
-    if c.config.window and length - c.config.window >= request.slid * c.config.page + every:
+    if slides(c, request, length, every):
         clause("slide", "UnifiedRadixCache.evict_sliding_windows", "a request frees pages behind its window")
         start = max(request.slid, request.protected)
         floor = length - ceil(max(c.config.window, c.config.page), c.config.page) * c.config.page
@@ -154,6 +162,26 @@ def release(c: Cache, request: Request, length: int) -> None:
 
 
 # ------------------------------------------------------------------ states of requests
+
+
+def kept_state(start: int, end: int, branch: int, grid: int) -> int:
+    """Length of the state that a pass over a prompt's tokens keeps; 0 for none.
+
+    Args:
+      start: tokens before the pass.
+      end: tokens after it.
+      branch: tokens up to where the tree's prefix goes on without a state to resume at; 0 for none.
+      grid: tokens between states that it can keep (`mamba_checkpoint_grid`).
+    """
+    whole = (end - start) // grid * grid
+    kept = start + whole
+    if whole == 0:
+        return 0
+    # Of states on a coarser grid than the kernel's, SGLang asks for the one behind: one token more.
+    asked = end if (end - start) // STATE_CHUNK * STATE_CHUNK == whole else kept + 1
+    if start < branch and branch < asked and (branch - start) % grid == 0:
+        return branch
+    return kept
 
 
 def lacking_states(c: Cache, request: Request, passes: int) -> int:
