@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 
 from reference.language import Part, Record, Ring, Settings, Table, Text
+from reference.language.clauses import seldom
 
 TEXT = Text(__name__)
 
@@ -214,9 +215,9 @@ def turn(r: Replay) -> None:
             begin(r)
         if r.phase == Phase.GROW:
             pass_over(r)
-        if r.phase == Phase.ADMIT:
+        if seldom(r.phase == Phase.ADMIT):
             look_at_queue(r)
-        if r.phase == Phase.READY:
+        if seldom(r.phase == Phase.READY):
             record(r)
         if r.phase == Phase.COMPUTE:
             compute(r)
@@ -329,19 +330,18 @@ def compute(r: Replay) -> None:
 
 def follow(r: Replay, live: Live, granted: int) -> None:
     """Transition by the cache's answer."""
-    if r.phase == Phase.GROW:
-        if granted:
-            live.scheduled = r.new
-            r.budget -= r.new
-            r.live = r.running.newer[live]
-        else:
-            r.phase, r.refused, r.asked, r.live = Phase.PREEMPT, 1, live, r.running.older[r.running.ends]
-    elif r.phase == Phase.ADMIT:
+    if seldom(r.phase == Phase.ADMIT):
         admit(r, live, granted)
+    elif seldom(r.phase == Phase.PREEMPT or r.phase == Phase.FINISH):
+        leave(r, live)
     elif r.phase == Phase.ENTER:
         r.phase, r.entered = Phase.COMPUTE, 1
+    elif granted:
+        live.scheduled = r.new
+        r.budget -= r.new
+        r.live = r.running.newer[live]
     else:
-        leave(r, live)
+        r.phase, r.refused, r.asked, r.live = Phase.PREEMPT, 1, live, r.running.older[r.running.ends]
 
 
 def admit(r: Replay, live: Live, granted: int) -> None:

@@ -103,19 +103,20 @@ class SGLangReplay(Replay):
 
     def fill_in(self, live: Live, request: Request, code: int) -> None:
         """Fills in the operation."""
-        c, first = self.cache, live.arrival.first_key
-        op = c.operations[1]
-        op.slot, op.tokens, op.start, op.count = self.slot[live], live.tokens, first, pages_of(c, live.tokens)
-        op.length, op.track, op.every, op.priority = 0, 0, self.rhythm.slide, 0
+        c, start, length, track = self.cache, live.arrival.first_key, 0, 0
+        count = pages_of(c, live.tokens)
         if code == Code.EXTEND:
-            start = self.hit if self.phase == Phase.ADMIT else live.computed
-            op.length = start + self.new
+            before = self.hit if self.phase == Phase.ADMIT else live.computed
+            length = before + self.new
             if c.config.tracked:
-                op.track = kept_state(start, op.length, self.branch[live], self.rhythm.grid)
+                track = kept_state(before, length, self.branch[live], self.rhythm.grid)
         if code == Code.DECODE:
             page = pages_of(c, request.tokens)
-            op.start, op.count = first + page, pages_of(c, request.tokens + 1) - page
-            op.track = c.config.tracked and (request.length + 1) % self.rhythm.track == 0
+            start, count = start + page, pages_of(c, request.tokens + 1) - page
+            track = int(c.config.tracked and (request.length + 1) % self.rhythm.track == 0)
+        op = c.operations[1]
+        op.slot, op.tokens, op.start, op.count = self.slot[live], live.tokens, start, count
+        op.length, op.track, op.every, op.priority = length, track, self.rhythm.slide, 0
 
     def undisturbed_until(self, live: Live, request: Request) -> int:
         """Tokens up to which a request needs nothing of the cache: none before it decodes; then up to its page's end,
