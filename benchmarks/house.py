@@ -66,7 +66,6 @@ PACKED = (
     "hkv.state",
     "hkv.dialects.vllm.rules",
     "hkv.dialects.rtp_llm.rules",
-    "hkv.dialects.sglang.rules",
     "hkv.cache",
     "hkv.machine",
     "pallas_kernels",

@@ -1,13 +1,13 @@
-"""SGLang's rules in three forms, in one process: the text run plainly, the text lowered, and the form written for XLA.
+"""SGLang's rules in two forms, in one process: the text run plainly, and the text lowered.
 
   python -m benchmarks.sglang_text --requests 6000 --pages 4000
   python -m benchmarks.sglang_text --programs    # compiles the text for several configurations, and runs nothing
 
 Requests of 34 pages, of which 16 are shared, under the plain schedule of replays, over full attention and a window of
-16 slots; what the schedule asks of the cache is noted, and performed in one dispatch by each form, in turns. A page
-operation is a page of one pool through match, allocation, insertion and release, as in `benchmarks/sglang_cache.py`.
-Times are processor time, the least and the median of the turns; compiling is told apart. The forms evict the same
-number of times, and all arrays of the lowered text are those of the plain one.
+16 slots; what the schedule asks of the cache is noted, and performed again, in one dispatch. A page operation is a page
+of one pool through match, allocation, insertion and release, as in `benchmarks/sglang_cache.py`. Times are processor
+time, the least and the median of the turns; compiling is told apart. All arrays of the lowered text are those of the
+plain one.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WINDOW = 16
 @click.command()
 @click.option("--requests", default=1000, show_default=True, help="How many requests.")
 @click.option("--pages", default=1000, show_default=True, help="Pages of each pool.")
-@click.option("--turns", default=5, show_default=True, help="Turns of each form.")
+@click.option("--turns", default=5, show_default=True, help="Turns.")
 @click.option("--programs", is_flag=True, help="Programs of several configurations alone: what they cost to make.")
 def main(requests: int, pages: int, turns: int, programs: bool) -> None:
-    """SGLang's rules in three forms."""
+    """SGLang's rules in two forms."""
     native_loops.enable()
     if programs:
         made()
@@ -52,13 +52,9 @@ def main(requests: int, pages: int, turns: int, programs: bool) -> None:
     SGLangLoop(noted, 1, SCHEDULE, arrivals, Recorder(2 * pages + 1, None, lambda: None)).run()
     work = operations_of(arrivals)
     click.echo(f"{len(noted.batch)} operations, {work} page operations, {noted.evictions} evictions")
-    forms = {"by hand": by_hand(noted), "lowered": by_text(noted, work)}
-    spent: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(turns):
-        for name, form in forms.items():
-            spent[name].append(form() / work * 1e9)
-    for name, each in spent.items():
-        click.echo(f"{name}: least {min(each):.1f}, median {float(np.median(each)):.1f} ns a page operation")
+    once = by_text(noted, work)
+    spent = [once() / work * 1e9 for _ in range(turns)]
+    click.echo(f"lowered: least {min(spent):.1f}, median {float(np.median(spent)):.1f} ns a page operation")
 
 
 def made() -> None:
@@ -74,33 +70,6 @@ def made() -> None:
         sizes = {"keys": 4096, "requests": 16, "row": 256, "operations": 4096, "payload": 4096}
         state = empty_state(config or window, known=config is not None, **sizes)
         _compiled(name, program(config), state, np.int32(1))
-
-
-def by_hand(noted: Noted) -> Callable[[], float]:
-    """The form written for XLA, compiled."""
-    from hkv.dialects.sglang import machine
-    from hkv.dialects.sglang.rules.operations import SGLangBatch, SGLangCode
-    from hkv.state.radix import Count
-
-    buckets = machine.buckets_for(noted.config, tokens=63, requests=64, keys=max(noted.batch.keys) + 1)
-    parameters, state = machine.init(noted.config, buckets)
-    batch = SGLangBatch()
-    for row in noted.batch.rows:
-        given = {name: value for name, value in row.items() if name not in ("code", "slot", "count", "start")}
-        keys = [key - 1 for key in noted.batch.keys[row["start"] : row["start"] + row["count"]]]
-        batch.add(SGLangCode(row["code"]), row["slot"], keys, **given)
-    operations = jax.device_put(batch.build())
-    compiled = _compiled("by hand", jax.jit(machine.pure(), donate_argnums=1), parameters, state, operations)
-
-    def once() -> float:
-        given = jax.block_until_ready(jax.device_put(state))
-        begun = time.process_time()
-        after, _ = jax.block_until_ready(compiled(parameters, given, operations))
-        spent = time.process_time() - begun
-        assert int(after.counters[Count.EVICTIONS]) == noted.evictions
-        return spent
-
-    return once
 
 
 def by_text(noted: Noted, work: int) -> Callable[[], float]:

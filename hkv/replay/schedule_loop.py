@@ -143,11 +143,10 @@ def _last_kept(tokens: Scalar, size: Scalar, eagle: Scalar) -> Scalar:
     return jnp.maximum(jnp.where(eagle, whole, divide(jnp.maximum(tokens - 1, 0), size) * size), 0)
 
 
-def grow(w: Any, trace: Trace, m: Machine, *, whole: bool, eased: Scalar = True) -> Pair:
+def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
     """Gives running requests their tokens as long as the cache has nothing to do for that.
 
-    `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step. `eased`:
-    whether `Running.NOOP_UNTIL` holds now.
+    `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step.
     """
     mine = m.at(Mode.GROW)
 
@@ -161,7 +160,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool, eased: Scalar = True)
         )
         new = jnp.where(inside, chunk(trace, request, tokens, shared_boundary, computed, budget), 0)
         needed = tokens if whole else computed + new
-        easy = inside & ((new == 0) | ((needed <= noop_until) & eased))
+        easy = inside & ((new == 0) | (needed <= noop_until))
         return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
 
     start = (m.cursor, m.budget, w.spare_slot, 0, mine)
@@ -201,12 +200,8 @@ def record(w: Any, m: Machine, in_use: Scalar) -> Pair:
     return w, m.when(mine, mode=int(Mode.COMPUTE), samples=m.samples + 1, cursor=0, kept=0)
 
 
-def compute(w: Any, trace: Trace, m: Machine, *, chunks: bool = False) -> Pair:
-    """The step's computation, up to the next request whose last token is out; those that stay close ranks.
-
-    `chunks`: it stops, too, before a request that computes a chunk of what it came with, for `Mode.ENTER`; from there
-    it goes on with the request that was asked.
-    """
+def compute(w: Any, trace: Trace, m: Machine) -> Pair:
+    """The step's computation, up to the next request whose last token is out; those that stay close ranks."""
     mine = m.at(Mode.COMPUTE)
     spare = w.spare_slot
 
@@ -218,26 +213,23 @@ def compute(w: Any, trace: Trace, m: Machine, *, chunks: bool = False) -> Pair:
         request, computed, tokens, new = v.get_running(
             slot, Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.SCHEDULED
         )
-        enters = jnp.bool_(False)
-        if chunks:
-            enters = inside & (new > 0) & (computed < v.get_running(slot, Running.CAME)[0]) & (slot != m.asked)
         computed = computed + new
-        caught_up = inside & (new > 0) & (computed >= tokens) & ~enters
+        caught_up = inside & (new > 0) & (computed >= tokens)
         left = trace.request(request, Arriving.PROMPT) + trace.request(request, Arriving.OUTPUT) - tokens
         more = trace.number(Number.DECODE_TOKENS)
         ends = caught_up & (left <= more)
-        stays = inside & ~ends & ~enters
+        stays = inside & ~ends
         tokens = tokens + jnp.where(caught_up, more, 0)
         place = jnp.where(stays, kept, spare)
-        return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends, enters)
+        return v, (cursor + 1, kept + stays, slot, computed, tokens, place, stays, ends)
 
-    start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False, False)
+    start = (m.cursor, m.kept, spare, 0, 0, spare, mine, False)
     w, local = loop(lambda c: c[6], body, w, start, writes=("order", "running_words"))
-    cursor, kept, slot, _, _, _, stays, ends, enters = local
+    cursor, kept, slot, _, _, _, stays, ends = local
     cursor -= ~stays
     m = m.when(mine, cursor=cursor, kept=kept, asked=slot)
-    m = m.when(mine & ends, mode=int(Mode.FINISH)).when(mine & enters, mode=int(Mode.ENTER))
-    return w, m.when(mine & ~ends & ~enters, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
+    m = m.when(mine & ends, mode=int(Mode.FINISH))
+    return w, m.when(mine & ~ends, mode=int(Mode.BEGIN), active=kept, step=m.step + 1)
 
 
 class Current(NamedTuple):
@@ -259,7 +251,7 @@ def at_hand(w: Any, m: Machine) -> tuple[Any, Current]:
     """The request that the mode is about; the spare slot's where it is about none."""
     asking, preempting, requesting = m.at(Mode.ASK), m.at(Mode.PREEMPT), m.at(Mode.REQUEST)
     candidate = requesting | m.at(Mode.FIND) | m.at(Mode.TAKE)
-    busy = asking | preempting | candidate | m.at(Mode.FINISH) | m.at(Mode.ENTER)
+    busy = asking | preempting | candidate | m.at(Mode.FINISH)
     busy = busy | m.at(Mode.SETTLE) | m.at(Mode.HELD) | m.at(Mode.GIVE_UP)
     w, (victim,) = peek(preempting, lambda v: (v.read("order", m.active - 1),), w, reads=("order",), default=(0,))
     slot = jnp.where(candidate, m.candidate, jnp.where(preempting, victim, m.asked))

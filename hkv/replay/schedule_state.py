@@ -107,7 +107,7 @@ class Running(enum.IntEnum):
     SHARED_BOUNDARY = 5
     """`shared_prefix` of the lookup that admitted it (vLLM's `Request.shared_prefix_boundary`)."""
     CAME = 6
-    """Tokens with which it was admitted, where the cache takes prompts by chunks or has a second tier; else 0."""
+    """Tokens with which it was admitted, where the cache has a second tier; else 0."""
 
 
 RUNNING_COLUMNS = 8
@@ -170,18 +170,16 @@ class Mode(enum.IntEnum):
     """Compute the step."""
     FINISH = 10
     """FREE the request at the cursor, whose last token is out."""
-    ENTER = 11
-    """The cache takes what the request at the cursor computes in this step, where it takes prompts by chunks."""
-    SETTLE = 12
+    SETTLE = 11
     """The request at the cursor, of which a second tier loaded a prefix, enters it into the cache."""
-    HELD = 13
+    HELD = 12
     """ALLOCATE for it."""
-    GIVE_UP = 14
+    GIVE_UP = 13
     """FREE it: it will never fit."""
-    REST = 15
+    REST = 14
     """Nothing waits or runs, and the second tier has not yet been notified of all ended requests."""
-    DONE = 16
-    FAILED = 17
+    DONE = 15
+    FAILED = 16
     """The cache refused something for a reason that a replay should not give it."""
 
 

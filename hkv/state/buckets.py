@@ -1,7 +1,7 @@
 """Checks of buckets: the static sizes of a state's arrays, from which programs are compiled.
 
-Each arrangement of mechanisms has its own record of them (`hkv.state.state.Buckets`, `hkv.state.pooled.PooledBuckets`,
-`hkv.state.radix.RadixBuckets`); what is asked of a size is the same in all. Arrays are addressed flat, by int32, and a
+Each arrangement of mechanisms has its own record of them (`hkv.state.state.Buckets`, `hkv.state.pooled.PooledBuckets`);
+what is asked of a size is the same in all. Arrays are addressed flat, by int32, and a
 few additions to an index must not overflow: hence the limit of `MOST`, a half of what the sign bit would leave.
 """
 

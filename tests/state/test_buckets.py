@@ -9,15 +9,13 @@ import pytest
 from hkv.errors import ConfigError
 from hkv.state import pooled
 from hkv.state.pooled import PooledBuckets
-from hkv.state.radix import RadixBuckets
 from hkv.state.state import Buckets
 
 LINKED = Buckets(blocks=8, requests=2, groups=2, row=4, chain=4, keys=8)
 POOLED = PooledBuckets(blocks=8, groups=1, pools=1, requests=2, sequences=1, row=4, chain=4, keys=8)
-RADIX = RadixBuckets(pages=8, keys=8, requests=2, row=4)
 
 
-@pytest.mark.parametrize("buckets", [LINKED, POOLED, RADIX], ids=["linked", "pooled", "radix"])
+@pytest.mark.parametrize("buckets", [LINKED, POOLED], ids=["linked", "pooled"])
 def test_sizes_are_positive_integers_and_those_of_options_may_be_none(buckets):
     for name in vars(buckets):
         for value in (-1, 0, 1.0, True):
@@ -28,7 +26,7 @@ def test_sizes_are_positive_integers_and_those_of_options_may_be_none(buckets):
                     dataclasses.replace(buckets, **{name: value})
 
 
-@pytest.mark.parametrize(("buckets", "name"), [(POOLED, "row"), (POOLED, "keys"), (RADIX, "pages"), (RADIX, "row")])
+@pytest.mark.parametrize(("buckets", "name"), [(POOLED, "row"), (POOLED, "keys")])
 def test_arrays_that_are_too_large_are_refused(buckets, name):
     with pytest.raises(ConfigError, match=f"{name} = {1 << 29}: expected fewer, so that the array"):
         dataclasses.replace(buckets, **{name: 1 << 29})

@@ -131,15 +131,6 @@ class SGLangConfig:
         """Tokens of a sequence between states that are kept while it is decoded (`mamba_track_grid`)."""
         return math.lcm(self.state_grid, TRACK_EVERY)
 
-    def kept_state(self, start: int, end: int, branch: int) -> int:
-        """Length of the state that a pass over a prompt's tokens start..end keeps; 0 for none.
-
-        `branch`: where the tree's prefix goes on without a state that the request could have resumed at; 0 for none.
-        """
-        from reference.dialects.sglang.requests import kept_state
-
-        return kept_state(start, end, branch, self.state_grid) if self.tracked else 0
-
     @property
     def most_running(self) -> int | None:
         """Requests that states suffice for, however they come; None where there are none."""

@@ -22,6 +22,11 @@ from hkv.dialects.sglang.config import SLIDE_EVERY, STATE_CHUNK, STATES_A_REQUES
 from hkv.errors import ConfigError, OperationError
 from hkv.replay.plain import TokenLoop
 from hkv.replay.schedule import FINISHED, LiveRequest, Refusal, Schedule
+from hkv.version import check_reference
+
+check_reference()  # before the first import of it
+
+from reference.dialects.sglang.requests import kept_state  # noqa: E402
 
 POLICIES = ("fcfs", "lpm")
 """`--schedule-policy`: first come, first served, SGLang's default, or the longest cached prefix first."""
@@ -87,7 +92,8 @@ class SGLangLoop(TokenLoop):
         return True
 
     def _chunk(self, live: LiveRequest, start: int, length: int) -> bool:
-        track = self._config.kept_state(start, length, self._branch.get(live.id, 0))
+        branch, grid = self._branch.get(live.id, 0), self._config.state_grid
+        track = kept_state(start, length, branch, grid) if self._config.tracked else 0
         granted = self._engine.perform(structs.ExtendOp(id=live.id, length=length, track=track)).slots is not None
         if granted:
             self._held[live.id] = length

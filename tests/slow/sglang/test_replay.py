@@ -1,4 +1,4 @@
-"""Replays of traces by the compiled schedule under SGLang's rules."""
+"""Replays of traces under SGLang's rules: the text lowered, beside the plain schedule over the reference."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
+from hkv.dialects.sglang import log as structs
+from hkv.dialects.sglang.schedule import REPLAY, SGLangCompiledReplay
+from hkv.replay.dispatches import incoming
+from hkv.replay.lowered import program
 from hkv.replay.verb import replay_trace
 from hkv.spec import spec_from_text
+from reference.replay import run
+from tests.cache.build import large_copies
 from tests.sglang.test_dialect import CHATS
+from tests.sglang.test_replay_text import case
+
+LOOPS, SEGMENTS = 160, 170
+"""Most loops, and conditional segments, of a replay's program: call sites make compile time."""
 
 
 @pytest.mark.parametrize(
@@ -29,3 +39,13 @@ def test_a_trace_fares_as_with_the_reference(groups: str, blocks: Any, step_toke
     found = replay_trace(CHATS, specs, blocks, step_tokens=step_tokens, **given)
     assert found.totals["hit_tokens"] > 0
     assert (found.totals["preemptions"] > 0) == (step_tokens == 300)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_no_array_is_copied(seed: int) -> None:
+    given, schedule, coming = case(seed)
+    replay = SGLangCompiledReplay(structs.to_config(given), schedule, incoming(coming, schedule.max_model_len))
+    text = program(REPLAY, run, replay._known).lower(replay.resident).compile().as_text()
+    assert large_copies(text, 64) == []
+    assert text.count(" while(") <= LOOPS
+    assert text.count(" conditional(") <= SEGMENTS

@@ -1,1 +1,0 @@
-"""SGLang's rules as compiled transitions: match, admission, allocation, insertion, eviction."""
