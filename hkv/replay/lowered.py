@@ -60,7 +60,7 @@ class LoweredReplay:
     ) -> None:
         self._trace, self._known = trace, tuple(sorted(static.items()))
         self._layout, self._samples = layout, list[np.ndarray]()
-        arrays = layout.blank({**sizes, "steps": STEPS, "lives": sizes["lives"] + 1})
+        arrays: dict[str, Any] = layout.blank({**sizes, "steps": STEPS, "lives": sizes["lives"] + 1})
         for name, value in {**data, **dataclasses.asdict(schedule)}.items():
             arrays[name if name in arrays else f"numbers.{name}"] = np.int32(min(value, LAST_STEP))
         for column, name in (
