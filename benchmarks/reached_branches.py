@@ -26,10 +26,11 @@ import coverage
 
 from hkv.contract import registry
 from hkv.contract.traffic import STEERED, KeptTraffic, RandomChoices
-from hkv.dialects.vllm.log.coverage import CoverageObserver
+from hkv.dialects.vllm.engines.plain import PlainEngine
 from hkv.dialects.vllm.traffic import headers
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.record import ALL, choose, draw, features_of
+from reference.language import recording
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reference" / "dialects" / "vllm"
@@ -60,16 +61,16 @@ def run(feature: str, seed: int, every: coverage.CoverageData) -> Reached:
     header, choices = draw(feature, seed, version)
     if feature != STEERED:
         choices = RandomChoices(seed)  # as the configuration will be gone through if it is kept
-    engine, observer = engine_factory("numpy")(header), CoverageObserver(header)
+    engine, text = engine_factory("numpy")(header), PlainEngine(header)
     rules: set[frozenset[str]] = set()
     measured = coverage.Coverage(branch=True, data_file=None, include=[str(REFERENCE / "*")])
 
     def perform(operation: Any) -> Any:
         answer = DIALECT.perform(engine, operation)
-        if hasattr(operation, "want"):
-            operation.want = answer
-        if exercised := observer.see(operation):
-            rules.add(exercised)
+        exercised = set[str]()
+        with recording(exercised.add):
+            DIALECT.perform(text, operation)
+        rules.add(frozenset(exercised))
         return answer
 
     measured.start()

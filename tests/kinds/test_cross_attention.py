@@ -17,7 +17,6 @@ from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.kinds import layer
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.log.coverage import exercised
 from hkv.dialects.vllm.log.structs import Header
 from hkv.dialects.vllm.planning import Plan, PlanOptions, plan_vllm
 from hkv.dialects.vllm.planning.engine_options import EngineOptions
@@ -191,7 +190,7 @@ def traffic(engine: str = "numpy", seeds: int = 6) -> None:
         recording, parted = differ(engine_factory(engine), NumpyEngine, feature, seed, 3, 12, only=Only(ASKED))
         assert parted is None, parted
         log = parse_log(log_bytes(drawn, recording.operations, recording.answers), f"{feature} {seed}")
-        granted += exercised(log).get("allocate/encoder", 0)
+        granted += VLLM.exercised(log).get("allocate/encoder", 0)
     assert granted > seeds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.engines.plain import ARGUMENTS, UNTOLD, PlainEngine
+from hkv.dialects.vllm.engines.plain import BLANK, PlainEngine
 from hkv.dialects.vllm.plain import LAYOUT, empty, settings
 from reference.dialects.vllm.records import Cache, Code, Status
 
@@ -31,8 +31,7 @@ class Noted(PlainEngine):
         self, code: Code, id: str | None = None, payload: Sequence[int] = (), refused: Status = Status.OK, **given: Any
     ) -> Any:
         slot = 0 if id is None else self._host(id).slot
-        fields = {"code": code, "slot": slot, "count": len(payload), "start": len(self.payload)}
-        fields |= {name: given.get(name, UNTOLD.get(name, 0)) for name in ARGUMENTS}
+        fields = {**BLANK, "code": code, "slot": slot, "count": len(payload), "start": len(self.payload), **given}
         loaded = self.cache.operations[1].loaded[1 : len(self._groups) + 1]
         self.noted.append(({name: int(value) for name, value in fields.items()}, list(loaded)))
         self.payload += payload

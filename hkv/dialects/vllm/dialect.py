@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from hkv.contract.dialect import Dialect, Process
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.bugs import BUGS
 from hkv.dialects.vllm.config import EARLIER, NAME
-from hkv.errors import UnsupportedConfigError
+from hkv.errors import EngineFailure, OperationError, UnsupportedConfigError
 from hkv.model.topology import Topology
 from hkv.spec import spec_from_log
 
@@ -192,14 +194,21 @@ class VllmDialect(Dialect):
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        from hkv.dialects.vllm.log.coverage import RULES
+        from reference.dialects.vllm import clauses
 
-        return RULES
+        return {name: clause.meaning for name, clause in clauses().items()}
 
     def exercised(self, log: Log) -> dict[str, int]:
-        from hkv.dialects.vllm.log.coverage import exercised
+        from hkv.dialects.vllm.engines.plain import PlainEngine
+        from reference.language import recording
 
-        return exercised(log)
+        counts: collections.Counter[str] = collections.Counter()
+        engine = PlainEngine(log.header)
+        with recording(lambda name: counts.update([name])):
+            for operation in log.operations:
+                with contextlib.suppress(OperationError, EngineFailure):
+                    self.perform(engine, operation)
+        return dict(counts)
 
     attached_package = "vllm"
 

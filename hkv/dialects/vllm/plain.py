@@ -16,7 +16,7 @@ from hkv.version import check_reference
 check_reference()  # before the first import of it
 
 from reference.dialects.vllm.records import DENSE, UNBOUNDED, Cache, Group, Kind, Row, at_column  # noqa: E402
-from reference.language import Layout  # noqa: E402
+from reference.language import Layout, Table  # noqa: E402
 
 LAYOUT = Layout(Cache)
 """Names and places of the state of vLLM's cache."""
@@ -192,6 +192,25 @@ def empty(
         ring.put(block)
     ring.count, cache.step, cache.slots = config.num_blocks - 1, 1, 0
     take_rows(cache)
+    return cache
+
+
+class Endless(Table[Any]):
+    """A table of plain objects that grows as it is asked for more records."""
+
+    def __init__(self, cache: Cache, name: str) -> None:
+        super().__init__(getattr(cache, name))
+        self._cache, self._name = cache, name
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int) and place >= len(self):
+            LAYOUT.grow(self._cache, self._name, len(self))
+        return super().__getitem__(place)
+
+
+def endless(cache: Cache) -> Cache:
+    """A cache with room for whatever it has to tell."""
+    cache.news, cache.offers = Endless(cache, "news"), Endless(cache, "offers")
     return cache
 
 

@@ -47,14 +47,16 @@ def fits(c: Cache, op: Operation, request: Request, hit: int, total: int, main: 
         taken += takes
         exact += really
         if c.config.explains:
-            row.asked, row.late = said, waits
+            row.asked, row.takes, row.late = said, takes, waits
     granted = not late and asked <= free
     if c.config.states and granted and not whole and taken > c.free.count:
         clause("refuse/halfway", "", "an estimate is too small: granted, the allocation would fail halfway")
         granted = False
+        if c.config.explains:
+            free = c.free.count
     if not granted:
         if c.config.explains:
-            c.whole, c.usable = whole, free
+            c.whole, c.usable, c.halfway = whole, free, not late and asked <= free and taken > free
         if c.config.exporting and not whole and not c.defects.plan_outlives_refusal:
             for g in range(1, c.config.width + 1):
                 request.rows[g].planned = 0
@@ -69,10 +71,7 @@ def headroom(c: Cache, op: Operation, request: Request) -> int:
     """Blocks that stay free when a request is admitted while others run."""
     waits = not request.running if op.waits < 0 else op.waits
     others = c.scheduled > 0 if op.others < 0 else op.others
-    if c.config.watermark > 0 and waits and others:
-        clause("refuse/watermark", "KVCacheManager.allocate_slots", "blocks stay free while others run")
-        return c.config.watermark
-    return 0
+    return c.config.watermark if waits and others else 0
 
 
 def must_wait(c: Cache, request: Request, group: Group, row: Row, local: int, end: int) -> bool:
@@ -196,7 +195,6 @@ def resumable(c: Cache, tokens: int, unit: int) -> int:
 def position_in_chunk(c: Cache, request: Request, group: Group, row: Row, total: int, main: int) -> int:
     """The length at which a chunk of a prompt, from `total` tokens up to `main`, leaves a state behind for later
     requests; 0 for none. It is one that its kernels can export, and there is a column that is not used."""
-    clause("mamba/checkpoint", "is_mamba_prefill_checkpoint_valid", "a state inside a prefill chunk is kept")
     position, column = resumable(c, main, c.config.alignment), ceil(main, group.size) - 2
     if group.exports == 0 or (c.config.interval == 0 and main < max(request.prompt, request.tokens - 1)):
         return 0
@@ -205,7 +203,10 @@ def position_in_chunk(c: Cache, request: Request, group: Group, row: Row, total:
     if position < total + c.config.hash or position >= main or (position - total) % group.exports > 0:
         return 0
     held = column >= row.begin and column < row.length and row.blocks[column] is not None
-    return 0 if held and not (row.grown and column >= row.length - group.scratch) else position
+    if held and not (row.grown and column >= row.length - group.scratch):
+        return 0
+    clause("mamba/checkpoint", "is_mamba_prefill_checkpoint_valid", "a state inside a prefill chunk is kept")
+    return position
 
 
 def plan(c: Cache, group: Group, row: Row, total: int, columns: int, position: int) -> None:

@@ -6,6 +6,7 @@ After vLLM 0.33 `find_longest_cache_hit` of the managers of each kind, and of `U
 
 from __future__ import annotations
 
+from reference.dialects.vllm.cases import of_lookup
 from reference.dialects.vllm.pool import entry_of, tell_key, tell_stored
 from reference.dialects.vllm.records import UNBOUNDED, Cache, Failure, Group, Kind, Request, Result, ceil
 from reference.language import Text, clause
@@ -47,7 +48,6 @@ def find(c: Cache, request: Request, group: Group, most: int, drop: int) -> int:
         stop = columns
     if c.config.runs:
         if kind == Kind.CHUNK:
-            clause("hit/chunk", "ChunkedLocalAttentionManager.find_longest_cache_hit", "earlier chunks count as hit")
             start, stop = most // group.unit * group.unit // size, columns
         if kind == Kind.SINKS:
             stop = min(columns, group.sinks)
@@ -189,12 +189,16 @@ def look_up(c: Cache, request: Request, result: Result, most: int, connects: int
                 clause("connector/completed", "KVCacheManager.get_computed_blocks_for_connector")
                 hit, longest, result.lags, completed = whole, 0, least < whole, True
                 break
-    if c.config.caching and hit == 0:
-        clause("hit/none", "KVCacheManager.get_computed_blocks", "a lookup finds nothing")
     result.value = hit
     if longest > hit and not c.config.alone:
-        clause("hit/shared-prefix", "HybridKVCacheCoordinator.find_longest_cache_hit", "the search came to more")
+        clause(
+            "hit/shared-prefix",
+            "HybridKVCacheCoordinator.find_longest_cache_hit",
+            "the search for the hit came to more, which a later group shortened",
+        )
         result.longer = longest
+    if c.config.explains:
+        of_lookup(c, request, hit, result.longer)
     if c.config.events and request.reports and hit > 0 and not completed:
         report(c, request, hit)
     return hit

@@ -6,7 +6,7 @@ After vLLM 0.33 `remove_skipped_blocks`, `free`, `pop_blocks_for_free` and `take
 from __future__ import annotations
 
 from reference.dialects.vllm.pool import primary, release, touch
-from reference.dialects.vllm.records import Block, Cache, Code, Entry, Kind, Request, Told, at_column, passed
+from reference.dialects.vllm.records import Block, Cache, Code, Entry, Group, Kind, Request, Told, at_column, passed
 from reference.language import Text, clause
 
 TEXT = Text(__name__)
@@ -26,10 +26,22 @@ def give_back(c: Cache, request: Request, processed: int, everything: int) -> No
             block = at_column(group, row, column)
             if block is not None:
                 last = release(c, block, last)
+                if c.config.explains and not everything:
+                    passed_by(group)
         row.begin = max(end, row.begin)
         gone = c.config.states and group.kind == Kind.STATE and row.shared - 1 < row.begin
         if gone and not everything and not c.defects.tail_key_outlives_state:
             row.shared = 0
+
+
+def passed_by(group: Group) -> None:
+    """Names what no later token of a request reads."""
+    if group.kind == Kind.STATE:
+        clause("retire/mamba", "MambaManager.remove_skipped_blocks", "earlier states are given back")
+    elif group.kind == Kind.CHUNK:
+        clause("retire/chunk", "ChunkedLocalAttentionManager", "blocks before the chunk are given back")
+    else:
+        clause("retire/sliding-window", "SlidingWindowManager", "blocks before the window are given back")
 
 
 def clear(c: Cache, request: Request) -> None:
@@ -49,6 +61,7 @@ def clear(c: Cache, request: Request) -> None:
 def wait_again(c: Cache, request: Request) -> None:
     """A request holds no blocks any more, and nothing of it is computed."""
     request.running, request.computed, request.flying, request.room, request.grant_step = 0, 0, 0, 0, 0
+    request.returned = 1
     c.scheduled -= 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reference.dialects.vllm.admission import fits
+from reference.dialects.vllm.cases import of_grant, of_refusal
 from reference.dialects.vllm.finding import look_up
 from reference.dialects.vllm.forking import fork
 from reference.dialects.vllm.growth import adopt, grow
@@ -85,6 +86,8 @@ def perform(c: Cache, op: Operation, result: Result, code: int) -> int:
     if code == Code.ADVANCE:
         if op.amount < 0 or op.amount > request.room - request.computed:
             return Status.BAD_LENGTH
+        if request.room > request.tokens and request.computed + op.amount < request.room:
+            clause("allocate/drafts-rejected", "Scheduler.update_from_output", "some of them are rejected")
         request.computed += op.amount
     if code == Code.COMPUTED:
         request.computed = op.amount
@@ -117,6 +120,7 @@ def without_request(c: Cache, op: Operation, result: Result, code: int) -> int:
             clause("reset/refused", "BlockPool.reset_prefix_cache", "a reset is refused while blocks are in use")
             return Status.IN_USE
         clause("reset/done", "BlockPool.reset_prefix_cache", "the prefix cache is reset")
+        c.resets += 1
     if code in (Code.RELEASE, Code.HOLD) and not change_holds(c, op.start, op.count, code):
         return Status.BAD_BLOCK
     c.asker = None  # type: ignore[assignment]
@@ -158,6 +162,7 @@ def arrive(c: Cache, op: Operation, request: Request, code: int) -> int:
     if code == Code.REQUEST:
         request.present, request.running, request.reports, request.prompt = 1, 0, op.reports, op.amount
         request.computed, request.flying, request.room, request.branch, request.grant_step = 0, 0, 0, 0, 0
+        request.named, request.returned = op.named, 0
     if code == Code.RESUME:
         clause("resume", "Scheduler._update_request_as_session", "a streaming session goes on")
         request.prompt = op.prompt
@@ -208,7 +213,9 @@ def blocks_of(c: Cache, op: Operation, request: Request, result: Result, code: i
     c.asker = None  # type: ignore[assignment]
     if code == Code.ALLOCATE:
         if not allocate(c, op, request, result, hit, new):
-            clause("refuse/need", "KVCacheManager.allocate_slots", "a request is refused by what its tokens need")
+            if c.config.explains:
+                of_refusal(c, op, request, hit)
+                c.refused, c.reserved = request, op.reserved
             return Status.NO_ROOM
         settled = -1 if op.delay else min(request.room, request.tokens)
     if code in (Code.FREE, Code.POP):
@@ -238,8 +245,11 @@ def allocate(c: Cache, op: Operation, request: Request, result: Result, hit: int
     slots, length, granted = min(main + op.ahead, c.config.longest), min(request.tokens, c.config.longest), True
     request.flying = op.in_flight
     if op.boundary >= 0:
-        clause("allocate/pinned-boundary", "Request.shared_prefix_boundary", "a shared-prefix boundary is set")
         request.branch = op.boundary
+        if op.boundary > 0:
+            clause("allocate/pinned-boundary", "Request.shared_prefix_boundary", "a shared-prefix boundary is set")
+    if op.in_flight > 0:
+        clause("allocate/in-flight", "KVCacheManager.allocate_slots", "tokens in flight hold blocks that could go back")
     for whole in (1, 0):
         if granted and (op.must_fit or not whole):
             reached = min(total, c.config.longest)
@@ -248,6 +258,9 @@ def allocate(c: Cache, op: Operation, request: Request, result: Result, hit: int
                 reached = total
             granted = fits(c, op, request, hit, reached, length if whole else main, length if whole else slots, whole)
     if granted and not c.failed:
+        if c.config.explains:
+            of_grant(c, op, request, hit, main)
+            c.refused = None  # type: ignore[assignment]
         if hit + op.external > 0:
             adopt(c, request, hit, total)
         grow(c, op, request, result, total, main, slots)

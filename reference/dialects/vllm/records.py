@@ -106,7 +106,8 @@ class Row(Record):
       it leaves as it was. stands: columns not looked at yet that hold such states.
       tail, tail_block, tail_end: the state at the end of its prompt inside a block, until it is copied or offered: its
       entry, block and length; None for none.
-      asked, late: blocks that the last allocation asked for; whether it waits for what this step writes.
+      asked, takes, late: blocks that the last allocation was estimated to take, and takes; whether it waits for what
+      this step writes.
     """
 
     blocks: Line[Block]
@@ -126,6 +127,7 @@ class Row(Record):
     tail_block: Block
     tail_end: int
     asked: int
+    takes: int
     late: int
 
 
@@ -140,6 +142,7 @@ class Request(Record):
       branch: length at which others branch off; 0 for none.
       grant_step: the step in which it was granted blocks last. granted: tokens that were written before. joined:
       whether that admitted it.
+      named: whether more than its tokens identifies its prefix. returned: whether it ran before.
     """
 
     chain: Line[int]
@@ -157,6 +160,8 @@ class Request(Record):
     grant_step: int
     granted: int
     joined: int
+    named: int
+    returned: int
 
 
 class Operation(Record):
@@ -171,7 +176,7 @@ class Operation(Record):
       as computed.
       waits, others: whether the request, and some other, is scheduled, as a live scheduler says; below 0: by the blocks
       that they hold. encoder: tokens of an encoder's output. loaded: of each group, whether a load writes its blocks.
-      live: of COMMIT, more tokens than are computed may come; of COPIES, references stay. reports: of REQUEST.
+      live: of COMMIT, more tokens than are computed may come; of COPIES, references stay. reports, named: of REQUEST.
     """
 
     code: int
@@ -197,6 +202,7 @@ class Operation(Record):
     loaded: Line[int]
     live: int
     reports: int
+    named: int
 
 
 class Result(Record):
@@ -342,7 +348,9 @@ class Cache(Part):
       free: the free queue. asker, agreed: the request whose lookup was last, and its hit, which may be adopted.
       slots: requests that there is room for. scheduled: requests that run. step: one more than the steps begun.
       evictions: blocks that lost their keys by being handed out. failed: a `Failure`.
-      usable, whole: of the last refusal, free blocks that could be counted on; whether the whole request had to fit.
+      usable, whole, halfway: of the last refusal, free blocks that could be counted on; whether the whole request had
+      to fit; whether the estimate did. refused, reserved: whose it was, and blocks that it was to leave. resets: how
+      often the cache was reset. These are noted for whoever asks.
     """
 
     groups: Table[Group]
@@ -374,6 +382,10 @@ class Cache(Part):
     failed: int
     usable: int
     whole: int
+    halfway: int
+    refused: Request
+    reserved: int
+    resets: int
 
 
 class Kind(enum.IntEnum):

@@ -58,6 +58,8 @@ def enter_filled(c: Cache, request: Request, tokens: int) -> None:
             full, tail, where = max(full, done), 0, 0
             if c.config.parts > 1 or c.config.states:
                 tail, where = tail_of(c, request, group, row, settled)
+            if c.config.explains and full > done:
+                of_span(c, request, group, row, done, full)
             enter_row(c, request, group, row, done, full, tail, where)
             if c.config.states and group.kind == Kind.STATE:
                 for column in range(done, full):
@@ -89,7 +91,6 @@ def enter_row(c: Cache, request: Request, group: Group, row: Row, done: int, ful
                     drop_keys(c, block, None)
                 register(c, block, 0, entry)
             else:
-                clause("register/skipped", "SlidingWindowManager.reachable_block_mask", "a block is not worth it")
                 note(c, entry, Fate.NOT_RETAINED)
             grows = request.grant_step == c.step and column >= request.granted // size
             if c.config.partial and group.kind == Kind.FULL and grows:
@@ -105,6 +106,22 @@ def enter_row(c: Cache, request: Request, group: Group, row: Row, done: int, ful
             tell_stored(c, request, group, (end - 1) * hash, end * hash, hash)
 
 
+def of_span(c: Cache, request: Request, group: Group, row: Row, done: int, full: int) -> None:
+    """Names what is retained of the columns that are looked at, and that nothing is."""
+    kept, count = kept_of(c, request, group), 0
+    for column in range(done, full):
+        if at_column(group, row, column) is not None and retained(column, kept) and not stands(c, row, column):
+            count += 1
+    if count == 0:
+        clause("register/nothing", "BlockPool.cache_full_blocks", "a span is looked at and nothing of it is registered")
+    elif count < full - done:
+        clause("register/skipped", "BlockPool.cache_full_blocks", "a span is registered without all of its blocks")
+    if c.config.interval == 0:
+        clause("retention/last-only", "replay_boundaries", "only the last replay boundary is retained")
+    if c.config.interval > 0:
+        clause("retention/interval", "replay_boundaries", "boundaries at an interval are retained")
+
+
 def stands(c: Cache, row: Row, column: int) -> bool:
     """True if a column holds another state than the one at its end: one inside the chunk, or its beginning."""
     return c.config.exporting and (row.stands[column] > 0 or (row.planned > 0 and row.begun == column + 1))
@@ -118,7 +135,6 @@ def enter_tail(
     Keys that cover less are dropped; beside one that covers more it is a further one. A state that a chunk left behind
     has no other key.
     """
-    clause("register/partial", "BlockPool.cache_partial_block", "an entry inside a block is registered")
     known, longer = block.known[part] is entry, False
     if c.config.parts > 1 and part > 0 and block.names > 0:
         longer = block.known[0] is not None
@@ -140,6 +156,8 @@ def enter_tail(
     if drops:
         drop_keys(c, block, None)
     if enters:
+        if part > 0:
+            clause("register/partial", "BlockPool.cache_partial_block", "an entry inside a block is registered")
         register(c, block, part, entry)
     if state and again:
         entry.fresh = c.step

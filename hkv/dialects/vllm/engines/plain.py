@@ -16,7 +16,7 @@ from hkv.dialects.vllm.engines.engine import check_offloads, check_zeroing, desc
 from hkv.dialects.vllm.engines.numpy import identity_of, key_text
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.configuration import to_config
-from hkv.dialects.vllm.plain import LAYOUT, columns, columns_of, empty, take_rows
+from hkv.dialects.vllm.plain import LAYOUT, columns, columns_of, empty, endless, take_rows
 from hkv.errors import EngineFailure, OperationError
 from hkv.keys.chained import PLAIN, GivenKeys, Interner, KeyChain, PrefixIdentity, digest_by_name
 from reference.dialects.vllm import operations
@@ -35,13 +35,11 @@ from reference.dialects.vllm.records import (
     Told,
 )
 
-ARGUMENTS = tuple(
-    name for name in Operation.__annotations__ if name not in ("code", "slot", "count", "start", "loaded")
+BLANK = MappingProxyType(
+    {name: 0 for name in Operation.__annotations__ if name != "loaded"}
+    | dict.fromkeys(("boundary", "waits", "others"), -1)
 )
-"""Fields of an operation that its caller names."""
-
-UNTOLD = MappingProxyType({"boundary": -1, "waits": -1, "others": -1})
-"""Values of those that are not 0 where nothing is said."""
+"""Fields of an operation where nothing is said."""
 
 ABSENCES = ("never seen", "evicted", "retired", "not retained")
 """Reason why a key is not cached, by its `Fate`."""
@@ -97,11 +95,11 @@ class PlainEngine:
         self.config = config = to_config(header)
         check_bugs(config.bugs, BUGS)
         self._version, self._digest = header.oplog, digest_by_name(config.hash)
-        self.cache = empty(config, **self.room)  # type: ignore[arg-type]
+        self.cache = endless(empty(config, **self.room))  # type: ignore[arg-type]
         self.requests: dict[str, HostRequest] = {}
         self._groups = self.cache.groups[1 : self.cache.config.width + 1]
         self._free = list(range(self.cache.slots))
-        self._tokens, self._columns = self.room["tokens"], columns_of(config, self.room["tokens"])
+        self._tokens = self.room["tokens"]
         self._keys = Interner()
         self._events: list[oplog.CacheEvent] = []
         self._zeros: list[list[int]] = [[] for _ in config.topology.specs]
@@ -424,14 +422,9 @@ class PlainEngine:
         self, code: Code, id: str | None = None, payload: Sequence[int] = (), refused: Status = Status.OK, **given: Any
     ) -> Result:
         """Performs one operation; raises what refuses it, but for one reason that is an answer."""
-        cache, op = self.cache, self.cache.operations[1]
-        op.code, op.slot, op.count, op.start = code, 0 if id is None else self._host(id).slot, len(payload), 0
-        for name in ARGUMENTS:
-            setattr(op, name, int(given.get(name, UNTOLD.get(name, 0))))
-        if (lacking := len(payload) - len(cache.payload)) > 0:
-            cache.payload += [0] * lacking
+        cache, slot = self.cache, 0 if id is None else self._host(id).slot
+        vars(cache.operations[1]).update(BLANK, code=code, slot=slot, count=len(payload), **given)
         cache.payload[: len(payload)] = payload
-        self._make_room()
         self._perform(code)
         result: Result = self.cache.results[1]
         self._hear()
@@ -447,17 +440,6 @@ class PlainEngine:
         cache = self.cache
         cache.listed = cache.told = 0
         operations.perform_at(cache, 1, code)
-
-    def _make_room(self) -> None:
-        """Makes sure that there is room for what any operation tells."""
-        cache, width = self.cache, self.cache.config.width
-        rows = self._columns * width
-        if len(cache.ids) < rows:
-            cache.ids += [None] * (rows - len(cache.ids))  # type: ignore[list-item]
-        most = len(cache.blocks) * (cache.config.parts + 1) + rows * 2 + cache.offered + 8 * width
-        for name, wanted in (("news", most), ("offers", cache.offered + rows + width)):
-            if (lacking := wanted + 1 - len(getattr(cache, name))) > 0:
-                LAYOUT.grow(cache, name, lacking)
 
     def _hear(self) -> None:
         """Reads what the last operation told of: events, and blocks to be zeroed."""
@@ -552,7 +534,7 @@ class PlainEngine:
         self._hold_tokens(tokens)
         host.slot = self._free.pop(0)
         self.requests[id] = host
-        self._do(Code.REQUEST, id, numbers, amount=tokens, reports=reports)
+        self._do(Code.REQUEST, id, numbers, amount=tokens, reports=reports, named=host.identity != PLAIN)
 
     def _make_slot(self) -> None:
         cache = self.cache
@@ -600,7 +582,7 @@ class PlainEngine:
                 for record in records[1:]:
                     line = getattr(record, field)
                     line += [None if field == "blocks" else 0] * (length - len(line))
-            self._columns = columns
+            self.cache.ids += [None] * columns * self.cache.config.width  # type: ignore[list-item]
 
     # Checks.
 
