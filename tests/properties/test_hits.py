@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.engine import apply
-from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.plain import PlainEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES
 from hkv.dialects.vllm.traffic.hit_comparison import Cause, HitCase, causes, has_entry, make_config, small_cases
@@ -189,15 +189,15 @@ def test_an_unproven_hit_needs_no_window_of_one_token():
 @settings(max_examples=EXAMPLES)
 def test_hits_under_traffic_are_the_definition_unless_a_named_cause_applies(data):
     header, steps = data.draw(headers(FEATURES)), data.draw(st.integers(1, 16))
-    engine = NumpyEngine(header)
-    config = engine.manager.config
+    engine = PlainEngine(header)
+    config = engine.config
 
     def perform(operation):
         answer = apply(engine, operation)
         if isinstance(operation, oplog.LookupOp):
             assert isinstance(answer, oplog.Hit)
-            num_tokens = engine.manager.requests[operation.id].num_tokens
-            best = longest_hit_by_definition(config, has_entry(engine.manager, operation.id), num_tokens)
+            num_tokens = engine.record(operation.id).tokens
+            best = longest_hit_by_definition(config, has_entry(engine, operation.id), num_tokens)
             directions = {cause.direction for cause in causes(config, num_tokens)}
             assert answer.hit == best or ("less" if answer.hit < best else "more") in directions
         return answer

@@ -10,9 +10,9 @@ import msgspec
 
 from hkv.contract.traffic import Choices, RandomChoices
 from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import apply
-from hkv.dialects.vllm.engines.numpy import NumpyEngine, identity_of
+from hkv.dialects.vllm.engines.numpy import identity_of
+from hkv.dialects.vllm.engines.plain import PlainEngine
 from hkv.dialects.vllm.log.structs import Answer, ExtraKeys, Header, Hit, LookupOp, Operation
 from hkv.dialects.vllm.planning import plan_vllm
 from hkv.dialects.vllm.planning.plan import PlanOptions, options_record, plan_record
@@ -91,10 +91,10 @@ def hits() -> Iterator[dict[str, Any]]:
             choices = RandomChoices(seed)
             header = draw_header(choices, feature)
             seen: list[dict[str, Any]] = []
-            engine = NumpyEngine(header)
+            engine = PlainEngine(header)
 
             def perform(
-                operation: Operation, engine: NumpyEngine = engine, header: Header = header, seen: list = seen
+                operation: Operation, engine: PlainEngine = engine, header: Header = header, seen: list = seen
             ) -> Answer:
                 answer = apply(engine, operation)
                 if isinstance(operation, LookupOp) and isinstance(answer, Hit):
@@ -107,28 +107,26 @@ def hits() -> Iterator[dict[str, Any]]:
                 yield {"name": f"{feature}, seed {seed}, lookup {number}", **case}
 
 
-def _hit_case(engine: NumpyEngine, header: Header, id: str, answer: Hit) -> dict[str, Any]:
-    config: VllmConfig = engine.manager.config
-    request, size = engine.manager.requests[id], config.hash_block_size
-    keys = request.keys
+def _hit_case(engine: PlainEngine, header: Header, id: str, answer: Hit) -> dict[str, Any]:
+    config, size, num_tokens = engine.config, engine.config.hash_block_size, engine.record(id).tokens
     held = {
         (group, (index + 1) * size)
-        for index, key in enumerate(keys)
+        for index, key in enumerate(engine.keys(id))
         for group in range(len(header.groups))
-        if engine.manager.pool.find(key, (group,)) is not None
+        if engine.has(group, key)
     }
-    by_definition = longest_hit_by_definition(config, lambda *entry: entry in held, request.num_tokens)
+    by_definition = longest_hit_by_definition(config, lambda *entry: entry in held, num_tokens)
     return {
         "input": {
             "header": msgspec.to_builtins(header),
-            "num_tokens": request.num_tokens,
+            "num_tokens": num_tokens,
             "entries": [list(entry) for entry in sorted(held)],
         },
         "expected": {
             "alignment": hit_alignment(config),
             "by_definition": by_definition,
             "hit": answer.hit,
-            "may_differ": sorted(cause.name.lower() for cause in causes(config, request.num_tokens)),
+            "may_differ": sorted(cause.name.lower() for cause in causes(config, num_tokens)),
         },
     }
 

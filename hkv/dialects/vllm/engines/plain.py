@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Hashable, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hkv.contract.bugs import check_bugs
 from hkv.contract.events import DEVICE
@@ -73,6 +73,24 @@ class HostRequest:
     given: Sequence[Hashable] = ()
     identity: PrefixIdentity = PLAIN
     session: str = ""
+
+
+class Refusal(NamedTuple):
+    """Reason why an allocation was refused.
+
+    Attributes:
+      needs: of each group, the blocks that were asked for; 0 where it waits.
+      free: blocks in the free queue.
+      usable: number of those that the request could count on.
+      whole: the question was whether the whole request fits.
+      waits: groups that need what this very step writes.
+    """
+
+    needs: tuple[int, ...]
+    free: int
+    usable: int
+    whole: bool
+    waits: tuple[int, ...]
 
 
 class PlainEngine:
@@ -382,6 +400,28 @@ class PlainEngine:
         if entry is not None and entry.first is not None:
             return "cached"
         return ABSENCES[Fate.UNSEEN if entry is None else entry.noted]
+
+    def has(self, group: int, key: Hashable) -> bool:
+        """True if a group has a block for a prefix."""
+        entry = self._entry(group, key)
+        return entry is not None and entry.first is not None
+
+    def keys(self, id: str) -> list[Hashable]:
+        """Keys of a request's hash blocks."""
+        request = self.record(id)
+        return [self._keys.keys[number] for number in request.chain[: request.keys]]
+
+    def keys_of(self, block: int) -> list[tuple[int, Hashable]]:
+        """Entries of a block: their groups and keys."""
+        entries = [self._named_by(entry) for entry in self.cache.blocks[block].known if entry is not None]
+        return [(group, self._keys.keys[key]) for group, key in entries]
+
+    def refusal(self) -> Refusal:
+        """Reason why an allocation was refused last."""
+        cache, rows = self.cache, [self.cache.refused.rows[group.place] for group in self._groups]
+        needs = tuple(row.takes if cache.halfway else row.asked for row in rows)
+        waits = tuple(group for group, row in enumerate(rows) if row.late)
+        return Refusal(needs, cache.free.count, cache.usable, bool(cache.whole), waits)
 
     def eviction(self, group: int, key: Hashable) -> tuple[int, int] | None:
         """The step in which a group last lost its last block for a prefix, and the group that got it; None if never."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from hkv.contract.answer import Failure
 from hkv.contract.explanation import Event, Explanation, MissingEntry, Resumption, check_there, find_request
 from hkv.contract.log import Log, describe
 from hkv.dialects.vllm.config import VllmConfig
 from hkv.dialects.vllm.engines.engine import attempt
-from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.plain import PlainEngine, Refusal
 from hkv.dialects.vllm.invariants import Snapshot
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.log.renaming import compare
@@ -20,9 +20,6 @@ from hkv.dialects.vllm.log.structs import Allocation, Answer, CacheEvent, Hit, O
 from hkv.dialects.vllm.traffic.hit_comparison import causes
 from hkv.errors import FileError, HKVError
 from reference import hits
-from reference.dialects.vllm.coordinator import Refusal
-from reference.keys.views import Chain
-from reference.state.key_table import Key
 
 
 def explain(log: Log, line: int, request: str | None = None) -> Explanation:
@@ -48,15 +45,14 @@ def explain(log: Log, line: int, request: str | None = None) -> Explanation:
         return _of_a_line(story, line, describe(operation))
     for index in range(stop):
         story.perform(index)
-    check_there(id, line, story.engine.manager.requests)
+    check_there(id, line, story.engine.requests)
     situation = story.situation(id)
     held = story.blocks_of(id)
     hit, groups, lagging = _resumptions(story, id, operation)
     answer = story.answers[-1] if stop == line - 1 else story.perform(line - 2)
     held |= story.blocks_of(id)
     held |= {lack.block for group in groups for lack in group.lacks if lack.block is not None}
-    manager = story.engine.manager
-    num_tokens = manager.requests[id].num_tokens if id in manager.requests else 0
+    num_tokens = story.engine.record(id).tokens if id in story.engine.requests else 0
     return Explanation(
         line=line,
         operation=describe(operation),
@@ -98,7 +94,7 @@ def _resumptions(story: Story, id: str, operation: Operation) -> tuple[int, tupl
     """
     config, judge = story.config, _Judge(story, id)
     limit = getattr(operation, "limit", None)
-    num_tokens = story.engine.manager.requests[id].num_tokens if limit is None else limit + 1
+    num_tokens = story.engine.record(id).tokens if limit is None else limit + 1
     alignment = hits.hit_alignment(config)
     hit, lagging = hits.longest_hit_by_definition(config, judge.has_entry, num_tokens), ()
     if isinstance(operation, oplog.ConnectorLookupOp):
@@ -122,12 +118,12 @@ class _Judge:
 
     def __init__(self, story: Story, id: str) -> None:
         self._story, self._config = story, story.config
-        self._keys = story.engine.manager.requests[id].keys
+        self._keys = story.engine.keys(id)
 
     def has_entry(self, group: int, end: int) -> bool:
         """True if some block of `group` is cached under the key of the request's first `end` tokens."""
         key = self._key(end)
-        return key is not None and self._story.engine.manager.pool.find(key, (group,)) is not None
+        return key is not None and self._story.engine.has(group, key)
 
     def missing(self, group: int, length: int) -> list[MissingEntry]:
         """The entries that a group would need to resume at `length` tokens and does not have."""
@@ -156,7 +152,7 @@ class _Judge:
             if not any(self.has_entry(group, end) for end in ends):
                 yield MissingEntry(max(block * size, positions.start), last - 1, *self._why(group, tuple(ends)))
 
-    def _key(self, end: int) -> Chain | None:
+    def _key(self, end: int) -> Hashable | None:
         size = self._config.hash_block_size
         return self._keys[end // size - 1] if end % size == 0 and 0 < end <= len(self._keys) * size else None
 
@@ -169,7 +165,7 @@ class _Judge:
             if lost is not None:
                 line, block, operation = lost
                 return f"lost on line {line}, from block {block} ({operation})", block
-        return self._story.engine.manager.absence(group, keys[0]), None
+        return self._story.engine.absence(group, keys[0]), None
 
 
 # The reference performing a log, with what happens to requests, blocks and keys written down.
@@ -181,13 +177,13 @@ class Story:
     def __init__(self, log: Log) -> None:
         self.log = log
         try:
-            self.engine = NumpyEngine(log.header)
+            self.engine = PlainEngine(log.header)
         except HKVError as error:
             raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
-        self.config: VllmConfig = self.engine.manager.config
+        self.config: VllmConfig = self.engine.config
         self.requests: dict[str, list[Event]] = collections.defaultdict(list)
         self.blocks: dict[int, list[Event]] = collections.defaultdict(list)
-        self.lost: dict[Key, tuple[int, int, str]] = {}
+        self.lost: dict[tuple[int, Hashable], tuple[int, int, str]] = {}
         self.answers: list[Answer | Failure] = []
         self.departed: int | None = None
         self.differs = ""
@@ -196,7 +192,7 @@ class Story:
     def perform(self, index: int) -> Answer | Failure:
         """Performs one operation and takes note of everything."""
         operation, line = self.log.operations[index], index + 2
-        keys = {block: list(self.engine.manager.pool.keys_of(block)) for block in range(self.config.num_blocks)}
+        keys = {block: self.engine.keys_of(block) for block in range(1, self.config.num_blocks)}
         answer = attempt(self.engine, operation)
         self.answers.append(answer)
         mismatch = compare(getattr(operation, "want", None), answer, self.log.header.oplog)
@@ -213,7 +209,7 @@ class Story:
         name = str(type(operation).__struct_config__.tag)
         by = f"{name} {id}" if id else name
         for block, known in keys.items():
-            for key in set(known) - set(self.engine.manager.pool.keys_of(block)):
+            for key in set(known) - set(self.engine.keys_of(block)):
                 self.lost[key] = (line, block, by)
         return answer
 
@@ -225,7 +221,7 @@ class Story:
             case Hit():
                 return f": hit {answer.hit}, blocks {answer.blocks}"
             case Allocation(blocks=None):
-                return f": refused, {_why(self.engine.manager.cache.refusal)}"
+                return f": refused, {_why(self.engine.refusal())}"
             case Allocation():
                 return f": new blocks {answer.blocks}"
             case None:
@@ -239,9 +235,9 @@ class Story:
 
     def situation(self, id: str) -> str:
         """State of a request in words: running or waiting, and its tokens."""
-        request = self.engine.manager.requests[id]
-        state = f"running, {request.num_computed} computed" if request.running else "waiting"
-        return f"{state}, {request.num_tokens} tokens, {request.num_prompt} of them prompt"
+        request = self.engine.record(id)
+        state = f"running, {request.computed} computed" if request.running else "waiting"
+        return f"{state}, {request.tokens} tokens, {request.prompt} of them prompt"
 
     def blocks_of(self, id: str) -> set[int]:
         """The blocks in a request's rows."""
@@ -288,9 +284,8 @@ def _asked(operation: Operation) -> str:
     return f"{text} {len(tokens)} tokens" if isinstance(tokens, list) else text
 
 
-def _why(refusal: Refusal | None) -> str:
+def _why(refusal: Refusal) -> str:
     """Reason for which an allocation was refused, in words."""
-    assert refusal is not None, "whoever refuses says why"
     if refusal.waits:
         groups = ", ".join(map(str, refusal.waits))
         return f"until the next step: the hit ends in what this step has yet to write, in group {groups}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -12,15 +13,14 @@ from typing import NamedTuple
 from hkv.contract.traffic import Choices
 from hkv.dialects.vllm import kinds
 from hkv.dialects.vllm.config import VllmConfig, manager_block
+from hkv.dialects.vllm.engines.plain import PlainEngine
+from hkv.dialects.vllm.plain import empty, groups_of
 from hkv.dialects.vllm.traffic.headers import derive_partial_hits
 from hkv.errors import HKVError
 from hkv.model.topology import Topology
 from hkv.spec import KINDS, LayerSpec, spec_to_text
-from reference.dialects.vllm.connector import alone
-from reference.dialects.vllm.coordinator import Coordinator, longest_hit
-from reference.dialects.vllm.dialect import VLLM
-from reference.dialects.vllm.manager import Manager
-from reference.dialects.vllm.request import Request
+from reference.dialects.vllm.finding import look_up
+from reference.dialects.vllm.records import Cache
 from reference.hits import HasEntry, longest_hit_by_definition
 
 
@@ -54,22 +54,27 @@ class HitCase:
         return longest_hit_by_definition(self.config, self.has_entry, self.num_tokens)
 
     def by_iteration(self) -> int:
-        """The longest hit, in tokens, as the reference finds it under vLLM 0.33's rules."""
-        return longest_hit(*self._filled()).hit
+        """The longest hit, in tokens, as vLLM 0.33's text finds it."""
+        return self.looked_up()[0]
 
     def each_by_iteration(self) -> list[int]:
-        """The hit that each group finds by itself, in tokens, as the reference looks for it."""
-        cache, request = self._filled()
-        return alone(cache, request, None)[1]
+        """The hit that each group finds by itself, in tokens, as the text looks for it."""
+        return self.looked_up(1)[1]
 
-    def _filled(self) -> tuple[Coordinator, Request]:
-        cache = Coordinator(self.config, VLLM.kind)
-        cache.pool.records = False
-        for block, (group, end) in enumerate(sorted(self.entries), start=1):
-            cache.pool.insert((group, end), block, end)
-        size = self.config.hash_block_size
-        keys = list(range(size, self.keyed + 1, size))
-        return cache, Request("request", self.num_tokens, self.num_tokens, [*keys])
+    def looked_up(self, connects: int = 0) -> tuple[int, list[int], list[int]]:
+        """The hit; with `connects`, what each group finds by itself; and the columns of the hit in each."""
+        cache, size = _cache(self.config, self.num_tokens), self.config.hash_block_size
+        request, result, width = cache.requests[1], cache.results[1], cache.config.width
+        request.tokens, request.keys = self.num_tokens, self.keyed // size
+        held = [
+            cache.entries[(end // size - 1) * width + group + 1] for group, end in self.entries if end <= self.keyed
+        ]
+        for entry in held:
+            entry.first = cache.blocks[1]
+        hit = look_up(cache, request, result, self.num_tokens - 1, connects)
+        for entry in held:
+            entry.first = None  # type: ignore[assignment]
+        return hit, result.own[1 : width + 1], [row.found for row in request.rows[1 : width + 1]]
 
     def __str__(self) -> str:
         groups = [
@@ -82,14 +87,22 @@ class HitCase:
         return f"{self.num_tokens} tokens{inside}{lookahead}: {parts}"
 
 
-def has_entry(manager: Manager, id: str) -> HasEntry:
-    """Predicate on `(group, end)`: the reference's pool holds that prefix of a request."""
-    size = manager.config.hash_block_size
-    keys = manager.requests[id].keys
-    table = manager.pool.table
+@functools.lru_cache(maxsize=1)
+def _cache(config: VllmConfig, tokens: int) -> Cache:
+    """A cache that holds nothing, with a request whose keys are numbered."""
+    keys = tokens // config.hash_block_size + 1
+    few = dataclasses.replace(config, num_blocks=2)
+    cache = empty(few, keys=keys, requests=1, tokens=tokens, events=False, explains=False, tells=False)
+    cache.requests[1].chain[:keys] = range(keys)
+    return cache
+
+
+def has_entry(engine: PlainEngine, id: str) -> HasEntry:
+    """Predicate on `(group, end)`: the text's pool holds that prefix of a request."""
+    size, keys = engine.config.hash_block_size, engine.keys(id)
 
     def held(group: int, end: int) -> bool:
-        return end % size == 0 and 0 < end <= len(keys) * size and (group, keys[end // size - 1]) in table
+        return end % size == 0 and 0 < end <= len(keys) * size and engine.has(group, keys[end // size - 1])
 
     return held
 
@@ -205,7 +218,7 @@ def _small_configs(specs: list[LayerSpec], eagle: list[int], lookahead: int) -> 
     for size in (1, 2):
         try:
             config = make_config(specs, eagle, size, lookahead)
-            Coordinator(config, VLLM.kind)
+            groups_of(config)  # as a cache is made of it
         except HKVError:
             continue
         yield config
