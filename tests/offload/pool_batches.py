@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from hkv.dialects.vllm.offload.plain import ENDS, ChunkPool, Context, Name, empty
+from hkv.dialects.vllm.offload.plain import LISTS, ChunkPool, Context, Name, empty
 from reference.dialects.vllm.offload.records import Code, Tier
 
 
@@ -25,9 +25,9 @@ class Noted(ChunkPool):
     def batch(self, keys: int, uses: int, requests: int, operations: int, payload: int) -> Tier:
         """An empty tier of these sizes with all operations that were noted."""
         sizes = {"keys": keys, "named": uses, "requests": requests, "operations": operations, "payload": payload}
-        tier = empty(*self.arguments, tells=False, room=256, events=128, **sizes)
-        names = {name: tier.keys[ENDS + at] for at, name in enumerate(self.keys, 1)}
-        tier.known = ENDS + len(names)
+        tier = empty(*self.arguments, tells=False, room=256, **sizes, results=operations)
+        names = {name: tier.keys[LISTS + at] for at, name in enumerate(self.keys, 1)}
+        tier.known = LISTS + len(names)
         for name, key in names.items():
             key.group = name[1]
         rows: dict[Context, int] = {}

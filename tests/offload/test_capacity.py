@@ -23,8 +23,7 @@ from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.errors import ConfigError
 from hkv.replay.schedule import Schedule
 from hkv.spec import ChunkedLocal, FullAttention, LayerSpec, Mamba, SlidingWindow
-from reference.dialects.vllm.offload.offers import Progress, offered_chunks
-from reference.dialects.vllm.request import Request
+from tests.offload.asked import offered_chunks
 
 SCHEDULE = Schedule(step_tokens=64, max_running=4, max_model_len=4096)
 
@@ -49,11 +48,8 @@ def test_a_prompt_takes_the_chunks_that_the_reference_offers(data: st.DataObject
         *(FullAttention(block_size=sizes[0]), window), retention=retention, eagle=eagle, blocks_per_chunk=per_chunk
     )
     tokens = data.draw(st.integers(1, 700))
-    request = Request("a", tokens, tokens, [])
     for group, size in enumerate(config.chunk_tokens):
-        count = tokens // size
-        progress = Progress(finished=False, chunks=count, prompt=count, cursor=0)
-        _, offered = offered_chunks(config, request, group, [1] * (count * per_chunk), progress)
+        offered = offered_chunks(config, tokens, group, tokens // size)
         assert stored_chunks(config, tokens)[group] == len(offered)
 
 

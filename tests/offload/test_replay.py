@@ -9,6 +9,7 @@ import random
 import pytest
 
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
+from hkv.dialects.vllm.offload.connector import Connector, Orders, Step
 from hkv.dialects.vllm.schedule.run import cache_config, with_match_unit
 from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.dialects.vllm.schedule.tiered import ENDLESS, MENDED, TieredCache
@@ -21,7 +22,6 @@ from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
 from reference.dialects.vllm.offload import scheduler
-from reference.dialects.vllm.offload.connector import Connector, Orders, Step
 from reference.dialects.vllm.offload.scheduler import VOCABULARY, OffloadScheduler
 
 SCHEDULE = Schedule(step_tokens=32, decode_tokens=1, max_running=4, max_model_len=256)

@@ -11,9 +11,7 @@ from hkv.dialects.vllm.schedule.run import cache_config
 from hkv.replay.schedule import Schedule
 from hkv.serving.block_objects import longest_load, offered
 from hkv.spec import ChunkedLocal, FullAttention, Mamba, SlidingWindow, retained_sparsely
-from reference.dialects.vllm.offload.lookup import chunks_of_hit, external_hit
-from reference.dialects.vllm.offload.offers import Progress, offered_chunks
-from reference.dialects.vllm.request import Request
+from tests.offload import asked
 
 SCHEDULE = Schedule(step_tokens=64, max_model_len=1024)
 
@@ -35,13 +33,11 @@ def rules(draw: st.DrawFn) -> OffloadConfig:
 def test_what_is_stored_is_what_the_reference_offers(given_rules: OffloadConfig, data: st.DataObject) -> None:
     prompt = data.draw(st.integers(1, 200))
     computed, shared = data.draw(st.integers(0, 200)), data.draw(st.sampled_from([0, 40]))
-    request = Request("a", prompt, prompt, [], shared_prefix=shared)
     found = offered(given_rules, prompt, computed, shared)
     for group, size in enumerate(given_rules.chunk_tokens):
         if group in given_rules.aligned:  # whose states the cache hands over
             continue
-        whole = Progress(finished=False, chunks=min(computed, prompt) // size, prompt=prompt // size, cursor=0)
-        _, wanted = offered_chunks(given_rules, request, group, [1] * (prompt // size), whole)
+        wanted = asked.offered_chunks(given_rules, prompt, group, min(computed, prompt) // size, shared)
         assert found[group] == wanted
 
 
@@ -56,19 +52,16 @@ def test_what_is_loaded_is_what_the_reference_finds(given_rules: OffloadConfig, 
     absent = set(data.draw(st.lists(st.sampled_from(every), max_size=4))) if every else set()
     present = [{place for place, group in row if (place, group) not in absent} for row in keys]
 
-    def look(key: tuple[int, int]) -> bool | None:
-        return True if key not in absent else None
-
     end = (tokens - 1) // unit * unit
     while True:
-        found = external_hit(given_rules, look, keys, local, end + bool(given_rules.windows))
+        asks = end + bool(given_rules.windows)
+        found, wanted = asked.found(given_rules, lambda *key: key not in absent, asks, local)
         if not found or (local + found) % unit == 0:
             break
         end = (local + found) // unit * unit
     loaded = longest_load(given_rules, present, local, tokens)
     assert (0 if loaded is None else loaded.end - local) == found
     if loaded is not None:
-        wanted = chunks_of_hit(given_rules, keys, local, loaded.end)
         assert [(place, group) for group, places in enumerate(loaded.chunks) for place in places] == wanted
 
 

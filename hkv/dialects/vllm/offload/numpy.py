@@ -14,9 +14,8 @@ from hkv.dialects.vllm.offload.workers import Workers
 from hkv.version import check_reference
 
 if TYPE_CHECKING:
+    from hkv.dialects.vllm.offload.connector import Connector, Offloading
     from hkv.dialects.vllm.offload.plain import ChunkPool, Context, Name
-    from reference.dialects.vllm.offload.connector import Connector
-    from reference.dialects.vllm.offload.offloaded import Offloaded
     from reference.dialects.vllm.offload.scheduler import OffloadScheduler
     from reference.dialects.vllm.offload.simple import Saved
 
@@ -178,7 +177,7 @@ class _NumpyScheduler(abc.ABC):
         free = list(scheduler.manager.pool.free)
         return structs.State(pool, structs.SchedulerState(running, waiting, holding, free, requests, fences))
 
-    def _held(self, state: Offloaded | Saved, blocks: list[list[int]]) -> structs.Held:
+    def _held(self, state: Offloading | Saved, blocks: list[list[int]]) -> structs.Held:
         manager, id = self.scheduler.manager, state.request.id
         rows = manager.rows(id) if id in manager.requests else [[] for _ in state.blocks]
         return structs.Held(state.request.num_computed, rows, blocks, list(state.cursors), sorted(state.jobs))
@@ -189,7 +188,7 @@ class NumpyScheduler(_NumpyScheduler):
 
     @property
     def _connector(self) -> Connector:
-        from reference.dialects.vllm.offload.connector import Connector
+        from hkv.dialects.vllm.offload.connector import Connector
 
         assert isinstance(self.scheduler.connector, Connector)
         return self.scheduler.connector
@@ -220,9 +219,9 @@ class NumpyScheduler(_NumpyScheduler):
         """
         connector = self._connector
         state, config, found = connector.requests[id], connector.config, list[Resumption]()
-        state.name_chunks()
+        unit, keys = config.cache.hash_block_size, state.request.keys
         for group, size in enumerate(config.chunk_tokens):
-            there = [connector.pool.lookup(key) is not None for key in state.keys[group]]
+            there = [connector.pool.lookup((key, group)) is not None for key in keys[size // unit - 1 :: size // unit]]
 
             def gone(end: int, group: int = group, there: list[bool] = there) -> list[int]:
                 first = max(0, end - (config.window(group) or end))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +16,18 @@ check_reference()  # before the first import of it
 
 from reference.dialects.vllm.offload.doubles import HALF  # noqa: E402
 from reference.dialects.vllm.offload.pool import perform  # noqa: E402
-from reference.dialects.vllm.offload.records import Code, Counts, Key, Offloaded, Tier, Use, is_ready  # noqa: E402
+from reference.dialects.vllm.offload.records import (  # noqa: E402
+    FATES,
+    LISTS,
+    Code,
+    Counts,
+    Event,
+    Key,
+    Offloaded,
+    Tier,
+    Use,
+    is_ready,
+)
 from reference.language import NOTHING, Layout  # noqa: E402
 
 LAYOUT = Layout(Tier)
@@ -22,9 +35,6 @@ LAYOUT = Layout(Tier)
 
 Name: TypeAlias = tuple[Any, int]
 """Name of a chunk: the chain key of the prefix that ends with it, and its group. Names of one tier can be ordered."""
-
-ENDS = 5
-"""Keys that begin lists."""
 
 
 class PreparedStore(NamedTuple):
@@ -69,21 +79,23 @@ def empty(capacity: int, policy: str, threshold: int, tracked: int, *, tells: bo
       threshold: offers of a key from which on it is stored.
       tracked: keys whose offers are counted at most.
       tells: whether what happens to keys is told.
-      sizes: `keys`, `named`, `requests`, `operations`, of the `payload`, chunks that there is `room` for, `events`.
+      sizes: places for chunks, `room`; for uses that operations are about, `payload`; of tables, arrays and lines, by
+        their names; of those that are not named, 1.
     """
-    room = sizes["room"]
-    payload = dict.fromkeys(("payload", "lacked", "moving"), sizes["payload"])
-    tables = {"keys": sizes["keys"] + ENDS} | {name: sizes[name] for name in ("named", "requests", "operations")}
-    arrays = {"free": room, "aside": room, "heap.items": room + 2} | dict.fromkeys(("events", "kinds"), sizes["events"])
-    made: Tier = LAYOUT.make({**tables, "results": sizes["operations"], **payload, **arrays})
+    room, payload, keys = sizes.pop("room", 1), sizes.pop("payload", 1), sizes.pop("keys", 1)
+    known = dict.fromkeys([*LAYOUT.tables, *(flat.name for flat in LAYOUT.arrays.values() if flat.line)], 1)
+    known |= dict.fromkeys((flat.name for flat in LAYOUT.arrays.values() if not flat.table), 1)
+    known |= {"free": room, "aside": room, "heap.items": room + 2, "keys": keys + LISTS}
+    known |= dict.fromkeys(("payload", "lacked", "moving"), payload)
+    made: Tier = LAYOUT.make(known | sizes)
     made.config.chunks, made.config.arc = capacity, int(policy == "arc")
     made.config.threshold, made.config.tracked, made.config.tells = threshold, tracked, int(tells)
     lists = made.lists
-    lists.once, lists.often, lists.gone_once, lists.gone_often, made.counted.ends = made.keys[1 : ENDS + 1]
-    for ends in made.keys[1 : ENDS + 1]:
+    lists.once, lists.often, lists.gone_once, lists.gone_often, made.counted.ends = made.keys[1 : LISTS + 1]
+    for ends in made.keys[1 : LISTS + 1]:
         for ring in (lists, made.counted):
             ring.newer[ends], ring.older[ends] = ends, ends
-    made.known, made.filling = ENDS, 1
+    made.known, made.filling, made.step = LISTS, 1, 1
     return made
 
 
@@ -95,18 +107,20 @@ class ChunkPool:
       policy: `lru` or `arc`.
       threshold: offers of a key, by any request, from which on it is stored; below 2 at once.
       tracked: keys whose offers are counted at most.
+      sizes: as of `empty`.
 
     Attributes:
       tier: the state of the text.
       keys: its records by name.
     """
 
-    def __init__(self, capacity: int, policy: str = "lru", threshold: int = 0, tracked: int = 64_000) -> None:
-        sizes = {"keys": 1, "named": 1, "requests": 1, "operations": 1, "payload": 1, "room": 1, "events": 1}
+    def __init__(
+        self, capacity: int, policy: str = "lru", threshold: int = 0, tracked: int = 64_000, **sizes: int
+    ) -> None:
         self.tier = empty(capacity, policy, threshold, tracked, tells=True, **sizes)
         self.keys: dict[Name, Key] = {}
         self._names: dict[Key, Name] = {}
-        self._spare: dict[str, list[Any]] = {"keys": [self.tier.keys[ENDS + 1]], "named": [], "requests": []}
+        self._spare: dict[str, list[Any]] = {"keys": [self.tier.keys[LISTS + 1]], "named": [], "requests": []}
         self._events: list[PoolEvent] = []
 
     @property
@@ -133,8 +147,7 @@ class ChunkPool:
         not leave for it where it `spares` that.
         """
         count = self._do(Code.STORE, request, keys, spares=spares)
-        evicted = self._take_told()
-        self._tell(evicted, removed=True)
+        evicted = [key for event in self.drain() for key in event.keys]
         if count == NOTHING:
             return None
         lacked = [use.key for use in self.tier.lacked[:count]]
@@ -147,7 +160,7 @@ class ChunkPool:
     def complete_store(self, keys: Iterable[Name], ok: bool = True) -> None:
         """Chunks can be read from now on; or, where the transfer failed, leave again."""
         self._do(Code.STORED if ok else Code.FAILED, None, list(keys))
-        self._tell(sorted(self._take_told()), removed=not ok, failed=not ok)
+        self.drain()
 
     def lookup(self, key: Name) -> bool | None:
         """True for a chunk that can be read, False for one that is being written, None for none."""
@@ -180,9 +193,9 @@ class ChunkPool:
             self._do(Code.END, request)
             for use in request.uses.values():
                 use.seen = use.stored = use.found = use.missed = 0
-            self._spare["named"] += [*request.uses.values(), request.row.ends]
+            self._spare["named"] += request.uses.values()
             request.row.filling = 0
-            self._spare["requests"].append(request.row)
+            self.spare(request.row)
         request.row, request.uses, request.ended = None, {}, True
 
     def take_events(self) -> list[PoolEvent]:
@@ -238,10 +251,10 @@ class ChunkPool:
     def _do(self, code: Code, request: Context | None = None, keys: Sequence[Name] = (), spares: bool = False) -> int:
         """Performs one operation; its result."""
         tier, count = self.tier, len(keys)
-        self._make_room(count)
+        self.make_room(count)
         row: Any = None
         if request is None:
-            tier.moving[:count] = [self._key(key) for key in keys]
+            tier.moving[:count] = [self.key(key) for key in keys]
         else:
             row = self._row(request)
             tier.payload[:count] = [self._use(request, key) for key in keys]
@@ -253,27 +266,29 @@ class ChunkPool:
         if request.ended:
             raise OperationError("request", "one that has ended", "a request that goes on")
         if request.row is None:
-            request.row = self._record("requests")
-            request.row.ends = self._record("named")
+            request.row = self.record("requests")
+            request.row.ends = request.row.ends or self.record("named")
             request.row.ends.end = 0
         return request.row
 
     def _use(self, request: Context, key: Name) -> Use:
         found = request.uses.get(key)
         if found is None:
-            found = request.uses[key] = self._record("named")
-            found.key, found.end = self._key(key), request.positions[key]
+            found = request.uses[key] = self.record("named")
+            found.key, found.end = self.key(key), request.positions[key]
         return found
 
-    def _key(self, key: Name) -> Key:
+    def key(self, key: Name) -> Key:
+        """The record of a key."""
         found = self.keys.get(key)
         if found is None:
-            found = self.keys[key] = self._record("keys")
+            found = self.keys[key] = self.record("keys")
             found.group, self._names[found] = key[1], key
             self.tier.known += 1
         return found
 
-    def _record(self, table: str) -> Any:
+    def record(self, table: str) -> Any:
+        """A record that nobody has."""
         spare = self._spare[table]
         if not spare:
             records = getattr(self.tier, table)
@@ -281,7 +296,15 @@ class ChunkPool:
             spare += reversed(records[-count:])
         return spare.pop()
 
-    def _make_room(self, count: int) -> None:
+    def name(self, key: Key) -> Name:
+        """The name of a key."""
+        return self._names[key]
+
+    def spare(self, row: Offloaded) -> None:
+        """A request's record is nobody's."""
+        self._spare["requests"].append(row)
+
+    def make_room(self, count: int) -> None:
         """Places for what an operation about so many keys may need."""
         tier = self.tier
         room = min(tier.config.chunks, tier.handed_out + count)
@@ -292,13 +315,17 @@ class ChunkPool:
             if len(array) < wanted:
                 array += [None] * max(wanted - len(array), len(array))  # type: ignore[list-item]
 
-    def _take_told(self) -> list[Name]:
+    def drain(self) -> list[PoolEvent]:
+        """Events of the last operation, which are kept to be taken."""
         told, self.tier.told = self.tier.told, 0
-        return [self._names[key] for key in self.tier.events[:told]]
-
-    def _tell(self, keys: list[Name], *, removed: bool, failed: bool = False) -> None:
-        if keys:
-            self._events.append(PoolEvent(keys, removed, failed))
+        fates = zip(self.tier.kinds[:told], self.tier.events[:told], strict=True)
+        found = list[PoolEvent]()
+        for kind, group in itertools.groupby(fates, key=operator.itemgetter(0)):
+            fate, keys = kind % FATES, [self._names[key] for _, key in group]
+            removed = fate != Event.STORED
+            found.append(PoolEvent(keys if fate == Event.LEFT else sorted(keys), removed, fate == Event.FAILED))
+        self._events += found
+        return found
 
     def _listed(self, ring: Any, ends: Key) -> Iterator[Key]:
         key = ring.newer[ends]

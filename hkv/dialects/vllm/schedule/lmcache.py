@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.offload.config import OffloadConfig
+from hkv.dialects.vllm.offload.orders import Job, Orders, Step, TransferJob
 from hkv.dialects.vllm.schedule.schedule import Diagnosis
 from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.dialects.vllm.schedule.tiered import TieredCache
@@ -24,8 +25,6 @@ from hkv.dialects.vllm.schedule.tiered_replay import TieredReplay
 from hkv.errors import ConfigError
 from hkv.replay.run import COMPILED, REFERENCE, Progress
 from hkv.replay.schedule import Arrival, Recorder, Schedule
-from reference.dialects.vllm.offload.offloaded import Job
-from reference.dialects.vllm.offload.orders import Orders, Step, TransferJob
 from reference.dialects.vllm.request import Request
 
 CHUNK = 256
@@ -222,7 +221,7 @@ class Tracked:
 
 
 class LmcacheConnector:
-    """The scheduler's side, with the server's memory: what `reference.dialects.vllm.offload.connector` is of vLLM's."""
+    """The scheduler's side, with the server's memory: what `hkv.dialects.vllm.offload.connector` is of vLLM's."""
 
     def __init__(self, config: OffloadConfig, chunk: int) -> None:
         self.config, self.chunk, self.kinds = config, chunk, object_kinds(config, chunk)
@@ -295,7 +294,7 @@ class LmcacheConnector:
         """A job for some objects, which counts each as often as it has blocks."""
         number, moved = next(self._number), [key for key in keys for _ in range(self.objects.blocks(key))]
         state.jobs.add(number)
-        self.jobs[number] = Job(state, moved, writes, self.config.workers)  # type: ignore[arg-type]
+        self.jobs[number] = Job(state, moved, writes, self.config.workers)
         return TransferJob(number, state.request.id, list(range(len(moved))), [], [], [])
 
     def finish(self, id: str, aborted: bool = False) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hkv.dialects.vllm.engines.numpy import NumpyEngine
 from hkv.dialects.vllm.offload.config import ALL_OR_NOTHING, OWN_HEAD
+from hkv.dialects.vllm.offload.connector import Connector, Orders, Step
 from hkv.dialects.vllm.schedule.schedule import Chunking, Replay
 from hkv.dialects.vllm.schedule.tier import Link, Tier
 from hkv.errors import ConfigError
@@ -24,7 +25,6 @@ from hkv.replay.schedule import Arrival, LiveRequest, Recorder, Refusal, Schedul
 from reference.dialects.vllm import live as operations
 from reference.dialects.vllm.connector import truncate
 from reference.dialects.vllm.kinds.kind import Demand
-from reference.dialects.vllm.offload.connector import Connector, Orders, Step
 
 
 def no_way_out(num_blocks: int, step: int) -> ConfigError:

@@ -1,175 +1,153 @@
-"""Chunks of a request that a step offers to the second tier, and blocks of it that are handed over to be stored.
+"""Chunks of a request that a step offers to the second tier.
 
 Full attention offers every chunk. A window needs few chunks before the lengths that loads can end at: the boundaries of
 full attention's chunks, or those that retention leaves, and the end of the prompt. Recurrent states are offered as the
-cache hands them over, and with them the end of a prompt inside a block. vLLM 0.33
-`OffloadingConnectorScheduler._build_store_jobs` and the managers' `reachable_block_mask`.
+cache hands them over (`stores`). vLLM 0.33 `OffloadingConnectorScheduler._build_store_jobs` and the managers'
+`reachable_block_mask`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from reference.dialects.vllm.offload.lookup import ceil
+from reference.dialects.vllm.offload.records import Group, Offloaded, Tier, Use, key_of
+from reference.language import NOTHING, Text, clause
 
-from hkv.dialects.vllm.offload.config import TAIL_PAST_LIMIT, OffloadConfig
-from hkv.dialects.vllm.offload.plain import Name as Key
-from hkv.errors import EngineFailure
-from reference.dialects.vllm.offload.offloaded import Offloaded
-from reference.dialects.vllm.request import Request
-from reference.dialects.vllm.retention import tail_mask
+TEXT = Text(__name__)
 
-
-class Progress(NamedTuple):
-    """Progress of a request, in chunks of one group.
-
-    Attributes:
-      finished: whether it has finished.
-      chunks: those that may be stored.
-      prompt: chunks of its prompt that may be.
-      cursor: chunk from which on it offers.
-    """
-
-    finished: bool
-    chunks: int
-    prompt: int
-    cursor: int
+NOWHERE = -1
+"""Chunk at which the last segment of a request ends whose tail does not count."""
 
 
-def offered_chunks(
-    config: OffloadConfig, request: Request, group: int, blocks: Sequence[int], progress: Progress
-) -> tuple[int, list[int]]:
-    """First chunk that is looked at, and those that are offered.
+def use_of(t: Tier, request: Offloaded, group: int, tokens: int) -> Use:
+    """A request's use of a group's part of its prefix of so many tokens."""
+    at = (tokens // t.config.unit - 1) * t.config.groups + group
+    use = request.uses[at]
+    if use is None:
+        use = t.vacant
+        t.vacant = use.next
+        t.unnamed -= 1
+        use.key, use.end = key_of(t, request, group, tokens), tokens
+        request.uses[at] = use
+    return use
+
+
+def storable_tokens(t: Tier, request: Offloaded, computed: int) -> int:
+    """Tokens that may be stored, of so many that are computed."""
+    clause("storable-tokens", "OffloadingConnectorScheduler._calc_num_offloadable_tokens")
+    tokens = min(computed, request.tokens)
+    if request.store_limit != NOTHING:
+        tokens = min(tokens, request.store_limit)
+    if t.config.prompt_only:
+        tokens = min(tokens, request.prompt)
+    return tokens
+
+
+def storable_chunks(t: Tier, request: Offloaded, group: Group, tokens: int) -> int:
+    """Chunks that may be stored: whole, allocated, named; not a draft's last one while it may be written again."""
+    clause("storable-chunks", "RequestOffloadState.storable_chunks")
+    count = tokens // group.chunk
+    if group.eagle and tokens > request.prompt and not request.finished:
+        count = max(0, count - 1)
+    named = request.hashes // (group.chunk // t.config.unit)
+    return min(count, request.held[group.index] // t.config.per_chunk, named)
+
+
+def offer(t: Tier, request: Offloaded, group: Group, chunks: int, prompt: int, offered: int) -> int:
+    """Offers chunks of a group behind those `offered` before; how many these are then.
 
     Args:
-      config: the cache and its tier.
+      t: the tier.
       request: the request.
       group: the group.
-      blocks: the request's blocks in it, 0 for those it has given up.
-      progress: how far the request is.
+      chunks: chunks that may be stored.
+      prompt: chunks of the prompt that may be.
+      offered: uses in the payload.
     """
-    per_chunk, dense = config.blocks_per_chunk, config.cache.retention_interval is None
-    alignment = _final_alignment(config, group)
-    again = progress.finished and progress.chunks != progress.prompt and dense and alignment is not None
-    if not dense or group in config.eagle:
-        horizon = None
-    elif progress.finished:
-        horizon = progress.chunks
-    else:
-        horizon = progress.prompt if progress.chunks <= progress.prompt else None
-    start = progress.cursor
+    cursor, per_chunk, groups = request.cursors[group.index], t.config.per_chunk, t.config.groups
+    final = boundary_blocks(t, group)
+    again = request.finished and chunks != prompt and final > 0
+    horizon = prompt if chunks <= prompt else NOWHERE
+    if request.finished:
+        horizon = chunks
+    if t.config.interval != NOTHING or group.eagle:
+        horizon = NOWHERE
+    resumes = resumes_at(t, request) if t.config.interval != NOTHING else 0
+    start = cursor
     if again:
-        assert alignment is not None
-        end = progress.chunks * per_chunk
-        start = min(start, (end - end % alignment) // per_chunk)
-    if group in config.aligned or progress.chunks <= start:
-        return start, []
-    mask = _mask(config, request, group, start, progress.chunks, horizon)
-    known = _mask(config, request, group, start, progress.chunks, progress.prompt) if again else None
-    offered = []
-    for place in range(start, progress.chunks):
-        columns = range(place * per_chunk, (place + 1) * per_chunk)
-        kept = [mask is None or mask[column - start * per_chunk] for column in columns]
-        if not blocks[columns[-1]] or not any(kept):
-            continue
-        if (
-            again
-            and place < progress.cursor
-            and (known is None or any(known[at - start * per_chunk] for at in columns))
-        ):
-            continue
-        if all(blocks[column] or not keep for column, keep in zip(columns, kept, strict=True)):
-            offered.append(place)
-    return start, offered
+        clause("offer-the-end-again", "OffloadingConnectorScheduler._build_store_jobs", "a request's end is a boundary")
+        end = chunks * per_chunk
+        start = min(start, (end - end % final) // per_chunk)
+    if group.aligned:
+        start = chunks
+    for place in range(start, chunks):
+        kept, whole, known = False, True, False
+        for column in range(place * per_chunk, (place + 1) * per_chunk):
+            for ends, before in ((horizon, 0), (prompt, 1)):
+                wanted = is_kept(t, request, group, column, ends, resumes)
+                if before:
+                    known = known or (wanted and again and place < cursor)
+                else:
+                    kept = kept or wanted
+                    whole = whole and (request.blocks[column * groups + group.index] > 0 or not wanted)
+        last = request.blocks[((place + 1) * per_chunk - 1) * groups + group.index]
+        if kept and whole and last > 0 and not known:
+            t.payload[offered] = use_of(t, request, group.index, (place + 1) * group.chunk)
+            offered += 1
+    return offered
 
 
-def _final_alignment(config: OffloadConfig, group: int) -> int | None:
-    """Blocks between two boundaries, where the tail of a request's end can be told from them."""
-    size = config.cache.block_size(group)
-    if config.alignment is None or group in config.eagle or config.span(group) is None or config.alignment % size:
-        return None
-    return config.alignment // size
+def boundary_blocks(t: Tier, group: Group) -> int:
+    """Blocks between two boundaries, where the tail of a request's end can be told from them; else 0."""
+    if is_whole(t, group) or group.eagle or t.config.interval != NOTHING:
+        return 0
+    return t.config.alignment // group.size
 
 
-def _mask(
-    config: OffloadConfig, request: Request, group: int, start: int, end: int, horizon: int | None
-) -> list[bool] | None:
-    """Blocks of some chunks that a load may need; None for all of them.
-
-    `horizon` is the chunk at which the request's last segment ends, None where its tail does not count.
-    """
-    span, size, alignment = config.span(group), config.cache.block_size(group), config.alignment
-    if span is None or alignment is None or alignment % size:
-        return None
-    interval, drops = config.cache.retention_interval, group in config.eagle
-    need, per_chunk = -(-span // size) + drops, config.blocks_per_chunk
-    columns = range(start * per_chunk, end * per_chunk)
-    segment = alignment if interval is None else interval or None
-    boundaries: list[int] = []
-    if interval is not None:
-        boundaries = [config.resumes_at(request.num_prompt)] + [request.shared_prefix] * bool(request.shared_prefix)
-    mask = tail_mask(columns, segment, need, int(drops), boundaries, size, alignment)
-    if mask is None or segment is None or horizon is None or drops:
-        return mask
-    last, period = horizon * per_chunk, segment // size
-    for column in range(max(last - last % period, last - need), last):
-        if column in columns:
-            mask[column - columns.start] = True
-    return mask
+def is_whole(t: Tier, group: Group) -> bool:
+    """True if every chunk of a group may be needed, since it has no tails or no boundaries to have them before."""
+    return group.span < 0 or t.config.alignment == 0 or t.config.alignment % group.size > 0
 
 
-# States, and ends of prompts inside blocks.
-
-
-class Handed(NamedTuple):
-    """Blocks to be stored, one of each of some groups: their keys, their column, and the block of each group."""
-
-    keys: list[Key]
-    column: int
-    blocks: Mapping[int, int]
-
-
-def handed_states(state: Offloaded, entries: Sequence[tuple[int, int, int]]) -> Iterator[Handed]:
-    """Of the states of a request that the cache hands over, (group, block, tokens), those at the ends of chunks."""
-    config = state.config
-    for group, block, length in entries:
-        whole = length % config.chunk_tokens[group] == 0
-        if block and whole and length <= state.storable_tokens(state.request.num_tokens):
-            column = length // config.cache.block_size(group) - 1
-            yield Handed([state.prefix(group, length)], column, {group: block})
-
-
-def handed_tail(state: Offloaded, entries: Sequence[tuple[int, int, int]], scheduled: int) -> Handed | None:
-    """The end of a prompt inside a block, of all groups together, as the states there are handed over.
-
-    With a draft's layers, only of requests that were loaded for: others leave their tail to the GPU's cache.
+def is_kept(t: Tier, request: Offloaded, group: Group, column: int, horizon: int, resumes: int) -> bool:
+    """True for a block that a load may need.
 
     Args:
-      state: the request.
-      entries: what the cache hands over of it, (group, block, tokens).
-      scheduled: tokens of the step.
+      t: the tier.
+      request: the request.
+      group: the group.
+      column: the block's.
+      horizon: chunk at which the request's last segment ends, or NOWHERE.
+      resumes: tokens at which its prompt can resume, where retention is sparse.
     """
-    config, size = state.config, state.config.chunk_tokens[0]
-    groups = range(len(config.chunk_tokens))
-    proof, handed = max(map(config.proof, groups)), {group: block for group, block, length in entries if length % size}
-    if not handed or (proof and not state.loaded):
-        return None
-    (end,) = {length for _, _, length in entries if length % size}
-    if _beyond_limit(state, end):
-        return None
-    computed = min(state.request.num_computed + scheduled, state.request.num_prompt)
-    rows = [row for group, row in enumerate(state.blocks) if group not in config.aligned]
-    if (proof and end + proof > computed) or any(end // size >= len(row) for row in rows):
-        return None
-    keys = [state.prefix(group, end + config.proof(group)) for group in groups]
-    blocks = {group: handed[group] if group in config.aligned else state.blocks[group][end // size] for group in groups}
-    return Handed(keys, end // size, blocks)
+    if is_whole(t, group):
+        return True
+    clause("tails-of-segments", "SlidingWindowManager.reachable_block_mask", "windows keep tails")
+    drops, need = group.eagle, ceil(group.span, group.size) + group.eagle
+    segment = t.config.alignment if t.config.interval == NOTHING else t.config.interval
+    period = segment // group.size
+    kept = False
+    if period > 0:
+        kept = need >= period or (column >= drops and max(column - drops, 0) % period >= period - need)
+        if horizon != NOWHERE:
+            last = horizon * t.config.per_chunk
+            kept = kept or (max(last - last % period, last - need) <= column and column < last)
+    if t.config.interval != NOTHING:
+        for boundary, counts in ((resumes, True), (request.shared, request.shared > 0)):
+            end = boundary // t.config.alignment * t.config.alignment // group.size + drops
+            kept = kept or (counts and end - need <= column and column < end)
+    return kept
 
 
-def _beyond_limit(state: Offloaded, end: int) -> bool:
-    """True if a tail is more than may be stored of its request."""
-    beyond = state.store_limit is not None and end > state.store_limit
-    if beyond and TAIL_PAST_LIMIT in state.config.bugs:
-        if state.store_limit:
-            raise EngineFailure("store_limit", state.store_limit, f"at least the {end} tokens up to the tail")
-        return False
-    return beyond
+def resumes_at(t: Tier, request: Offloaded) -> int:
+    """Most tokens at which a prompt that comes again can resume, before they are aligned.
+
+    The last token is computed again, and what a draft's group gives up has to be behind them.
+    """
+    clause("resumes-at", "replay_boundaries")
+    tokens = request.prompt - 1
+    if not t.defects.draft_drop_misses_window_tail:
+        for at in range(t.config.groups):
+            if t.groups[at + 1].eagle:
+                size = t.groups[at + 1].chunk
+                tokens = min(tokens, request.prompt // size * size - size)
+    return max(0, tokens)

@@ -9,7 +9,8 @@ vLLM 0.33 `LRUCachePolicy`, `ARCCachePolicy`.
 from __future__ import annotations
 
 from reference.dialects.vllm.offload.doubles import added, at_least_one, less
-from reference.dialects.vllm.offload.records import Event, Key, Offloaded, Tier, Use, tell
+from reference.dialects.vllm.offload.keys import Key
+from reference.dialects.vllm.offload.records import Event, Offloaded, Tier, Use, tell
 from reference.language import Text, clause
 
 TEXT = Text(__name__)
@@ -169,7 +170,7 @@ def evict_lru(t: Tier, count: int) -> None:
     while count > 0:
         key = t.heap.first()
         t.heap.remove(key)
-        if key.spared == t.stores:
+        if key.spared == t.offers:
             t.aside[aside] = key
             aside += 1
         else:
@@ -193,7 +194,7 @@ def evict_arc(t: Tier, count: int) -> None:
             once = lists.newer[once]
         else:
             often = lists.newer[often]
-        if key.readers == 0 and key.spared != t.stores:
+        if key.readers == 0 and key.spared != t.offers:
             to = lists.gone_once if first else lists.gone_often
             lists.take_out(key)
             lists.append(key, to)

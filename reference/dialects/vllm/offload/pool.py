@@ -44,21 +44,18 @@ def perform(t: Tier, op: Operation, request: Offloaded, code: int) -> int:
     if code == Code.BEGIN:
         begin(t, request)
     if code == Code.STORE:
-        return store(t, request, op.start, op.count, op.spares)
+        return store(t, request, op.start, op.count, op.spares, 0)
     if code in (Code.LOAD, Code.USE):
-        read(t, request, op.start, op.count, code == Code.LOAD)
+        read(t, request, op.start, op.count, op.count if code == Code.LOAD else 0)
     if code in (Code.STORED, Code.FAILED, Code.LOADED):
         for at in range(op.start, op.start + op.count):
-            if code == Code.LOADED:
-                loaded(t, t.moving[at])
-            else:
-                stored(t, t.moving[at], code == Code.STORED)
+            transferred(t, t.moving[at], code != Code.LOADED, code != Code.FAILED)
     if code == Code.END:
         end(t, request)
     if code == Code.CLEAR:
         clear(t)
     if code == Code.ROOM:
-        t.stores += 1
+        t.offers += 1
         return room(t, request, op.start, op.count, op.spares)
     return 0
 
@@ -66,15 +63,32 @@ def perform(t: Tier, op: Operation, request: Offloaded, code: int) -> int:
 # Stores.
 
 
-def store(t: Tier, request: Offloaded, start: int, count: int, spares: int) -> int:
+def store(t: Tier, request: Offloaded, start: int, count: int, spares: int, partial: int) -> int:
     """Takes chunks for those uses that are absent and worth it; how many they are, NOTHING where there is no room.
 
     In any case offers are counted, and what is resident and ready counts as used. None of the offered chunks leaves
     for it, nor, if it `spares` them, any that the request has used.
+
+    Args:
+      t: the tier.
+      request: the request.
+      start: of its uses in the payload.
+      count: how many there are.
+      spares: whether what it has used stays.
+      partial: whether, where there is not room for all, the first ones are stored, by their ends.
     """
     clause("store", "CPUOffloadingManager.prepare_store")
     begin(t, request)
-    t.stores += 1
+    t.offers += 1
+    absent, fits = 0, left_over(t)
+    for at in range(start, start + count):
+        absent += int(t.payload[at].key.chunk == 0)
+    if absent > fits:
+        fits = room(t, request, start, count, spares)
+        if partial and absent > fits:
+            clause("store-what-fits", "", "a step stores what there is room for, from the prompt's beginning on")
+            t.refused += 1
+            count = without_the_last(t, start, count, fits)
     if t.config.threshold >= 2:
         count_offers(t, start, count)
     absent = 0
@@ -94,7 +108,7 @@ def store(t: Tier, request: Offloaded, start: int, count: int, spares: int) -> i
         return 0
     lacking = absent - left_over(t)
     if lacking > 0:
-        if room(t, request, start, count, spares) < absent:
+        if fits < absent:
             clause("no-room", "CPUOffloadingManager.prepare_store", "a store of more chunks than can leave stores none")
             t.counts.refused += 1
             return NOTHING
@@ -110,6 +124,36 @@ def store(t: Tier, request: Offloaded, start: int, count: int, spares: int) -> i
     t.counts.stored += absent
     t.counts.peak = max(t.counts.peak, t.handed_out - t.unused)
     return absent
+
+
+def without_the_last(t: Tier, start: int, count: int, left: int) -> int:
+    """Keeps, of absent uses in the payload, the first `left` by their ends; how many uses there are then."""
+    low, high = 0, 1
+    for at in range(start, start + count):
+        high = max(high, t.payload[at].end + 1)
+    while low + 1 < high:  # as many end before `low` at most, and more before `high`
+        middle, before = (low + high) // 2, 0
+        for at in range(start, start + count):
+            use = t.payload[at]
+            before += int(use.key.chunk == 0 and use.end < middle)
+        if before > left:
+            high = middle
+        else:
+            low = middle
+    for at in range(start, start + count):
+        use = t.payload[at]
+        left -= int(use.key.chunk == 0 and use.end < low)
+    kept = 0
+    for at in range(start, start + count):
+        use = t.payload[at]
+        keeps = use.key.chunk > 0 or use.end < low
+        if not keeps and use.end == low and left > 0:
+            keeps = True
+            left -= 1
+        if keeps:
+            t.payload[start + kept] = use
+            kept += 1
+    return kept
 
 
 def is_lacked(t: Tier, key: Key) -> bool:
@@ -162,8 +206,8 @@ def room(t: Tier, request: Offloaded, start: int, count: int, spares: int) -> in
 def spare(t: Tier, key: Key) -> int:
     """A key is not to leave for this store; how many chunks can leave no more, none or one."""
     before = key.spared
-    key.spared = t.stores
-    return int(key.chunk > 0 and key.readers == 0 and before != t.stores)
+    key.spared = t.offers
+    return int(key.chunk > 0 and key.readers == 0 and before != t.offers)
 
 
 def left_over(t: Tier) -> int:
@@ -180,32 +224,37 @@ def take(t: Tier) -> int:
     return t.free[t.unused]
 
 
-def stored(t: Tier, key: Key, ok: bool) -> None:
-    """A chunk can be read from now on; or, where the transfer failed, it leaves again."""
-    if key.chunk > 0 and key.readers < 0:
-        clause("stored", "CPUOffloadingManager.complete_store")
-        key.readers = 0
-        if ok:
-            rest(t, key)
-            tell(t, key, Event.STORED)
-        else:
+def transferred(t: Tier, key: Key, writes: int, ok: bool) -> None:
+    """A transfer has read a chunk, or has written it: it can be read from now on or, where that failed, leaves again.
+
+    What is written may have been forgotten meanwhile.
+    """
+    clause("transferred", "CPUOffloadingManager.complete_store")
+    if key.chunk > 0 and (key.readers < 0 or not writes):
+        key.readers = 0 if writes else key.readers - 1
+        if not ok:
             if t.config.arc:
                 t.lists.take_out(key)
             leave(t, key, Event.FAILED)
+        elif key.readers == 0:
+            rest(t, key)
+        if ok and writes:
+            tell(t, key, Event.STORED)
 
 
 # Loads.
 
 
-def read(t: Tier, request: Offloaded, start: int, count: int, loads: bool) -> None:
-    """A request uses chunks that can be read, and `loads` them, until `loaded`, or has read them elsewhere."""
+def read(t: Tier, request: Offloaded, start: int, count: int, loads: int) -> None:
+    """A request uses chunks that can be read: it has read the first ones elsewhere, and `loads` the last, which stay
+    until they are transferred."""
     clause("read", "CPUOffloadingManager.prepare_load")
     begin(t, request)
     for at in range(start, start + count):
         use = t.payload[at]
         key = use.key
         if is_ready(key):
-            if loads:
+            if at >= start + count - loads:
                 if key.readers == 0:
                     wake(t, key)
                 key.readers += 1
@@ -213,14 +262,6 @@ def read(t: Tier, request: Offloaded, start: int, count: int, loads: bool) -> No
                 t.counts.read += not key.read
                 key.read = 1
             note(t, request, use, True)
-
-
-def loaded(t: Tier, key: Key) -> None:
-    """A transfer reads a chunk no more."""
-    clause("loaded", "CPUOffloadingManager.complete_load")
-    key.readers -= 1
-    if key.readers == 0:
-        rest(t, key)
 
 
 def clear(t: Tier) -> None:

@@ -1,4 +1,4 @@
-"""The state of vLLM's second tier: chunks by their keys, the order in which they leave, and the requests that use them.
+"""The state of vLLM's second tier: chunks by their keys, in the order in which they leave, requests, and their jobs.
 
 A key is the name of a prefix and a group; whoever drives the tier makes keys of hashes: equal ones are the same. It has
 a chunk while that is in the tier. Of one request a prefix of each length has one name.
@@ -9,33 +9,33 @@ from __future__ import annotations
 
 import enum
 
-from reference.language import Array, Column, Heap, Part, Record, Ring, Settings, Table, Text
+from reference.dialects.vllm.offload.keys import Idle, Key, Lists
+from reference.language import NOTHING, Array, Line, Part, Record, Ring, Settings, Table, Text
 
 TEXT = Text(__name__)
 
 
-class Key(Record):
-    """Name of a chunk (`OffloadKey`).
+class Group(Record):
+    """A group of layers.
 
     Attributes:
-      group: its group.
-      chunk: the chunk that it has, from 1 on; 0 if it is not in the tier.
-      readers: transfers that read that; -1 while the one that writes it is not finished.
-      read: whether it was read since it was stored.
-      number, end: its rank under LRU: the number of the request that used it last, and tokens up to its end, 0 once
-      that request has ended.
-      offers: how often it was offered, as far as that is tracked; 0 if it is not.
-      spared: the last store for which it was not to leave.
+      index: its number, from 0 on. size: tokens of a block. chunk: tokens of a chunk.
+      window: chunks before a length that resuming there takes; 0 for all. span: tokens before a query that a sliding
+      window keeps; -1 for other groups.
+      eagle: whether it has a draft's layers, whose last chunk is not settled. aligned: whether it keeps states, which
+      are handed over at boundaries. proof: tokens after a tail of it whose key says that it is settled.
+      block: the block of it that is handed over.
     """
 
-    group: int
+    index: int
+    size: int
     chunk: int
-    readers: int
-    read: int
-    number: int
-    end: int
-    offers: int
-    spared: int
+    window: int
+    span: int
+    eagle: int
+    aligned: int
+    proof: int
+    block: int
 
 
 class Use(Record):
@@ -45,6 +45,7 @@ class Use(Record):
       key: its key. end: tokens of the prefix that ends with it.
       seen: whether the request has used it since the tier was emptied. stored: whether it stored it. found: whether it
       found it ready and had not stored it. missed: whether it was to store it, and it was absent.
+      next: the use after it in a job. blocks: those that its store reads; 0 for none.
     """
 
     key: Key
@@ -53,6 +54,8 @@ class Use(Record):
     stored: int
     found: int
     missed: int
+    next: Use
+    blocks: Line[int]
 
 
 class Offloaded(Record):
@@ -64,6 +67,19 @@ class Offloaded(Record):
       number: its number among those that used anything, under LRU; 0 before it has one.
       filling: how often the tier had been emptied when its uses began; 0 before they did.
       ended: whether it has ended.
+      chain: numbers of the prefixes that its hash blocks end, of which the tier knows `hashes`.
+      uses: of each prefix, its use in each group. blocks: of each column, its block in each group as steps told it; 0
+      for those that it has given up. held: of each group, columns so far. before: those before this step.
+      cursors: of each group, the chunk from which on it offers. reach: chunks that may be stored in this step.
+      prompt, tokens, computed: tokens of the prompt, of all so far, and those that are computed. shared: tokens up to
+      which others were seen to share the prompt; 0 for none.
+      load_limit, store_limit: tokens that may be loaded for it, and stored of it; NOTHING for all.
+      local: tokens of its hit on the GPU at the last lookup. tail: end of the tail inside a block that this found,
+      until it is loaded; 0 for none. tail_end: of one that is handed over. loaded: whether a load was ever ordered.
+      within: the step in which it may wait for a load. scheduled: tokens of the step at hand. noted: the last step that
+      told of its blocks.
+      first: its jobs. known: whether the tier knows it. finished, aborted, told: whether it has finished, was aborted,
+      and whether a step has told so.
     """
 
     ends: Use
@@ -71,13 +87,105 @@ class Offloaded(Record):
     number: int
     filling: int
     ended: int
+    chain: Line[int]
+    hashes: int
+    uses: Line[Use]
+    blocks: Line[int]
+    held: Line[int]
+    before: Line[int]
+    cursors: Line[int]
+    reach: Line[int]
+    prompt: int
+    tokens: int
+    computed: int
+    shared: int
+    load_limit: int
+    store_limit: int
+    local: int
+    tail: int
+    tail_end: int
+    loaded: int
+    within: int
+    scheduled: int
+    noted: int
+    first: Job
+    known: int
+    finished: int
+    aborted: int
+    told: int
+
+
+class Job(Record):
+    """A job that goes on (`TransferJobStatus`).
+
+    Attributes:
+      number: its number. owner: its request. after: the request's next job.
+      first, last: its chunks, through `Use.next`. writes: whether it stores.
+      left: reports that are still to come, one a worker. ordered: the step that orders it.
+      early: whether all blocks that it reads are fenced from the beginning; else those of full attention are once the
+      request has finished. flushed: whether it is to be finished before the step.
+      sizes, starts: of each group, blocks that it moves, and the column of the first.
+    """
+
+    number: int
+    owner: Offloaded
+    after: Job
+    first: Use
+    last: Use
+    writes: int
+    left: int
+    ordered: int
+    early: int
+    flushed: int
+    sizes: Line[int]
+    starts: Line[int]
+
+
+class Fence(Record):
+    """A job that reads a block which may be handed out. next: the block's next one."""
+
+    job: Job
+    next: Fence
+
+
+class Rows(Record):
+    """Blocks of a request, as somebody tells of them, and of a request of a step.
+
+    Attributes:
+      request: it. start: of its blocks among those that are told, group by group; counts: of each group, how many.
+      told: whether there are any blocks to tell of. whole: whether these are all of them.
+      tokens: those that are scheduled. finished, preempted: whether it has, was, since the last step.
+    """
+
+    request: Offloaded
+    start: int
+    counts: Line[int]
+    told: int
+    whole: int
+    tokens: int
+    finished: int
+    preempted: int
+
+
+class Handed(Record):
+    """A recurrent state that the cache hands over: of `tokens` of a request, in a block of a group."""
+
+    request: Offloaded
+    group: Group
+    block: int
+    tokens: int
 
 
 class Operation(Record):
-    """Something asked of the pool, about `count` uses from `start` on in `payload`, or keys in `moving`.
+    """Something asked of the tier.
 
     Attributes:
+      code: a `Code`. request: its record. start, count: uses in `payload`, keys in `moving`, or records of `rows`.
       spares: of STORE and ROOM, whether nothing that the request has used leaves for it.
+      prompt, tokens, computed, shared, hashes: of ARRIVE and KNOW, as `Offloaded` has them; tokens: of MATCH those of
+      the hit on the GPU, of ALLOCATED those to be loaded. load_limit, store_limit: of ARRIVE.
+      aborted: of FINISH. handed, targets: of STEP, records of `handed`, and blocks behind those of its rows that others
+      are copied to; `handed_start`, `targets_start` where these begin. job, workers: of REPORT.
     """
 
     code: int
@@ -85,62 +193,34 @@ class Operation(Record):
     start: int
     count: int
     spares: int
+    prompt: int
+    tokens: int
+    computed: int
+    shared: int
+    hashes: int
+    load_limit: int
+    store_limit: int
+    aborted: int
+    handed_start: int
+    handed: int
+    targets_start: int
+    targets: int
+    job: Job
+    workers: int
 
 
 class Result(Record):
-    """An answer: of STORE how many chunks are to be written, NOTHING where there was no room; of ROOM how many can be
-    had. The uses themselves are in `lacked`, from the operation's start on."""
-
-    count: int
-
-
-class Idle(Heap[Key]):
-    """Chunks that no transfer reads or writes, under LRU; the smallest rank leaves first (`evictable_blocks`)."""
-
-    def before(self, one: Key, other: Key) -> bool:
-        """By number, of one request the last position first, and of one position by group."""
-        if one.number != other.number:
-            return one.number < other.number
-        return one.end > other.end or (one.end == other.end and one.group < other.group)
-
-    def moved(self, key: Key) -> None:
-        """Puts a key whose rank has changed in its place, if it is there."""
-        at = self.place[key]
-        if at > 0:
-            self.settle(key, at)
-
-
-class Lists(Ring[Key]):
-    """ARC's lists, from the next to leave to the last; a record of its own begins and ends each.
+    """An answer.
 
     Attributes:
-      once: chunks that one request stored (`T1`). often: chunks that another one found (`T2`). gone_once, gone_often:
-      keys that left these (`B1`, `B2`), as many at most as the tier has chunks.
-      within: the list that a key is in. size: of a list, how many are.
-      target: chunks that `once` should have, a double, in words (`doubles`): whole ones, and two behind the point.
+      count: of STORE chunks that are to be written, `lacked` from the operation's start on, NOTHING without room; of
+      ROOM those that can be had; of MATCH tokens that can be loaded, NOTHING for: later; of STEP stores; of REPORT the
+      block that a job reads twice; of STEP TAIL_FAILED where vLLM's engine fails.
+      beside: of MATCH, whether the load takes longer than the step.
     """
 
-    once: Key
-    often: Key
-    gone_once: Key
-    gone_often: Key
-    within: Column[Key, Key]
-    size: Column[Key, int]
-    target: int
-    target_high: int
-    target_low: int
-
-    def append(self, key: Key, to: Key) -> None:
-        """Puts a key that is in none at the end of a list."""
-        self.within[key] = to
-        self.size[to] += 1
-        self.put_behind(key, to)
-
-    def take_out(self, key: Key) -> None:
-        """Takes a key out of its list."""
-        self.size[self.within[key]] -= 1
-        self.within[key] = None  # type: ignore[assignment]
-        self.remove(key)
+    count: int
+    beside: int
 
 
 class Counts(Part):
@@ -166,6 +246,12 @@ class Config(Settings):
       chunks: chunks of the tier. arc: whether the policy is ARC, not LRU. threshold: offers of a key, by any request,
       from which on it is stored; below 2 at once. tracked: keys whose offers are counted at most. tells: whether what
       happens to keys is told.
+      groups: groups of layers. full: of these, those that are looked up first, of full attention. unit: tokens of a
+      prefix's hash. per_chunk: blocks of a chunk. prompt_only: whether prompts alone are stored. workers: workers that
+      report each job. sync_tokens: tokens that may be loaded within a step. tails: whether the end of a prompt inside a
+      block is kept. proof: most of what groups need after one. states: tokens of a chunk of states, 0 without them.
+      alignment: tokens to which loads end, 0 where groups of full attention differ. interval: tokens between lengths
+      that retention keeps, 0 for the prompt's end alone; NOTHING where it is dense.
     """
 
     chunks: int
@@ -173,6 +259,29 @@ class Config(Settings):
     threshold: int
     tracked: int
     tells: int
+    groups: int
+    full: int
+    unit: int
+    per_chunk: int
+    prompt_only: int
+    workers: int
+    sync_tokens: int
+    tails: int
+    proof: int
+    states: int
+    alignment: int
+    interval: int
+
+
+class Defects(Settings):
+    """Known defects that are reproduced, by the names of `hkv.dialects.vllm.offload.config.BUGS`."""
+
+    reset_revives_window_blocks: int
+    draft_drop_misses_window_tail: int
+    head_ages_while_tail_loads: int
+    tail_evicts_its_own_head: int
+    step_beyond_the_tier_stores_nothing: int
+    tail_past_the_limit: int
 
 
 class Tier(Part):
@@ -189,13 +298,30 @@ class Tier(Part):
       lists: chunks and keys under ARC. counted: keys whose offers are tracked, the one offered longest ago first;
       `tracked` of them.
       uses: those of each request, by their ends.
-      numbers: the number that LRU gave last. filling: how often the tier was begun anew. stores: stores so far.
-      events: keys to which something happened, and `kinds` what (`Event`); `told` of them.
+      numbers: the number that LRU gave last. filling: how often the tier was begun anew. offers: of
+      chunks by requests, so far.
+      groups: in the order of their numbers; `order`: in that of lookups, those of full attention first.
+      given: blocks that rows tell of; `hashed`, whether each is known by a key.
+      vacant: a record of no use, and through `next` all others, `unnamed` of them. idle_job, idle_fence: of no job, of
+      no fence, likewise through `after`, `next`; `fenced` fences are there.
+      last: requests that records are in use of, at most.
+      number: of the next job. step: the step at hand, from 1 on. budget: tokens that may still be loaded within it.
+      fresh: blocks that were handed out since the last step, `renewed` of them; `handed`: of a block, the last
+      step in which it was. fences: of a block, the jobs that read it.
+      flushed: numbers of jobs that are finished before the step, `flushes` of them. stores: jobs that it
+      orders, `ordered` of them.
+      refused: stores of steps that found no room.
+      events: keys to which something happened, and `kinds` which fate, of which offer; `told` of them.
     """
 
+    groups: Table[Group]
     keys: Table[Key]
     named: Table[Use]
     requests: Table[Offloaded]
+    jobs: Table[Job]
+    fence_records: Table[Fence]
+    rows: Table[Rows]
+    handing: Table[Handed]
     operations: Table[Operation]
     results: Table[Result]
     payload: Array[Use]
@@ -209,6 +335,7 @@ class Tier(Part):
     uses: Ring[Use]
     counts: Counts
     config: Config
+    defects: Defects
     events: Array[Key]
     kinds: Array[int]
     known: int
@@ -219,19 +346,57 @@ class Tier(Part):
     tracked: int
     numbers: int
     filling: int
-    stores: int
+    offers: int
+    order: Array[Group]
+    given: Array[int]
+    hashed: Array[int]
+    vacant: Use
+    unnamed: int
+    idle_job: Job
+    idle_fence: Fence
+    fenced: int
+    last: int
+    number: int
+    step: int
+    budget: int
+    fresh: Array[int]
+    renewed: int
+    handed: Array[int]
+    fences: Array[Fence]
+    flushed: Array[int]
+    flushes: int
+    stores: Array[Job]
+    ordered: int
+    refused: int
 
 
 class Code(enum.IntEnum):
-    """Operations."""
+    """Operations: of the pool, and from ARRIVE on of the connector."""
 
     BEGIN, STORE, LOAD, USE, STORED, FAILED, LOADED, END, ROOM, CLEAR = range(10)
+    ARRIVE, KNOW, MATCH, ALLOCATED, FINISH, STEP, REPORT, RESET = range(10, 18)
+
+
+LISTS = 5
+"""Keys that begin lists; behind them, of each prefix, come those of its groups."""
+
+TAIL_FAILED = NOTHING + 1
+"""Answer to a step with which vLLM's engine ends."""
 
 
 class Event(enum.IntEnum):
     """Fate of a key: its chunk left for others, can be read now, or left as its store failed."""
 
     LEFT, STORED, FAILED = range(3)
+
+
+FATES = 3
+"""Fates of keys. What is noted of one is its fate, and `FATES` times the offer during which it came."""
+
+
+def key_of(t: Tier, request: Offloaded, group: int, tokens: int) -> Key:
+    """The key of a group's part of a request's prefix."""
+    return t.keys[LISTS + 1 + request.chain[tokens // t.config.unit - 1] * t.config.groups + group]
 
 
 def is_ready(key: Key) -> bool:
@@ -242,5 +407,5 @@ def is_ready(key: Key) -> bool:
 def tell(t: Tier, key: Key, kind: int) -> None:
     """Notes the fate of a key, if anybody asks."""
     if t.config.tells:
-        t.events[t.told], t.kinds[t.told] = key, kind
+        t.events[t.told], t.kinds[t.told] = key, t.offers * FATES + kind
         t.told += 1

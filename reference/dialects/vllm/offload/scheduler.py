@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from hkv.dialects.vllm.offload.config import SIMPLE, OffloadConfig
+from hkv.dialects.vllm.offload.connector import Connector
+from hkv.dialects.vllm.offload.orders import Orders, Step
 from hkv.errors import OperationError
 from reference.dialects.vllm import live
 from reference.dialects.vllm.connector import truncate
 from reference.dialects.vllm.kinds.checkpoints import checkpoint_position
 from reference.dialects.vllm.kinds.kind import Demand
 from reference.dialects.vllm.manager import Manager
-from reference.dialects.vllm.offload.connector import Connector
-from reference.dialects.vllm.offload.orders import Orders, Step
 from reference.dialects.vllm.offload.simple import SimpleConnector
 from reference.dialects.vllm.request import TokenRequest
 

@@ -13,11 +13,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from hkv.dialects.vllm.offload.config import LAZY_RENEWS, LAZY_WALK, OffloadConfig
+from hkv.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
 from hkv.errors import OperationError
 from reference.dialects.vllm.coordinator import Coordinator, cacheable_tokens
 from reference.dialects.vllm.dialect import VLLM
 from reference.dialects.vllm.hits import find_alone, find_together
-from reference.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
 from reference.dialects.vllm.request import Request
 from reference.keys.views import Chain, block_keys
 from reference.state.pool import NULL, Pool

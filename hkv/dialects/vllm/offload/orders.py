@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 Rows = Sequence[Sequence[int]]
 
@@ -27,6 +28,16 @@ class TransferJob:
     sizes: list[int]
     starts: list[int]
     within: bool = False
+
+
+@dataclasses.dataclass
+class Job:
+    """A job that goes on: its request, its chunks by their names, whether it stores, and reports that are to come."""
+
+    owner: Any
+    keys: list[Any]
+    writes: bool
+    left: int
 
 
 @dataclasses.dataclass
