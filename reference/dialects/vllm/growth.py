@@ -11,6 +11,7 @@ from __future__ import annotations
 from reference.dialects.vllm.admission import wanted_columns
 from reference.dialects.vllm.pool import enter, offer, primary, take, tell_zeroed, touch, withdraw
 from reference.dialects.vllm.records import (
+    NONE,
     Block,
     Cache,
     Failure,
@@ -105,11 +106,11 @@ def pass_over(row: Row, scratch: int, running: int) -> None:
     if running + 1 + scratch > end or row.shared > 0 or row.planned > 0:
         length = max(end, stop) if end < running else end
         for column in range(end, length):
-            row.blocks[column] = None
+            row.blocks[column] = NONE
         if row.grown:
             for column in range(max(end - scratch, 0), min(end, stop)):
                 row.blocks[length] = row.blocks[column]
-                row.blocks[column] = None
+                row.blocks[column] = NONE
                 length += 1
         row.length = length
 
@@ -134,7 +135,7 @@ def copy(c: Cache, request: Request, group: Group, row: Row, result: Result, blo
             move_keys(c, source, block)
             if c.config.offering and row.tail is not None:
                 offer(c, group, request, block, row.tail)
-                row.tail = None  # type: ignore[assignment]
+                row.tail = NONE
         else:
             clause("copy/hit", "SingleTypeKVCacheManager.allocate_new_blocks", "a hit inside a block is copied")
             row.blocks[column] = block

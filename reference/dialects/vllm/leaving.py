@@ -6,7 +6,19 @@ After vLLM 0.33 `remove_skipped_blocks`, `free`, `pop_blocks_for_free` and `take
 from __future__ import annotations
 
 from reference.dialects.vllm.pool import primary, release, touch
-from reference.dialects.vllm.records import Block, Cache, Code, Entry, Group, Kind, Request, Told, at_column, passed
+from reference.dialects.vllm.records import (
+    NONE,
+    Block,
+    Cache,
+    Code,
+    Entry,
+    Group,
+    Kind,
+    Request,
+    Told,
+    at_column,
+    passed,
+)
 from reference.language import Text, clause
 
 TEXT = Text(__name__)
@@ -53,7 +65,7 @@ def clear(c: Cache, request: Request) -> None:
                 row.stands[column] = 0
         row.begin, row.length, row.looked, row.shared, row.grown, row.planned, row.begun = 0, 0, -1, 0, 0, 0, 0
         if c.config.offering:
-            row.tail = None  # type: ignore[assignment]
+            row.tail = NONE
     if c.config.offering:
         keep_offers(c, request)
 
@@ -93,7 +105,7 @@ def finalize(c: Cache, request: Request, in_flight: int) -> None:
     for g in range(1, c.config.width + 1):
         row = request.rows[g]
         tail, block = row.tail, row.tail_block
-        row.tail = None  # type: ignore[assignment]
+        row.tail = NONE
         if tail is not None and in_flight == 0 and request.computed == row.tail_end:
             tell_offer(c, request, g, block, tail)
 

@@ -17,7 +17,7 @@ from reference.dialects.vllm.leaving import (
     wait_again,
 )
 from reference.dialects.vllm.pool import drop_keys, tell_zeroed
-from reference.dialects.vllm.records import Cache, Code, Operation, Request, Result, Status, Told, at_column
+from reference.dialects.vllm.records import NONE, Cache, Code, Operation, Request, Result, Status, Told, at_column
 from reference.dialects.vllm.registering import enter_filled
 from reference.language import Text, clause
 
@@ -74,7 +74,7 @@ def perform(c: Cache, op: Operation, result: Result, code: int) -> int:
     if code in (Code.LOOKUP, Code.CONNECT):
         most = op.amount - 1 if op.amount > 0 else request.tokens - 1
         hit = look_up(c, request, result, most, code == Code.CONNECT)
-        c.asker, c.agreed = None, hit  # type: ignore[assignment]
+        c.asker, c.agreed = NONE, hit
         if code == Code.LOOKUP:
             c.asker = request
         if c.config.tells:
@@ -115,7 +115,7 @@ def without_request(c: Cache, op: Operation, result: Result, code: int) -> int:
             if block < (code != Code.EVICT) or block > c.config.pool:
                 return Status.BAD_BLOCK
     if code == Code.RESET:
-        c.asker = None  # type: ignore[assignment]
+        c.asker = NONE
         if c.free.count < c.config.pool:
             clause("reset/refused", "BlockPool.reset_prefix_cache", "a reset is refused while blocks are in use")
             return Status.IN_USE
@@ -123,7 +123,7 @@ def without_request(c: Cache, op: Operation, result: Result, code: int) -> int:
         c.resets += 1
     if code in (Code.RELEASE, Code.HOLD) and not change_holds(c, op.start, op.count, code):
         return Status.BAD_BLOCK
-    c.asker = None  # type: ignore[assignment]
+    c.asker = NONE
     if code == Code.COPIES:
         settle_copies(c, op.live)
     if code in (Code.EVICT, Code.RESET):
@@ -133,7 +133,7 @@ def without_request(c: Cache, op: Operation, result: Result, code: int) -> int:
         for n in range(c.config.pool if code == Code.RESET else op.count):
             block = c.blocks[n + 1] if code == Code.RESET else c.blocks[c.payload[op.start + n]]
             if block is not None:
-                drop_keys(c, block, None)
+                drop_keys(c, block, NONE)
         if code == Code.RESET and c.config.events:
             c.told = told + 1  # one event for all
             c.news[c.told].kind = Told.CLEARED
@@ -166,7 +166,7 @@ def arrive(c: Cache, op: Operation, request: Request, code: int) -> int:
     if code == Code.RESUME:
         clause("resume", "Scheduler._update_request_as_session", "a streaming session goes on")
         request.prompt = op.prompt
-        c.asker = None  # type: ignore[assignment]
+        c.asker = NONE
     for at in range(op.count):
         request.chain[known + at] = c.payload[op.start + at]
     request.keys, request.tokens = known + op.count, tokens + op.amount
@@ -210,7 +210,7 @@ def blocks_of(c: Cache, op: Operation, request: Request, result: Result, code: i
         give_back(c, request, op.amount, code == Code.FREE)
     if code == Code.RETIRE:
         return Status.OK
-    c.asker = None  # type: ignore[assignment]
+    c.asker = NONE
     if code == Code.ALLOCATE:
         if not allocate(c, op, request, result, hit, new):
             if c.config.explains:
@@ -260,7 +260,7 @@ def allocate(c: Cache, op: Operation, request: Request, result: Result, hit: int
     if granted and not c.failed:
         if c.config.explains:
             of_grant(c, op, request, hit, main)
-            c.refused = None  # type: ignore[assignment]
+            c.refused = NONE
         if hit + op.external > 0:
             adopt(c, request, hit, total)
         grow(c, op, request, result, total, main, slots)
@@ -305,7 +305,7 @@ def tell_hit(c: Cache, request: Request, result: Result) -> None:
         result.first[g], result.end[g] = first, row.found
         for column in range(first, row.found):
             there = column < group.sinks or column >= row.first_found
-            c.ids[c.listed] = row.blocks[column] if there else None  # type: ignore[call-overload]
+            c.ids[c.listed] = row.blocks[column] if there else NONE
             c.listed += 1
 
 

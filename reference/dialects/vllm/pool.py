@@ -8,7 +8,7 @@ After vLLM 0.33 `BlockPool`, `BlockHashToBlockMap` and `FreeKVCacheBlockQueue`.
 
 from __future__ import annotations
 
-from reference.dialects.vllm.records import Block, Cache, Entry, Fate, Group, Request, Told
+from reference.dialects.vllm.records import NONE, Block, Cache, Entry, Fate, Group, Request, Told
 from reference.language import Text, clause
 
 TEXT = Text(__name__)
@@ -53,19 +53,19 @@ def withdraw(c: Cache, block: Block, part: int) -> None:
     """A block stands under one of its keys no more."""
     entry, later, sooner = block.known[part], block.later[part], block.sooner[part]
     first = entry.first
-    block.known[part] = None
+    block.known[part] = NONE
     if c.config.parts > 1:
         block.names -= 1
     if later is None:
-        entry.first = None  # type: ignore[assignment]
+        entry.first = NONE
     else:
         if later is sooner:
-            later.later[part], later.sooner[part] = None, None
+            later.later[part], later.sooner[part] = NONE, NONE
         else:
             sooner.later[part], later.sooner[part] = later, sooner
         if first is block:
             entry.first = later
-        block.later[part], block.sooner[part] = None, None
+        block.later[part], block.sooner[part] = NONE, NONE
 
 
 def drop_keys(c: Cache, block: Block, taker: Group) -> None:

@@ -11,6 +11,7 @@ After vLLM 0.33, `v1/core/kv_cache_manager.py`, `kv_cache_coordinator.py`, `sing
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 from reference.language import Array, Line, Part, Record, Ring, Settings, Table, Text
 
@@ -429,6 +430,9 @@ class Status(enum.IntEnum):
     ROW_FULL, FAILED = range(10, 12)
 
 
+NONE: Any = None
+"""No record: the null block, or nobody."""
+
 DENSE = -1
 """No interval: everything is retained that a hit may need."""
 
@@ -449,5 +453,5 @@ def passed(group: Group, tokens: int) -> int:
 def at_column(group: Group, row: Row, column: int) -> Block:
     """The block of a column; None for the null block."""
     if column >= group.sinks and column < row.begin:
-        return None  # type: ignore[return-value]
+        return NONE
     return row.blocks[column]

@@ -13,6 +13,7 @@ from reference.dialects.vllm.admission import resumable
 from reference.dialects.vllm.pool import drop_keys, entry_of, note, offer, primary, register, tell_stored
 from reference.dialects.vllm.records import (
     DENSE,
+    NONE,
     UNBOUNDED,
     Block,
     Cache,
@@ -88,7 +89,7 @@ def enter_row(c: Cache, request: Request, group: Group, row: Row, done: int, ful
             elif retained(column, kept) and not stands(c, row, column):
                 clause("register/full", "BlockPool.cache_full_blocks", "filled blocks are registered")
                 if c.config.parts > 1 or c.config.exporting:
-                    drop_keys(c, block, None)
+                    drop_keys(c, block, NONE)
                 register(c, block, 0, entry)
             else:
                 note(c, entry, Fate.NOT_RETAINED)
@@ -124,7 +125,7 @@ def of_span(c: Cache, request: Request, group: Group, row: Row, done: int, full:
 
 def stands(c: Cache, row: Row, column: int) -> bool:
     """True if a column holds another state than the one at its end: one inside the chunk, or its beginning."""
-    return c.config.exporting and (row.stands[column] > 0 or (row.planned > 0 and row.begun == column + 1))
+    return bool(c.config.exporting) and (row.stands[column] > 0 or (row.planned > 0 and row.begun == column + 1))
 
 
 def enter_tail(
@@ -154,7 +155,7 @@ def enter_tail(
         enters = serving and again and not beyond
         again, drops = enters, enters or not serving
     if drops:
-        drop_keys(c, block, None)
+        drop_keys(c, block, NONE)
     if enters:
         if part > 0:
             clause("register/partial", "BlockPool.cache_partial_block", "an entry inside a block is registered")

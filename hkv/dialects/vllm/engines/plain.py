@@ -502,8 +502,8 @@ class PlainEngine:
                 case Told.ZERO:
                     self._zeros[each.group.place - 1].append(self._number(each.block))
 
-    def _told(self, code: Code, id: str | None, **given: int) -> list[Any]:
-        self._do(code, id, **given)
+    def _told(self, code: Code, id: str | None, in_flight: int = 0) -> list[Any]:
+        self._do(code, id, in_flight=in_flight)
         return [each for each in self.cache.news[1 : self.cache.told + 1] if each.kind == Told.OFFER]
 
     def _stored(self, each: Any, keys: Sequence[int]) -> oplog.CacheEvent:
