@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hkv.dialects.vllm.engines.plain import BLANK, PlainEngine
+from hkv.dialects.vllm.engines.keyed import BLANK
+from hkv.dialects.vllm.engines.plain import PlainEngine
 from hkv.dialects.vllm.plain import LAYOUT, empty, settings
 from reference.dialects.vllm.records import Cache, Code, Status
 

@@ -1,4 +1,4 @@
-"""VLLM 0.33's rules, in reading order: records, pool, finding, admission, growth, registering, leaving, operations."""
+"""VLLM 0.33's rules as a text: records, pool, finding, admission, growth, registering, leaving, operations."""
 
 from __future__ import annotations
 
