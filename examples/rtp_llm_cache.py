@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.dialects.rtp_llm import data_plane
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.disaggregation import Lists, Server, carry, plan_moves
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions, describe_model, served_options
 from hkv.errors import HKVError
@@ -27,7 +29,6 @@ from hkv.layout.views.numpy import view
 from hkv.model.group_policy import GroupType
 from hkv.model.huggingface import load_config, read_model
 from reference.dialects.rtp_llm import data_plane as loops
-from reference.dialects.rtp_llm.manager import RtpManager
 from reference.dialects.rtp_llm.shares import Whole
 
 BLOCKS, ROOM = 2.5, 24
@@ -55,18 +56,20 @@ def described(path: str, pools: str | None) -> tuple[DescribedModel, RtpOptions]
     return dataclasses.replace(whole, layers=tuple(layers)), options
 
 
-def request(server: Server, tokens: int, rank: int = 0) -> tuple[RtpManager, Lists]:
-    """A manager of a rank's blocks, and the blocks that it gives a prompt; block ids differ from rank to rank."""
-    manager = RtpManager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
-    manager.request("a", [7] * tokens)
-    if not manager.malloc("a", device_cache=False).success:
+def request(server: Server, tokens: int, rank: int = 0) -> tuple[RtpNumpyEngine, Lists]:
+    """A cache of a rank's blocks, and the blocks that it gives a prompt; block ids differ from rank to rank."""
+    config = server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {}))
+    engine = RtpNumpyEngine(structs.to_rtp_header(config, "core"))
+    engine.perform(structs.RequestOp(id="a", tokens=[7] * tokens))
+    answer: Any = engine.perform(structs.MallocOp(id="a", device_cache=False))
+    if answer.verdict != "granted":
         sys.exit("no room for the prompt")
-    return manager, held(server, manager)
+    return engine, held(server, engine)
 
 
-def held(server: Server, manager: RtpManager) -> Lists:
+def held(server: Server, engine: RtpNumpyEngine) -> Lists:
     """Blocks of the first sequence, by the groups' tags."""
-    return dict(zip(server.cache.config().topology.tags, manager.rows("a")[0], strict=True))
+    return dict(zip(server.cache.config().topology.tags, engine.rows("a")[0], strict=True))
 
 
 def filled(server: Server, lists: Lists, tokens: int) -> Whole:
@@ -140,21 +143,21 @@ def judged(model: DescribedModel, options: RtpOptions, prefill: int, decode: int
     alone = server(role="decode", **behind)
     whole = filled(alone, request(alone, tokens)[1], tokens)
 
-    managers, lists = map(list, zip(*(request(source, tokens, rank) for rank in range(source.ranks)), strict=True))
+    engines, lists = map(list, zip(*(request(source, tokens, rank) for rank in range(source.ranks)), strict=True))
     wanted = [list(source.cache.pools()) for _ in lists]
     for rank, mine in enumerate(wanted):
         whole.share(source, mine, lists[rank], rank)
     pools = [scattered(source, each, mine) for each, mine in zip(lists, wanted, strict=True)]
     yield "pages written by parts", *same(pools, wanted)
 
-    for rank, manager in enumerate(managers):
-        for pair in manager.fork("a", [0, 0]) or sys.exit("no room for a fork"):
-            ids = jnp.int32([pair.source]), jnp.int32([pair.target])
-            pools[rank], _ = data_plane.copy(pools[rank], source.cache, pair.tag, *ids)
-            loops.copy(wanted[rank], source.cache, pair.tag, [pair.source], [pair.target])
+    for rank, engine in enumerate(engines):
+        forked: Any = engine.perform(structs.ForkOp(id="a", sources=[0, 0]))
+        for tag, old, new in forked.copies or sys.exit("no room for a fork"):
+            pools[rank], _ = data_plane.copy(pools[rank], source.cache, tag, jnp.int32([old]), jnp.int32([new]))
+            loops.copy(wanted[rank], source.cache, tag, [old], [new])
     yield "blocks copied for a fork", *same(pools, wanted)
 
-    lists = [held(source, manager) for manager in managers]
+    lists = [held(source, engine) for engine in engines]
     theirs = [request(target, tokens)[1] for _ in range(target.ranks)]
     moves = plan_moves(source, target, tokens, lists, theirs)
     expected = [list(target.cache.pools()) for _ in theirs]

@@ -17,7 +17,7 @@ from hkv.page import page
 from hkv.testing.planting import Patch, applied
 from tests.page.reading import data_of, drawn
 
-RTP = ("rtp-llm/single", "full:1", "reference.dialects.rtp_llm.kinds.full:FullKind.free")
+RTP = ("rtp-llm/single", "full:1", "reference.dialects.rtp_llm.lists:sweep")
 SGLANG = ("sglang-0.5.23", "full:1,swa:1:1", "reference.language.mechanisms:FreeList.reserve")
 SPACE = ("--num-blocks", "3", "--requests", "1", "--max-model-len", "1")
 
@@ -35,7 +35,7 @@ def explored(where: tuple[str, str, str], old: str, new: str, folder: pathlib.Pa
 @pytest.mark.parametrize(
     ("where", "old", "new", "invariant", "status"),
     [
-        (RTP, "release(blocks)", "release(list(blocks)[1:])", "rtp references", HELD),
+        (RTP, "block if goes else 0", "block if goes and at > 0 else 0", "rtp references", HELD),
         (SGLANG, "self.count += count", "self.count += count - 1", "pages are somewhere", 0),
     ],
 )
@@ -53,7 +53,7 @@ def test_the_state_that_breaks_an_invariant_is_drawn(
 
 
 def test_an_operation_that_is_not_performed_is_said(tmp_path: pathlib.Path) -> None:
-    case = explored(RTP, "release(blocks)", "release([list(blocks)[99]])", tmp_path)
+    case = explored(RTP, "block = ids.blocks[at]", "block = ids.blocks[at + 99]", tmp_path)
     (side,), (mark,) = case["sides"], case["marks"]
     assert (case["headline"], mark["title"]) == ("broken: totality", "numpy breaks: totality")
     assert side["answers"].splitlines()[-1].startswith("fails: IndexError: list index out of range")

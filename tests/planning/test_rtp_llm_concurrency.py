@@ -1,4 +1,4 @@
-"""Requests that fit into RTP-LLM's pools: as many as the reference's manager lets come and decode to their ends."""
+"""Requests that fit into RTP-LLM's pools: as many as the reference lets come and decode to their ends."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import reserve_for_ratio
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.dialects.rtp_llm.planning.pools import DECODED, capacity_of
 from hkv.model.group_policy import CacheDescription, LayerDescription
 from hkv.spec import FullAttention, Mamba, SlidingWindow
-from reference.dialects.rtp_llm.manager import RtpManager
 
 BLOCK = 4
 FULL = FullAttention(block_size=BLOCK, num_kv_heads=2, head_size=64)
@@ -28,15 +29,16 @@ def cache(caches: list[CacheDescription], blocks: int, pools: str, **chosen: Any
 
 def fitting(planned: PlannedCache, tokens: int, reserve: int, ahead: int = 0) -> int:
     """Requests that come one after the other and decode to their ends, until one finds no room."""
-    manager, prompt = RtpManager(planned.config(reserve_blocks=reserve)), max(1, tokens - (DECODED + ahead) * BLOCK)
+    engine = RtpNumpyEngine(structs.to_rtp_header(planned.config(reserve_blocks=reserve), "core"))
+    prompt = max(1, tokens - (DECODED + ahead) * BLOCK)
     for count in range(200):
-        name = f"r{count}"
-        manager.request(name, [count] * prompt, reserve=ahead)
-        if not manager.malloc(name, device_cache=False, reuse=False).success:
+        grows = structs.MallocOp(id=f"r{count}", device_cache=False, reuse=False)
+        engine.perform(structs.RequestOp(id=grows.id, tokens=[count] * prompt, reserve=ahead))
+        if engine.perform(grows).verdict != "granted":
             return count
         for _ in range(prompt, tokens):
-            manager.append(name, [[count]])
-            if not manager.malloc(name, device_cache=False, reuse=False).success:
+            engine.perform(structs.AppendOp(id=grows.id, tokens=[[count]]))
+            if engine.perform(grows).verdict != "granted":
                 return count
     raise AssertionError("more than 200 requests")
 

@@ -11,15 +11,15 @@ from hkv.dialects.rtp_llm.planning.descriptions import dsv4_descriptions, dsv4_l
 from hkv.model.group_policy import CpMapping, GroupType, default_policy
 from hkv.model.topology import Group, Topology
 from hkv.spec import FullAttention, Mamba
-from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.kinds.full import FullKind
-from reference.dialects.rtp_llm.kinds.linear import LinearKind
-from reference.dialects.rtp_llm.kinds.swa import SwaKind
-from reference.dialects.rtp_llm.manager import ALLOCATORS
-from reference.dialects.rtp_llm.operation import MallocInfo, Tokens
-from reference.dialects.rtp_llm.pool import BlockPool
-from reference.dialects.rtp_llm.resource import BatchResource
-from reference.dialects.rtp_llm.shared_cache import SharedBlockCache
+from tests.rtp_llm.witness.allocator import Allocator
+from tests.rtp_llm.witness.kinds.full import FullKind
+from tests.rtp_llm.witness.kinds.linear import LinearKind
+from tests.rtp_llm.witness.kinds.swa import SwaKind
+from tests.rtp_llm.witness.manager import ALLOCATORS
+from tests.rtp_llm.witness.operation import MallocInfo, Tokens
+from tests.rtp_llm.witness.pool import BlockPool
+from tests.rtp_llm.witness.resource import BatchResource
+from tests.rtp_llm.witness.shared_cache import SharedBlockCache
 
 FULL, LINEAR, SWA = GroupType.FULL, GroupType.LINEAR, GroupType.SWA
 KINDS = {FULL: FullKind, LINEAR: LinearKind, SWA: SwaKind}

@@ -27,8 +27,8 @@ from hkv.state.pooled import (
     empty_pooled,
 )
 from hkv.state.pooled_workspace import ARRAYS, PooledSizes, PooledWorkspace
-from reference.dialects.rtp_llm.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL, Name
-from reference.dialects.rtp_llm.resource import ROOT, Dependency
+from tests.rtp_llm.witness.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL, Name
+from tests.rtp_llm.witness.resource import ROOT, Dependency
 
 GROUPS, KEYS, BLOCKS = 4, 24, 100
 BUCKETS = PooledBuckets(

@@ -6,11 +6,6 @@ import pytest
 
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.model.topology import Topology
-from reference.dialects.rtp_llm.estimates import batch_peak
-from reference.dialects.rtp_llm.export import free_cached, hold, pop_from_cache
-from reference.dialects.rtp_llm.hybrid import HybridAllocator
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
-from reference.dialects.rtp_llm.resource import BatchResource, linear_dependencies
 from tests.rtp_llm.build import (
     FLASH,
     allocator,
@@ -30,6 +25,11 @@ from tests.rtp_llm.build import (
     tiny_hybrid,
     tiny_multi,
 )
+from tests.rtp_llm.witness.estimates import batch_peak
+from tests.rtp_llm.witness.export import free_cached, hold, pop_from_cache
+from tests.rtp_llm.witness.hybrid import HybridAllocator
+from tests.rtp_llm.witness.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
+from tests.rtp_llm.witness.resource import BatchResource, linear_dependencies
 
 
 def test_a_batch_shares_whole_blocks() -> None:

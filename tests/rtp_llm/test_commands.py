@@ -15,6 +15,8 @@ from hkv.dialects.rtp_llm.config import NAMES
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.traffic import rtp_features
 from hkv.oracle.log_file import read_log, write_log
+from hkv.testing.planting import applied
+from tests.mutants.catalogue import MUTANTS
 
 ME = f"{__name__}:"
 
@@ -26,17 +28,16 @@ def run(*arguments: str) -> Result:
 class Largest(RtpNumpyEngine):
     """Hands out the largest free ids."""
 
-    def __init__(self, header: structs.RtpHeader) -> None:
-        super().__init__(header)
-        for pool in self.manager.allocator.pools:
-            pool.unheld.smallest = lambda count, ids=pool.unheld: list(ids)[-count:]
+    def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
+        with applied(*MUTANTS["rtp-largest-ids-first"].edits):
+            return super().perform(operation)
 
 
 class Forgetful(RtpNumpyEngine):
     """Enters nothing when there are two groups."""
 
     def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
-        if isinstance(operation, structs.InsertOp) and len(self.manager.config.policies) > 1:
+        if isinstance(operation, structs.InsertOp) and len(self.config.policies) > 1:
             return None
         return super().perform(operation)
 
@@ -52,9 +53,9 @@ def test_recorded_logs_agree_and_exercise_the_rules(dialect: str, tmp_path: path
             assert found.exit_code == 0, found.output
             rules |= set(json.loads(found.output)["rules"])
     assert run("check", str(tmp_path)).exit_code == 0
-    wanted = {"hit/none", "hit/joint", "grant/grown", "refuse/permanent", "refuse/retryable", "refuse/internal"}
-    wanted |= {"fork/copied", "insert/entered", "evict/asked", "export/kept", "hold/connector", "peak/estimated"}
-    wanted |= {"hit/holes", "prune/cleanup"} if dialect != NAMES[0] else set()
+    wanted = {"nothing-cached", "hit", "grown", "permanent", "retryable", "internal-error"}
+    wanted |= {"copy-last", "put", "evict-asked", "export", "hold-for-connector", "peak"}
+    wanted |= {"hit-with-holes", "clean"} if dialect != NAMES[0] else set()
     assert wanted <= rules
 
 

@@ -8,11 +8,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.dialects.rtp_llm.eviction import evict_and_free_for_group, select
-from reference.dialects.rtp_llm.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL, Name
-from reference.dialects.rtp_llm.resource import Dependency
 from tests.rtp_llm.compiled_cache import KEYS, CompiledCache
 from tests.rtp_llm.test_prefix_caches import Cache
+from tests.rtp_llm.witness.eviction import evict_and_free_for_group, select
+from tests.rtp_llm.witness.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL, Name
+from tests.rtp_llm.witness.resource import Dependency
 
 
 def names_of(cache: Cache) -> list[Name]:

@@ -23,12 +23,13 @@ from hkv.dialects.rtp_llm.traffic import draw_rtp_header, drive_rtp, rtp_feature
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, EvictPolicy
 from hkv.model.topology import Topology
-from reference.dialects.rtp_llm.allocator import KINDS
-from reference.dialects.rtp_llm.manager import ALLOCATORS
-from reference.dialects.rtp_llm.pool import BlockPool
-from reference.dialects.rtp_llm.single import SingleAllocator
+from reference.dialects.rtp_llm.pools import available
+from reference.dialects.rtp_llm.records import Pool
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi
 from tests.rtp_llm.traffic import draw_config
+from tests.rtp_llm.witness.allocator import KINDS
+from tests.rtp_llm.witness.manager import ALLOCATORS
+from tests.rtp_llm.witness.single import SingleAllocator
 
 
 def test_the_topology_decides_the_allocator() -> None:
@@ -157,14 +158,12 @@ def test_snapshots_are_the_pools_own_counters(dialect: str, seed: int) -> None:
         nonlocal seen
         answer = engine.perform(operation)
         if isinstance(answer, structs.RtpState):
-            pools = engine.manager.allocator.pools
+            pools = engine.cache.pools[1:]
             for snapshot, pool in zip(pool_snapshots(config, answer), pools, strict=True):
                 assert snapshot.total == pool.total
-                assert (snapshot.free, snapshot.available, snapshot.not_in_use) == (
-                    pool.free,
-                    pool.available,
-                    pool.not_in_use,
-                )
+                assert (snapshot.free, snapshot.available) == (pool.free, available(pool))
+                blocks = engine.cache.blocks[pool.first + 1 : pool.first + 1 + pool.total]
+                assert snapshot.not_in_use == sum(not block.request and not block.cache for block in blocks)
                 assert 0 <= snapshot.used_percent <= 100
                 seen += snapshot.request
             assert [snapshot.reserved for snapshot in pool_snapshots(config, answer)] == reserves(config, pools)
@@ -172,8 +171,10 @@ def test_snapshots_are_the_pools_own_counters(dialect: str, seed: int) -> None:
             assert set(info.cached_keys) == {key for key, _ in answer.cached} | {1, 2}
             assert info.block_size == config.block_size * config.cp_size
             sizes = [group.spec.block_size if len(pools) > 1 else info.block_size for group in config.topology.groups]
-            for told, count in ((info.total_tokens, "total"), (info.available_tokens, "available")):
-                assert told == min(getattr(pool, count) * size for pool, size in zip(pools, sizes, strict=False))
+            assert info.total_tokens == min(pool.total * size for pool, size in zip(pools, sizes, strict=False))
+            assert info.available_tokens == min(
+                available(pool) * size for pool, size in zip(pools, sizes, strict=False)
+            )
             assert info.version == answer.version
         return answer
 
@@ -181,14 +182,14 @@ def test_snapshots_are_the_pools_own_counters(dialect: str, seed: int) -> None:
     assert seen
 
 
-def reserves(config: RtpConfig, pools: Sequence[BlockPool]) -> list[int]:
+def reserves(config: RtpConfig, pools: Sequence[Pool]) -> list[int]:
     """Each pool's part of the reserve now (RTP-LLM `reserveBlocksForPool`)."""
     if config.name != HYBRID_POOL:
         return [config.reserve_blocks]
     fixed = [policy.explicit_block_num > 0 for policy in config.policies]
-    whole = sum(pool.available for pool, sized in zip(pools, fixed, strict=True) if not sized)
+    whole = sum(available(pool) for pool, sized in zip(pools, fixed, strict=True) if not sized)
     return [
-        0 if sized or not whole else config.reserve_blocks * pool.available // whole
+        0 if sized or not whole else config.reserve_blocks * available(pool) // whole
         for pool, sized in zip(pools, fixed, strict=True)
     ]
 

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.disaggregation import Lists, Move, Server, arrived_tokens, carry, plan_moves
+from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.planned_cache import PlannedCache
 from hkv.dialects.rtp_llm.planning import DescribedModel, RtpOptions
 from hkv.dialects.rtp_llm.planning.descriptions import dsv4_descriptions, dsv4_layer_tags
@@ -21,7 +23,6 @@ from hkv.mesh.parallel_shape import ParallelShape
 from hkv.mesh.resharding import Side, plan_resharding
 from hkv.model.group_policy import GroupType, LayerDescription
 from hkv.spec import MLAAttention
-from reference.dialects.rtp_llm.manager import RtpManager
 from reference.dialects.rtp_llm.shares import Whole
 from tests.rtp_llm.described import attention, one, recurrent
 
@@ -189,17 +190,18 @@ def test_every_byte_arrives_where_it_belongs_and_no_other(kind: str, shape: str,
 
 
 def allocated(server: Server, tokens: int, rank: int, seed: int) -> Lists:
-    """Blocks that a manager of the server's own configuration gives the second of two requests with one prompt."""
-    manager = RtpManager(server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {})))
+    """Blocks that a cache of the server's own configuration gives the second of two requests with one prompt."""
+    config = server.cache.config(**({"cp_rank": rank} if server.options.ranks > 1 else {}))
+    engine = RtpNumpyEngine(structs.to_rtp_header(config, "core"))
     for name in ("a", "b"):
-        manager.request(name, [seed] * tokens)
-        granted = manager.malloc(name)
-        assert granted.success
+        engine.perform(structs.RequestOp(id=name, tokens=[seed] * tokens))
+        granted = engine.perform(structs.MallocOp(id=name))
+        assert granted.verdict == "granted"
         assert (granted.reused == 0) or server.options.role == "prefill", "a decode server's cache comes from prefill"
         if name == "a":
-            manager.insert(name)
-            manager.free(name)
-    return dict(zip(manager.config.topology.tags, manager.rows("b")[0], strict=True))
+            engine.perform(structs.InsertOp(id=name))
+            engine.perform(structs.FreeOp(id=name))
+    return dict(zip(config.topology.tags, engine.rows("b")[0], strict=True))
 
 
 @pytest.mark.parametrize("shape", ["2 context ranks to 1", "8 context ranks to 1", "4 context ranks to 2"])

@@ -25,9 +25,10 @@ DEPTH = 5
 
 EXPLORE = ["explore", "--dialect", "rtp-llm/single", "--groups", "full:1", "--requests", "1"]
 
-FREE = Patch("reference.dialects.rtp_llm.kinds.full:FullKind.free", "release(blocks)", "release(list(blocks)[1:])")
-HELD = Patch("reference.dialects.rtp_llm.shared_cache:SharedBlockCache.release", "[block], CACHE", "[block]")
-TWICE = Patch("reference.dialects.rtp_llm.kinds.full:FullKind.free", "release(blocks)", "release([*blocks, *blocks])")
+SWEEP, FREED = "reference.dialects.rtp_llm.lists:sweep", "release(c, group.pool, block if goes else 0, Role.REQUEST)"
+FREE = Patch(SWEEP, FREED, FREED.replace("if goes", "if goes and at > 0"))
+HELD = Patch("reference.dialects.rtp_llm.evicting:leave", "Role.CACHE", "Role.REQUEST")
+TWICE = Patch(SWEEP, FREED, f"{FREED}; {FREED}")
 
 
 def _grown(before: tuple[structs.RtpOp, ...]) -> bool:

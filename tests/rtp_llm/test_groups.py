@@ -7,10 +7,10 @@ import pytest
 from hkv.errors import OperationError, TopologyError
 from hkv.model.group_policy import GroupType
 from hkv.model.topology import Group, Topology
-from reference.dialects.rtp_llm.block_ids import BlockIds
-from reference.dialects.rtp_llm.pool import BlockPool
-from reference.dialects.rtp_llm.resource import Resource
 from tests.rtp_llm.build import FULL, LINEAR, SWA, attention, group, kind, shape, tiny_hybrid
+from tests.rtp_llm.witness.block_ids import BlockIds
+from tests.rtp_llm.witness.pool import BlockPool
+from tests.rtp_llm.witness.resource import Resource
 
 N = -1
 

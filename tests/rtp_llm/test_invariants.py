@@ -15,20 +15,20 @@ from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.dialects.rtp_llm.invariants import RTP_INVARIANTS
 from hkv.testing.planting import Patch, applied
-from reference.dialects.rtp_llm.estimates import batch_peak
-from reference.dialects.rtp_llm.manager import ALLOCATORS
 from tests.mutants.catalogue import MUTANTS
 from tests.rtp_llm.build import grown, info, lists
 from tests.rtp_llm.traffic import draw_config
+from tests.rtp_llm.witness.estimates import batch_peak
+from tests.rtp_llm.witness.manager import ALLOCATORS
 from tests.suites.history import Taped
 from tests.suites.rtp import SUITE, TOPICS, begin, open_run
 
 BREAKS = {
-    "rtp conservation": "rtp-block-zero-is-handed-out",
+    "rtp conservation": "rtp-freed-while-the-cache-holds-it",
     "rtp references": "rtp-copied-block-stays-referenced",
     "rtp order of blocks": "rtp-largest-ids-first",
-    "rtp holding": Patch("reference.dialects.rtp_llm.export:_column", "[position] if", "[position - 1] if"),
-    "rtp lists": Patch("reference.dialects.rtp_llm.joint_reuse:_lists", "hits[kind.group][:keys]", "[-1] * keys"),
+    "rtp holding": Patch("hkv.dialects.rtp_llm.engines.numpy:RtpNumpyEngine._hold", "blocks[at]", "blocks[at - 1]"),
+    "rtp lists": Patch("reference.dialects.rtp_llm.allocating:begin_with", "group.kind != Kind.FULL", "True"),
     "rtp room": "rtp-reserve-not-granted",
     "rtp retention": "rtp-cleanup-takes-the-grid",
     "rtp ownership": "rtp-unfinished-block-is-entered",

@@ -112,8 +112,8 @@ def test_the_command_checks_them(tmp_path: pathlib.Path) -> None:
     result = CliRunner().invoke(command, [str(good), "--coverage"])
     assert (result.exit_code, "1 of 1 logs agree" in result.output) == (0, True), result.output
     counted = {words[1]: words[5] for line in result.output.splitlines() if len(words := line.split()) > 5}
-    assert (counted["fork/copied"], counted["grant/grown"], counted["refuse/retryable"]) == ("1", "1", "0")
-    assert "hit/sliding-window-run" not in counted
+    assert (counted["copy-last"], counted["grown"], counted["retryable"]) == ("2", "1", "0")
+    assert "cached-window" not in counted
     bad.write_bytes(encoded([HEADER, *LINES[:5], changed(LINES[5], want={"count": 3})]))
     result = CliRunner().invoke(command, [str(bad)])
     assert result.exit_code == 1

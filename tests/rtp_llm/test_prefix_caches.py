@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from reference.dialects.rtp_llm.eviction import Evicted, select, select_for_group
 from reference.dialects.rtp_llm.legacy_cache import BlockCache
-from reference.dialects.rtp_llm.pool import BlockPool
-from reference.dialects.rtp_llm.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL
-from reference.dialects.rtp_llm.resource import ROOT, Dependency
-from reference.dialects.rtp_llm.shared_cache import SharedBlockCache
+from tests.rtp_llm.witness.eviction import Evicted, select, select_for_group
+from tests.rtp_llm.witness.pool import BlockPool
+from tests.rtp_llm.witness.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL
+from tests.rtp_llm.witness.resource import ROOT, Dependency
+from tests.rtp_llm.witness.shared_cache import SharedBlockCache
 
 N = -1
 

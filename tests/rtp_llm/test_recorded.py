@@ -9,11 +9,11 @@ from collections import Counter
 import msgspec
 import pytest
 
+from hkv.contract import registry
 from hkv.contract.log import Log
 from hkv.dialects.rtp_llm.bugs import BUGS
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants import RtpWatch
-from hkv.dialects.rtp_llm.log import RTP_RULES, exercised_rtp
 from hkv.oracle.check import Difference, check_log, known_defects
 from hkv.oracle.engines import engine_factory
 from hkv.oracle.log_file import read_log
@@ -21,6 +21,7 @@ from hkv.oracle.log_file import read_log
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "data" / "rtp_llm"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 NUMPY = engine_factory("numpy")
+DIALECT = registry.dialect_of("rtp-llm/single")
 
 DEFECTS = {
     "case-fork-forgets-alignment-hybrid": "fork-forgets-alignment",
@@ -51,8 +52,9 @@ def test_the_logs_are_of_every_kind() -> None:
     assert len(NAMES) == 105
     shown: Counter[str] = Counter()
     for name in NAMES:
-        shown.update(exercised_rtp(recorded(name)).keys())
-    assert set(shown) == set(RTP_RULES)
+        shown.update(DIALECT.exercised(recorded(name)).keys())
+    # RTP-LLM throws where a window's last blocks would be missing, and a thrown error ends its recorder.
+    assert set(DIALECT.coverage) - set(shown) == {"tail-missing"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,7 +17,6 @@ from hkv.errors import ConfigError, LayoutError
 from hkv.model.group_policy import CpMapping, CpSlice, default_policy
 from hkv.model.topology import Topology
 from reference.dialects.rtp_llm.connector_projection import project
-from reference.dialects.rtp_llm.resource import Resource
 from tests.rtp_llm.build import FULL, LINEAR, SWA, group, tiny_hybrid
 
 N = -1
@@ -91,13 +90,8 @@ def test_slices_for_peers() -> None:
 )
 def test_a_partial_block_off_the_last_rank_gets_a_dummy_tail(count: int, aligned: bool, keys: list[int]) -> None:
     config = tiny_hybrid(cp_size=2).config
-    source = Resource(config.topology, list(range(count)), aligned=aligned)
-    source.groups[0].assign(range(10, 10 + count))
-    source.groups[1].assign([20, 21, 22][: -(-count // 2)])
-    projected = project(config, source, [1, 3])
-    assert (projected.keys, projected.aligned, projected.canonical) == (keys, aligned, False)
-    assert projected.groups[0].blocks == [11, 13]
-    assert projected.groups[1].blocks == [20, 21, 22][:2]
+    lists = [list(range(10, 10 + count)), [20, 21, 22][: -(-count // 2)]]
+    assert project(config, range(count), lists, [1, 3], aligned=aligned) == (keys, [[11, 13], [20, 21]])
 
 
 @pytest.mark.parametrize("mapping", [CpMapping.NONE, ROUND])
@@ -105,11 +99,8 @@ def test_no_block_belongs_to_the_dummy_tail(mapping: CpMapping) -> None:
     """Of a state's blocks that are dealt out there is one a virtual block; else every second one stands for it."""
     states, full = group("linear", LINEAR, 4, cp_mapping=mapping), group("full", FULL, 4)
     config = RtpConfig(topology=Topology((states, full)), num_blocks=(10,), cp_size=2, block_size=4)
-    source = Resource(config.topology, [67, 3, 27], aligned=False)
-    source.groups[0].assign([5, 8])
-    projected = project(config, source, [3])
-    assert (projected.keys, projected.aligned) == ([3, 27], False)
-    assert projected.groups[0].blocks == [5 if mapping is ROUND else 8]
+    keys, (blocks, _) = project(config, [67, 3, 27], [[5, 8], []], [3], aligned=False)
+    assert (keys, blocks) == ([3, 27], [5 if mapping is ROUND else 8])
 
 
 @given(
@@ -122,17 +113,15 @@ def test_a_projection_has_a_block_a_selected_key(
     ranks: int, count: int, aligned: bool, lengths: tuple[int, int]
 ) -> None:
     config = tiny_hybrid(cp_size=ranks).config
-    source = Resource(config.topology, list(range(count)), aligned=aligned)
-    for number, length in enumerate(lengths):
-        source.groups[number].assign(range(100, 100 + length))
-    selected = config.mapper.canonical_keys(source.keys)
-    projected = project(config, source, selected)
+    selected = config.mapper.canonical_keys(range(count))
+    keys, projected = project(
+        config, range(count), [range(100, 100 + length) for length in lengths], selected, aligned=aligned
+    )
     # Read off RTP-LLM `projectConnectorResource`, slot by slot.
     dealt_out = lengths[1] <= len(selected) or lengths[1] < count
     for number, positional in enumerate((False, dealt_out and ranks > 1)):
         slots = [place if positional else (place + 1) * ranks - 1 for place in range(len(selected))]
         wanted = [100 + slot if slot < lengths[number] else N for slot in slots]
-        assert projected.groups[number].blocks == wanted
+        assert projected[number] == wanted
     dummy = not aligned and count and count % ranks
-    assert projected.keys == [*selected, *([count - 1] if dummy else [])]
-    assert (projected.aligned, projected.canonical) == (aligned, False)
+    assert keys == [*selected, *([count - 1] if dummy else [])]

@@ -12,6 +12,7 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.model.group_policy import CpMapping, EvictPolicy, GroupPolicy, GroupType
 from hkv.model.topology import Group, Topology
+from reference.dialects.rtp_llm.records import current
 from tests.rtp_llm.build import FULL, LINEAR, SWA, group
 
 
@@ -66,22 +67,22 @@ VOCABULARY = (1, 1, 1, 2)
 
 def draw_operation(rng: random.Random, number: int, engine: RtpNumpyEngine) -> structs.RtpOp:
     """One operation on a cache of few requests; now and then one that the engine must refuse."""
-    requests = engine.manager.requests
+    requests = engine.requests
     if len(requests) < 2 or (len(requests) < 6 and rng.random() < 0.15):
         return _arrival(rng, f"r{number}")
     id = rng.choice(sorted(requests))
-    request = requests[id]
-    width = request.resource.batch
-    running = request.resource.current_blocks > 0
-    if not running and request.resource.rows[0].keys and rng.random() < 0.3:
+    request = engine.request(id)
+    width = request.batch
+    running = current(engine.cache, request) > 0
+    if not running and request.rows[0].count and rng.random() < 0.3:
         return structs.DropOp(id=id)
     if not running and rng.random() < 0.6:
         flags = {"reuse": rng.random() < 0.8, "device_cache": rng.random() < 0.9}
-        return structs.MallocOp(id=id, length=_length(rng, request.lengths.seq), **flags)
+        return structs.MallocOp(id=id, length=_length(rng, request.tokens), **flags)
     if running and rng.random() < 0.3:
         return structs.AppendOp(id=id, tokens=[_tokens(rng, count) for count in [rng.randint(1, 3)] * width])
     choices: list[Any] = [
-        *[structs.MallocOp(id=id, reuse=rng.random() < 0.8, length=_length(rng, request.lengths.seq))] * 4,
+        *[structs.MallocOp(id=id, reuse=rng.random() < 0.8, length=_length(rng, request.tokens))] * 4,
         *[structs.InsertOp(id=id, resident=rng.random() < 0.05)] * 5,
         *[structs.FreeOp(id=id), structs.DropOp(id=id)] * 2,
         *[_fork(rng, id, width)] * 2,

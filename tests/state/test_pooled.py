@@ -28,9 +28,9 @@ from hkv.state.pooled import (
     members_of,
 )
 from hkv.state.pooled_workspace import ARRAYS
-from reference.state.id_bitmap import IdBitmap
 from reference.state.lru import Lru
-from reference.state.reference_counts import ReferenceCounts
+from tests.rtp_llm.witness.id_bitmap import IdBitmap
+from tests.rtp_llm.witness.reference_counts import ReferenceCounts
 from tests.state.pooled_program import STEPS, PooledProgram
 
 BUCKETS = PooledBuckets(blocks=1100, groups=2, pools=2, requests=1, sequences=1, row=4, chain=4, keys=6)

@@ -24,8 +24,8 @@ from hkv.state.nodes import (
     places_of,
 )
 from hkv.state.pooled import PooledBuckets, PooledState, empty_pooled
-from reference.dialects.rtp_llm.prefix_tree import PrefixTree
-from reference.dialects.rtp_llm.resource import Dependency
+from tests.rtp_llm.witness.prefix_tree import PrefixTree
+from tests.rtp_llm.witness.resource import Dependency
 from tests.state.pooled_program import STEPS, PooledProgram
 
 BUCKETS = PooledBuckets(blocks=4, groups=1, pools=1, requests=1, sequences=1, row=1, chain=1, keys=300, names=2)

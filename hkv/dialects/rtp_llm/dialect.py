@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hkv.contract.dialect import Dialect
 from hkv.dialects.rtp_llm.bugs import BUGS
 from hkv.dialects.rtp_llm.config import NAMES
+from hkv.errors import OperationError
 from hkv.model.topology import Topology
 
 if TYPE_CHECKING:
@@ -129,14 +132,21 @@ class RtpLlmDialect(Dialect):
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        from hkv.dialects.rtp_llm.log import RTP_RULES
+        from reference.dialects.rtp_llm import clauses
 
-        return RTP_RULES
+        return {name: clause.meaning for name, clause in clauses().items()}
 
     def exercised(self, log: Log) -> dict[str, int]:
-        from hkv.dialects.rtp_llm.log import exercised_rtp
+        from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
+        from reference.language import recording
 
-        return exercised_rtp(log)
+        counts: collections.Counter[str] = collections.Counter()
+        engine = RtpNumpyEngine(log.header)
+        with recording(lambda name: counts.update([name])):
+            for operation in log.operations:
+                with contextlib.suppress(OperationError):
+                    engine.perform(operation)
+        return dict(counts)
 
     def plan_command(self) -> PlanCommand:
         from hkv.dialects.rtp_llm.plan_command import RtpPlanCommand

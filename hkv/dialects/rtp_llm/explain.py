@@ -39,7 +39,7 @@ def explain_rtp(log: Log, line: int, request: str | None = None) -> Explanation:
     answer = None
     for index in range(stop):
         answer = story.perform(index)
-    check_there(id, line, story.engine.manager.requests)
+    check_there(id, line, story.engine.requests)
     situation, held = story.situation(id), story.blocks_of(id)
     keys = story.keys(id)
     size = _tokens_per_key(story)
@@ -81,27 +81,23 @@ def _refused(answer: object) -> bool:
 
 def _room(story: RtpStory, operation: structs.MallocOp) -> str:
     """Blocks that a new request needs of each pool before a hit, and those available, in words."""
-    from reference.dialects.rtp_llm.hybrid_pool import HybridPoolAllocator
-    from reference.dialects.rtp_llm.operation import MallocInfo
+    from reference.dialects.rtp_llm.allocating import need
+    from reference.dialects.rtp_llm.pools import available
 
-    manager = story.engine.manager
-    request, allocator = manager.requests[operation.id], manager.allocator
-    info = MallocInfo(request.resource, request.lengths, operation.reuse, operation.device_cache)
-    needs = [allocator.first_need(info)]
-    if isinstance(allocator, HybridPoolAllocator):
-        counted = [allocator.group_need(info, kind, 0) for kind in allocator.kinds]
-        needs = [need.common + request.resource.batch * need.extra for need in counted]
+    cache, request = story.engine.cache, story.engine.request(operation.id)
+    counted = [need(cache, group, request, 0, operation.reuse) for group in cache.groups[1:]]
+    needs = [shared + request.batch * each for shared, each in counted]
+    if not cache.config.apart:
+        needs = [sum(needs)]
     told = [
-        f"{need} blocks, {pool.available} of {pool.total} available" + (f" in pool {i}" if len(needs) > 1 else "")
-        for i, (need, pool) in enumerate(zip(needs, allocator.pools, strict=True))
+        f"{count} blocks, {available(pool)} of {pool.total} available" + (f" in pool {i}" if len(needs) > 1 else "")
+        for i, (count, pool) in enumerate(zip(needs, cache.pools[1:], strict=True))
     ]
     return f"; it needs before a hit {'; '.join(told)}; reserve {story.config.reserve_blocks}"
 
 
 def _tokens_per_key(story: RtpStory) -> int:
-    from reference.dialects.rtp_llm.joint_reuse import reused_tokens
-
-    return reused_tokens(story.engine.manager.allocator, 1)
+    return story.engine.cache.config.reused
 
 
 def _resumptions(story: RtpStory, id: str, keys: list[int], size: int) -> tuple[list[Resumption], int]:
@@ -149,8 +145,8 @@ def _missing(story: RtpStory, group: int, keys: list[int]) -> list[int]:
 
 
 def _has(story: RtpStory, group: int, key: int) -> bool:
-    item = story.engine.manager.allocator.cache.peek(key)
-    return item is not None and item.has(group) and item.matchable[group]
+    found = story.engine.key(key)
+    return found is not None and found.blocks[group] > 0
 
 
 def _why(story: RtpStory, id: str, group: int, key: int) -> tuple[str, int | None]:
@@ -197,7 +193,7 @@ class RtpStory:
             self.engine = RtpNumpyEngine(log.header)
         except HKVError as error:
             raise FileError(log.path, 1, error.argument, error.value, error.expected) from error
-        self.config = self.engine.manager.config
+        self.config = self.engine.config
         self.requests: dict[str, list[Event]] = collections.defaultdict(list)
         self.blocks: dict[Place, list[Event]] = collections.defaultdict(list)
         self.lost: dict[tuple[int, int], tuple[int, Place, str]] = {}
@@ -222,9 +218,8 @@ class RtpStory:
 
     def situation(self, id: str) -> str:
         """State of a request in words: running or waiting, its tokens and its slots."""
-        request = self.engine.manager.requests[id]
-        rows = self.engine.manager.rows(id)
-        tokens = f"{request.lengths.seq} tokens"
+        rows = self.engine.rows(id)
+        tokens = f"{self.engine.request(id).tokens} tokens"
         if len(rows) > 1:
             tokens = f"{len(rows)} sequences of {tokens}"
         slots = max(len(blocks) for blocks in rows[0])
@@ -232,22 +227,14 @@ class RtpStory:
 
     def keys(self, id: str) -> list[int]:
         """The keys that a new request looks for: of its first sequence, virtual blocks' under context parallelism."""
-        manager = self.engine.manager
-        keys = list(first_keys(manager.requests[id].tokens[0], self.config.block_size).keys)
+        keys = list(first_keys(self.engine.requests[id].tokens[0], self.config.block_size).keys)
         if len(self.config.policies) > 1 or self.config.topology.pools == "independent":
             keys = self.config.mapper.canonical_keys(keys)
         return keys[:-1]
 
     def computing(self, key: int, apart_from: str) -> list[str]:
         """Running requests that have a key, but for one."""
-        requests = self.engine.manager.requests.items()
-        return [
-            id
-            for id, request in requests
-            if id != apart_from
-            and request.resource.current_blocks
-            and any(key in row.keys for row in request.resource.rows)
-        ]
+        return [id for id in self._state.lists if id != apart_from and self.engine.has_key(id, key)]
 
     def blocks_of(self, id: str) -> set[Place]:
         """The blocks in a request's lists."""
@@ -285,7 +272,7 @@ class RtpStory:
         for place in sorted({*old, *new, *knew, *knows}):
             for id, group, slot in new[place]:
                 if (id, group, slot) not in old[place]:
-                    taken = slot * self.engine.manager.allocator.logical_block_size(group) < reused
+                    taken = slot * self.engine.cache.groups[group + 1].logical < reused
                     verb = "taken over by" if taken else ("shared with" if old[place] else "handed out to")
                     yield place, f"{verb} {id}, group {group}, slot {slot}"
             if place in knows and knew.get(place) != knows[place]:

@@ -8,11 +8,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
-
-import numpy as np
 
 from hkv.contract.explore_command import TOKENS, ExploreCommand, SizeOptions, Space, World, check_small, space_of
 from hkv.contract.invariant import Invariant
@@ -21,6 +18,7 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.invariants.moment import RtpWatch
 from hkv.dialects.rtp_llm.log import RtpAnswer, RtpHeader, RtpOp, to_rtp_header
+from hkv.dialects.rtp_llm.plain import cached
 from hkv.dialects.rtp_llm.replay_command import RtpReplayOptions, check_eviction, config_of_groups
 from hkv.errors import ConfigError
 from hkv.model.group_policy import GroupPolicy
@@ -47,9 +45,6 @@ class RtpExploreCommand(ExploreCommand):
 
 CONSTANT = (RtpConfig, Topology, GroupPolicy, Invariant, Space)
 """Objects that no operation changes: copies share them, and canonical states leave them out."""
-
-NAMELESS = frozenset({"mapper", "kinds", "kind", "pool", "_evictable", "version", "evictions", "_clock", "access"})
-"""Attributes that say nothing of what comes next: rules, second references, counters. The order of use is kept."""
 
 
 class RtpWorld:
@@ -112,16 +107,14 @@ class RtpWorld:
         Blocks have their numbers, as the smallest free one is handed out first. Of what keys were entered behind, only
         that of cached ones is read.
         """
-        manager, ledger = self._engine.manager, self._watch.ledger
+        engine, ledger = self._engine, self._watch.ledger
         seen: dict[int, Any] = {}
         requests = [
-            (_named(request, seen), _named(ledger.requests.get(id), seen), id in self._grown)
-            for id, request in manager.requests.items()
+            (_request(engine, id), _named(ledger.requests.get(id), seen), id in self._grown) for id in engine.requests
         ]
-        cached = manager.allocator.cache.items
-        parents = tuple(sorted((key, str(parent)) for key, parent in ledger.parents.items() if key in cached))
+        parents = tuple(sorted((key, str(parent)) for key, parent in ledger.parents.items() if engine.key(key)))
         kept = [_named(each, seen) for each in (ledger.held, ledger.exported, ledger.resident, ledger.unsure)]
-        return (*sorted(requests, key=repr), _named(manager.allocator, seen), parents, *kept)
+        return (*sorted(requests, key=repr), _cache(engine), parents, *kept)
 
     def copies(self) -> Callable[[], World]:
         """Worlds out of bytes, which are quicker to copy, but for what none of them changes."""
@@ -144,8 +137,31 @@ class RtpWorld:
         return lambda: Loader(io.BytesIO(saved)).load()
 
 
+def _request(engine: RtpNumpyEngine, id: str) -> Hashable:
+    """All that is read of a request: its tokens and keys, lengths, and lists."""
+    host, request = engine.requests[id], engine.request(id)
+    rows = [(row.count, row.aligned) for row in request.rows[: request.batch]]
+    lengths = request.tokens, request.common, request.reserve
+    return repr((host.tokens, host.keys, host.partial, lengths, rows, engine.rows(id)))
+
+
+def _cache(engine: RtpNumpyEngine) -> Hashable:
+    """All that is read of pools and cache, but for counters; times stand in order of use."""
+    state, names = engine.state(), engine.names
+    items = [
+        (names[key], key.blocks, key.resident, key.canonical, key.ordinal, names.get(key.parent))
+        for key in cached(engine.cache)
+    ]
+    present = sorted((node for node in engine.cache.nodes[1:] if node.present), key=lambda node: node.used)
+    nodes = [
+        (names[node.key], node.canonical, node.parent and (names[node.parent.key], node.parent.canonical))
+        for node in present
+    ]
+    return repr((state.pools, items, nodes))
+
+
 def _named(value: Any, seen: dict[int, Any]) -> Any:
-    """A value as tuples that are equal if and only if the values are; attributes of objects but for `NAMELESS`."""
+    """A value as tuples that are equal if and only if the values are; attributes of objects."""
     if value is None or isinstance(value, int | str | bool):
         return value
     if id(value) not in seen:
@@ -156,19 +172,10 @@ def _named(value: Any, seen: dict[int, Any]) -> Any:
 def _new_name(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, CONSTANT):
         return None
-    if isinstance(value, np.ndarray):
-        return tuple(value.tolist())
-    if isinstance(value, Counter):
-        return tuple(sorted((tuple(sorted(key)), count) for key, count in value.items() if count))
     if isinstance(value, set | frozenset):
         return tuple(sorted(_named(each, seen) for each in value))
     if isinstance(value, Mapping):
         return tuple((_named(key, seen), _named(each, seen)) for key, each in value.items())
     if isinstance(value, list | tuple):
         return tuple(_named(each, seen) for each in value)
-    fields = dict(vars(value))
-    if "_dependencies" in fields:
-        fields["_dependencies"] = value.dependencies  # computed when they are first asked for
-    if "nodes" in fields:
-        fields["nodes"] = dict(sorted(value.nodes.items(), key=lambda named: named[1].access))
-    return tuple(_named(each, seen) for name, each in fields.items() if name not in NAMELESS)
+    return tuple(_named(each, seen) for each in vars(value).values())

@@ -48,9 +48,10 @@ def allocate(c: Cache, request: Request, op: Operation, result: Result, new: boo
         if stage == Stage.HIT and op.device_cache and c.config.adopts:
             result.value = adopt(c, request) * c.config.reused
         if stage == Stage.HIT and c.config.single:
-            clause("reserve-forbids", "SingleTypeKVCacheAllocator::initMallocForCommonLen", "the reserve forbids it")
             left = max(estimate - request.rows[0].groups[0].length, 0)
             turned_down = c.config.reserve > 0 and left > 0 and available(c.pools[1]) < left + c.config.reserve
+            if turned_down:
+                clause("reserve-forbids", "SingleTypeKVCacheAllocator::initMalloc", "the reserve forbids an allocation")
         elif new and not frees and stage != Stage.FILL and (stage < Stage.FILL or status == Status.INTERNAL_ERROR):
             verdict, estimate = judge(c, request, op.reuse, stage > Stage.CEILING)
             if verdict != Status.OK:
@@ -72,6 +73,8 @@ def allocate(c: Cache, request: Request, op: Operation, result: Result, new: boo
             sweep_all(c, request, mode, done, op.reuse)
     if status != Status.OK:
         result.value = 0
+    if status == Status.INTERNAL_ERROR:
+        clause("internal-error", "KVCacheAllocator::malloc", "what the cache holds could not be evicted")
     return status
 
 
@@ -94,12 +97,7 @@ def judge(c: Cache, request: Request, reuse: int, now: int) -> tuple[int, int]:
 
     Of one pool, every group is credited with the longest list's slots. Of several, each is judged alone: one that can
     never hold its part decides at once, one that cannot now when all were asked.
-
-    Args:
-      c: the cache.
-      request: the request.
-      reuse: whether its blocks may be reused.
-      now: whether it is asked not only what the pools could hold, but what they can hold now.
+    With `now` it is asked not only what the pools could hold, but what they can hold now.
     """
     clause("judge", "KVCacheAllocator::evaluateInitCapacity")
     needed, verdict, longest, sizes, rests = 0, Status.OK, current(c, request), 0, 0
@@ -202,9 +200,12 @@ def adopt(c: Cache, request: Request) -> int:
             if group.votes:
                 found = match(c, key, group) > 0 and found
         if found:
-            clause("joint-hit", "HybridTypeKVCacheAllocator::reuseCache", "a prefix from which all groups can go on")
             break
         longest -= 1
+    if longest > 0:
+        clause("hit", "HybridTypeKVCacheAllocator::reuseCache", "a new request takes cached blocks over")
+    else:
+        clause("nothing-cached", "HybridTypeKVCacheAllocator::reuseCache", "a new request finds nothing")
     for g in range(c.config.groups):
         begin_with(c, request, c.groups[g + 1], longest)
     return longest
@@ -217,6 +218,8 @@ def begin_with(c: Cache, request: Request, group: Group, keys: int) -> None:
     ids, slots = row.groups[group.at], keys
     if group.kind != Kind.FULL:
         slots = keys if group.compact else keys * c.config.ranks
+        if slots > 1:
+            clause("hit-with-holes", "HybridTypeKVCacheAllocator::reuseCache", "of a group a hit brings one block")
         for at in range(slots):
             ids.blocks[at] = 0
         if slots > 0 and group.votes:
@@ -230,16 +233,8 @@ def begin_with(c: Cache, request: Request, group: Group, keys: int) -> None:
 
 
 def fill(c: Cache, request: Request, first: int, length: int, reuse: int) -> tuple[int, int, int]:
-    """Blocks for what is common, which all sequences share, and for what each has for itself; a status, and where lists
-    find no blocks how they are to be swept, and how many had grown.
-
-    Args:
-      c: the cache.
-      request: the request.
-      first: 0 to begin with what is common, 1 where that is there.
-      length: tokens of each sequence that get slots.
-      reuse: whether its blocks may be reused.
-    """
+    """Blocks for what is common, which all sequences share (from `first` 0 on), and for what each has for itself; a
+    status, and where lists find no blocks how they are to be swept, and how many had grown."""
     clause("fill", "KVCacheAllocator::incrMalloc")
     done = 0
     for turn in range(first, request.batch + 1):
@@ -266,4 +261,6 @@ def fill(c: Cache, request: Request, first: int, length: int, reuse: int) -> tup
                 g = n % c.config.groups
                 source, target = request.rows[0].groups[g], request.rows[n // c.config.groups].groups[g]
                 append(c, c.groups[g + 1], target, source, source.length)
+    if first > 0:
+        clause("grown", "KVCacheAllocator::incrMalloc", "a request that grew has slots for its tokens")
     return Status.OK, Sweep.NOTHING, 0

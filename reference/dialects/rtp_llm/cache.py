@@ -44,20 +44,9 @@ def remove(c: Cache, key: Key) -> None:
 def put(
     c: Cache, row: Sequence, at: int, first: int, last: int, key: Key, parent: Key, canonical: int, resident: int
 ) -> None:
-    """Enters blocks under a key. A slot that is filled keeps its block; only holes are filled.
+    """Enters a sequence's blocks of groups from `first` to before `last` under a key. Only holes are filled.
 
     Residence stays once it is there, and a dependency among virtual blocks is not replaced by one of another namespace.
-
-    Args:
-      c: the cache.
-      row: whose blocks they are.
-      at: their place in its lists.
-      first: the first group of which they are; those without reuse are left out.
-      last: the group behind the last.
-      key: the key.
-      parent: the key that it builds on.
-      canonical: its namespace.
-      resident: never evict the key.
     """
     clause("put", "SharedBlockCache::put")
     changed = not key.cached

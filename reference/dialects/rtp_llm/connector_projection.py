@@ -6,31 +6,31 @@ from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
 from hkv.model.group_policy import CpMapping, CpSlice
-from reference.dialects.rtp_llm.resource import Resource
 
 
-def project(config: RtpConfig, source: Resource, selected: Sequence[int]) -> Resource:
-    """A sequence under canonical keys (RTP-LLM `projectConnectorResource`).
+def project(
+    config: RtpConfig, keys: Sequence[int], lists: Sequence[Sequence[int]], selected: Sequence[int], *, aligned: bool
+) -> tuple[list[int], list[list[int]]]:
+    """A sequence under canonical keys (RTP-LLM `projectConnectorResource`): its keys, and each group's blocks.
 
     Connectors leave the last key of a sequence out unless it is aligned; where the partly filled block is on another
     rank than the last, its key is appended once more, so that no whole block is left out in its stead. No block belongs
-    to that key. The result is not marked canonical, as RTP-LLM sets its keys anew, which clears the mark.
+    to that key.
 
     Args:
       config: groups and ranks.
-      source: the rank's sequence, with the keys of all logical blocks.
+      keys: the rank's sequence's, of all logical blocks.
+      lists: its blocks in each group.
       selected: the canonical keys that are wanted.
+      aligned: whether no key stands for a partly filled block.
     """
     mapper = config.mapper
-    on_last_rank = (len(source.keys) - 1) % mapper.size == mapper.size - 1
-    keys = list(selected)
-    if not source.aligned and not on_last_rank:
-        keys.append(source.keys[-1])
-    projected = Resource(config.topology, keys, aligned=source.aligned)
-    for policy, target, blocks in zip(config.policies, projected.groups, source.groups, strict=True):
+    on_last_rank = (len(keys) - 1) % mapper.size == mapper.size - 1
+    projected = list[list[int]]()
+    for policy, blocks in zip(config.policies, lists, strict=True):
         positional = mapper.slice(policy) is not CpSlice.NONE
         if mapper.mapping(policy) is CpMapping.BLOCK_ROUND_ROBIN:
-            positional = positional or len(blocks) <= len(selected) or len(blocks) < len(source.keys)
-        picked = blocks.blocks if positional else mapper.canonical_keys(blocks.blocks)
-        target.assign([*picked[: len(selected)], *[NULL] * (len(selected) - len(picked))])
-    return projected
+            positional = positional or len(blocks) <= len(selected) or len(blocks) < len(keys)
+        picked = blocks if positional else mapper.canonical_keys(blocks)
+        projected.append([*picked[: len(selected)], *[NULL] * (len(selected) - len(picked))])
+    return [*selected, *(keys[-1:] if not aligned and not on_last_rank else [])], projected

@@ -17,24 +17,19 @@ TEXT = Text(__name__)
 
 def make_room(c: Cache, group: Group, count: int) -> bool:
     """Evicts until so many blocks of a group's pool are free; whether they are."""
-    clause("make-room", "KVCacheGroup::ensureFreeBlocks")
     pool = group.pool
     while pool.free < count:
+        clause("make-room", "KVCacheGroup::ensureFreeBlocks", "cached blocks leave for a request's sake")
         if evict(c, group, count - pool.free, 0) == 0:
             return False
     return True
 
 
 def evict(c: Cache, group: Group, least: int, exports: int) -> int:
-    """Lets keys leave until `least` blocks of a group are out, or of all groups, if it is None; how many left.
+    """Lets keys leave until `least` blocks of a group are out, or of all groups, if it is None; how many left. If it
+    `exports` them they are told, and keep their references.
 
     Where it is for a group, leaves are passed over in order of use, those that come up meanwhile in the next pass.
-
-    Args:
-      c: the cache.
-      group: the group.
-      least: blocks.
-      exports: whether what leaves is told and keeps its references.
     """
     clause("evict", "SharedBlockCache::selectAndEvict")
     by_use, left, progress = c.leaves.oldest() is c.leaves.ends, 0, True
@@ -57,7 +52,7 @@ def evict(c: Cache, group: Group, least: int, exports: int) -> int:
                     break
                 end = end_of_chain(leaf)
                 if alone:
-                    key = inner(c, leaf, end, group)
+                    key = inner(c, leaf, end, group)  # type: ignore[arg-type]
                 elif group is None or wanted(c, leaf, end, group):
                     node, key = end, end.key
                 leaf = c.leaves.newer[leaf]
@@ -65,7 +60,7 @@ def evict(c: Cache, group: Group, least: int, exports: int) -> int:
                 progress = True
                 if node is not None:
                     node = node.child
-                left += leave(c, key, group, alone, exports)
+                left += leave(c, key, group, alone, exports)  # type: ignore[arg-type]
                 key = node.key if node is not None else None  # type: ignore[assignment]
         if alone:
             progress, alone = left == 0, False

@@ -124,6 +124,7 @@ def copy(c: Cache, request: Request, op: Operation, result: Result, original: Se
             ids.blocks[ids.length] = new
             ids.length += 1
             if old > 0:
+                clause("copy-last", "KVCacheAllocator::updateKVBlock", "a sequence gets a copy of the last block")
                 result.count += 1
                 for number in (g, old, new):
                     tell(c, number)

@@ -40,7 +40,7 @@ def effective(c: Cache, group: Group, tokens: int) -> int:
 
 def on_grid(c: Cache, group: Group, at: int, reuse: int) -> bool:
     """True if the block of a slot is kept for requests that reuse it."""
-    return group.grid and reuse and (at + 1) % c.config.step == 0
+    return group.grid > 0 and reuse > 0 and (at + 1) % c.config.step == 0
 
 
 def has_block(c: Cache, group: Group, at: int, filled: int, reserve: int, reuse: int) -> bool:
@@ -58,15 +58,7 @@ def extend(c: Cache, group: Group, ids: BlockIds, filled: int, end: int, reserve
     """Makes a list `end` slots long, with the blocks that it lacks then, for which others may leave; a status.
 
     Of states, holes are filled that the new length wants, before slots are appended. What is refused changes nothing.
-
-    Args:
-      c: the cache.
-      group: the list's group.
-      ids: the list.
-      filled: slots that tokens fill.
-      end: slots for them and a reserve.
-      reserve: the reserve.
-      reuse: whether the blocks may be reused.
+    Tokens fill `filled` of the slots, the others are the reserve's.
     """
     clause("extend", "KVCacheGroup::malloc")
     start = 0 if group.kind == Kind.LINEAR else ids.length
@@ -78,6 +70,8 @@ def extend(c: Cache, group: Group, ids: BlockIds, filled: int, end: int, reserve
     if not make_room(c, group, count):
         clause("no-blocks", "KVCacheGroup::malloc", "a list finds no blocks")
         return Status.INTERNAL_ERROR
+    if end > filled:
+        clause("reserve-slots", "KVCacheGroup::malloc", "tokens to come have slots")
     whole = max(end, ids.length)
     for at in range(max(whole - group.checked, 0), whole):
         if not (ids.blocks[at] > 0 if at < ids.length else has_block(c, group, at, filled, reserve, reuse)):
@@ -118,7 +112,6 @@ def sweep(c: Cache, group: Group, ids: BlockIds, mode: int, reserve: int, reuse:
     keeps = c.defects.refused_fork_keeps_freed_lists and mode == Sweep.DROP
     end = ids.length
     if mode == Sweep.CLEAN:
-        clause("clean", "KVCacheGroup::removeSkippedBlocks")
         end = max(ids.length - group.kept - reserve, 0)
     for at in range(end):
         block = ids.blocks[at]
@@ -128,6 +121,8 @@ def sweep(c: Cache, group: Group, ids: BlockIds, mode: int, reserve: int, reuse:
         elif mode == Sweep.CLEAN:
             goes = not on_grid(c, group, at, reuse)
         goes = goes and block > 0 and not (mode == Sweep.DROP and ids.given == c.asked and at == ids.length - 1)
+        if goes and mode == Sweep.CLEAN:
+            clause("clean", "KVCacheGroup::removeSkippedBlocks", "a request gives back what decoding does not need")
         if goes and not keeps:
             ids.blocks[at] = 0
         if goes and leaks and ids.fresh[at] == c.fills and at < ids.before:

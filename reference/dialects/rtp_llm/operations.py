@@ -71,7 +71,9 @@ def perform(c: Cache, op: Operation, result: Result, code: int) -> int:
         evictions = c.evictions
         evict(c, None, op.least, code == Code.EXPORT)  # type: ignore[arg-type]
         result.value = c.evictions - evictions
-        if code == Code.EXPORT:
+        if code == Code.EVICT:
+            clause("evict-asked", "SharedBlockCache::evictAndFree", "blocks are evicted as asked for")
+        else:
             clause("export", "KVCacheAllocator::popBlocksFromCache", "what leaves is told, and keeps its references")
             result.count = (c.said - result.first) // c.config.groups
     if code == Code.PEAK:
@@ -144,8 +146,11 @@ def lengthen(c: Cache, op: Operation, request: Request) -> None:
 def hold(c: Cache, op: Operation, request: Request, result: Result) -> None:
     """References to the blocks of a sequence that have keys, for as long as somebody copies them; the keys' places are
     told, and nothing if there is no block. A connector gets the key of a partly filled block as a mark."""
-    clause("hold", "KVCacheAllocator::incrKVCacheRef")
     row = request.rows[op.sequence]
+    if op.role == Role.CONNECTOR:
+        clause("hold-for-connector", "KVCacheAllocator::incrKVCacheRef", "a connector holds blocks")
+    else:
+        clause("hold-for-request", "KVCacheAllocator::incrKVCacheRef", "blocks are held a second time for requests")
     marks = op.role == Role.CONNECTOR and not row.aligned
     for at in range(row.count):
         found = 0

@@ -15,8 +15,9 @@ TEXT = Text(__name__)
 def enter_name(c: Cache, key: Key, canonical: int, parent: Key) -> None:
     """Enters a name, or enters it anew under another parent; it counts as used."""
     clause("enter-name", "SharedBlockCache::PrefixTree::upsert")
-    node, above = key.names[canonical], None
-    old = node.parent
+    node = key.names[canonical]
+    old: Node = node.parent
+    above: Node = None  # type: ignore[assignment]
     detach(node)
     if parent is not None and parent is not key:
         above = parent.names[canonical]

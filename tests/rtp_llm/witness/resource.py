@@ -10,7 +10,7 @@ import numpy as np
 from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.errors import OperationError
 from hkv.model.topology import Topology
-from reference.dialects.rtp_llm.block_ids import BlockIds
+from tests.rtp_llm.witness.block_ids import BlockIds
 
 
 @dataclasses.dataclass(frozen=True)

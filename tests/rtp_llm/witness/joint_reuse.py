@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.model.group_policy import CpMapping, GroupType
-from reference.dialects.rtp_llm.allocator import Allocator
+from tests.rtp_llm.witness.allocator import Allocator
 
 
 class JointReuse(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hkv.dialects.rtp_llm.config import SINGLE, RtpConfig
 from hkv.errors import ConfigError
-from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.forks import fork_single
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
-from reference.dialects.rtp_llm.resource import BatchResource
+from tests.rtp_llm.witness.allocator import Allocator
+from tests.rtp_llm.witness.forks import fork_single
+from tests.rtp_llm.witness.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
+from tests.rtp_llm.witness.resource import BatchResource
 
 
 class SingleAllocator(Allocator):

@@ -7,14 +7,14 @@ from typing import NamedTuple
 from hkv.dialects.rtp_llm.bugs import LEAKS_STATES
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
-from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.block_ids import BlockIds
-from reference.dialects.rtp_llm.forks import fork_hybrid
-from reference.dialects.rtp_llm.joint_reuse import joint_reuse, reused_tokens
-from reference.dialects.rtp_llm.kinds.kind import Kind, Need
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
-from reference.dialects.rtp_llm.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL
-from reference.dialects.rtp_llm.resource import BatchResource, Resource, linear_dependencies
+from tests.rtp_llm.witness.allocator import Allocator
+from tests.rtp_llm.witness.block_ids import BlockIds
+from tests.rtp_llm.witness.forks import fork_hybrid
+from tests.rtp_llm.witness.joint_reuse import joint_reuse, reused_tokens
+from tests.rtp_llm.witness.kinds.kind import Kind, Need
+from tests.rtp_llm.witness.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
+from tests.rtp_llm.witness.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL
+from tests.rtp_llm.witness.resource import BatchResource, Resource, linear_dependencies
 
 
 class _Step(NamedTuple):

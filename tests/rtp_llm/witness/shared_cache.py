@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
-from reference.dialects.rtp_llm.pool import CACHE, BlockPool
-from reference.dialects.rtp_llm.prefix_tree import DEFAULT, GPU_CP_CANONICAL, NAMESPACES, Name, PrefixTree
-from reference.dialects.rtp_llm.resource import ROOT, Dependency
 from reference.state.lru import Lru
+from tests.rtp_llm.witness.pool import CACHE, BlockPool
+from tests.rtp_llm.witness.prefix_tree import DEFAULT, GPU_CP_CANONICAL, NAMESPACES, Name, PrefixTree
+from tests.rtp_llm.witness.resource import ROOT, Dependency
 
 
 @dataclasses.dataclass
@@ -47,7 +47,7 @@ class SharedBlockCache:
     """RTP-LLM `SharedBlockCache`: keys to blocks, in order of use and, if asked for, in a prefix tree.
 
     A block in the cache holds a cache reference of its group's pool, taken by `put`. Evicting is in
-    `reference.dialects.rtp_llm.eviction`; what evicts gives the references back.
+    `tests.rtp_llm.witness.eviction`; what evicts gives the references back.
 
     Args:
       pools: for each group, the pool it draws from.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.resource import BatchResource
+from tests.rtp_llm.witness.allocator import Allocator
+from tests.rtp_llm.witness.resource import BatchResource
 
 
 def batch_peak(

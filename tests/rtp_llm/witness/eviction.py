@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from hkv.dialects.rtp_llm.config import NULL
-from reference.dialects.rtp_llm.prefix_tree import Name, PrefixTree
-from reference.dialects.rtp_llm.resource import Dependency
-from reference.dialects.rtp_llm.shared_cache import Item, SharedBlockCache
+from tests.rtp_llm.witness.prefix_tree import Name, PrefixTree
+from tests.rtp_llm.witness.resource import Dependency
+from tests.rtp_llm.witness.shared_cache import Item, SharedBlockCache
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,15 +7,15 @@ import abc
 from hkv.dialects.rtp_llm.config import NULL, RtpConfig
 from hkv.errors import OperationError
 from hkv.model.group_policy import GroupType
-from reference.dialects.rtp_llm.block_ids import BlockIds
-from reference.dialects.rtp_llm.kinds.full import FullKind
-from reference.dialects.rtp_llm.kinds.kind import Kind
-from reference.dialects.rtp_llm.kinds.linear import LinearKind
-from reference.dialects.rtp_llm.kinds.swa import SwaKind
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
-from reference.dialects.rtp_llm.pool import CACHE, REQUEST, BlockPool
-from reference.dialects.rtp_llm.resource import BatchResource
-from reference.dialects.rtp_llm.shared_cache import SharedBlockCache
+from tests.rtp_llm.witness.block_ids import BlockIds
+from tests.rtp_llm.witness.kinds.full import FullKind
+from tests.rtp_llm.witness.kinds.kind import Kind
+from tests.rtp_llm.witness.kinds.linear import LinearKind
+from tests.rtp_llm.witness.kinds.swa import SwaKind
+from tests.rtp_llm.witness.operation import CopyPair, MallocInfo, MallocResult, MallocVerdict
+from tests.rtp_llm.witness.pool import CACHE, REQUEST, BlockPool
+from tests.rtp_llm.witness.resource import BatchResource
+from tests.rtp_llm.witness.shared_cache import SharedBlockCache
 
 KINDS: dict[GroupType, type[Kind]] = {GroupType.FULL: FullKind, GroupType.LINEAR: LinearKind, GroupType.SWA: SwaKind}
 """Rules for each type of group."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hkv.model.group_policy import GroupType
-from reference.dialects.rtp_llm.hybrid import HybridAllocator
-from reference.dialects.rtp_llm.operation import MallocInfo, MallocVerdict
+from tests.rtp_llm.witness.hybrid import HybridAllocator
+from tests.rtp_llm.witness.operation import MallocInfo, MallocVerdict
 
 
 class HybridPoolAllocator(HybridAllocator):

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
 from hkv.model.group_policy import GroupPolicy
-from reference.dialects.rtp_llm.block_ids import BlockIds
-from reference.dialects.rtp_llm.eviction import evict_and_free_for_group
-from reference.dialects.rtp_llm.pool import REQUEST, BlockPool
-from reference.dialects.rtp_llm.shared_cache import SharedBlockCache
+from tests.rtp_llm.witness.block_ids import BlockIds
+from tests.rtp_llm.witness.eviction import evict_and_free_for_group
+from tests.rtp_llm.witness.pool import REQUEST, BlockPool
+from tests.rtp_llm.witness.shared_cache import SharedBlockCache
 
 
 class Need(NamedTuple):

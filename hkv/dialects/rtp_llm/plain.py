@@ -124,8 +124,9 @@ def empty(
         record.pool = cache.pools[config.topology.pool_of(group.tag) + 1]
         for name, value in _group(config, number).items():
             setattr(record, name, value)
-    for ring, ends in ((cache.recent, cache.keys[1]), (cache.leaves, cache.nodes[1])):
-        ring.ends, ring.newer[ends], ring.older[ends] = ends, ends, ends
+    key, node = cache.keys[1], cache.nodes[1]
+    cache.recent.ends, cache.recent.newer[key], cache.recent.older[key] = key, key, key
+    cache.leaves.ends, cache.leaves.newer[node], cache.leaves.older[node] = node, node, node
     _name(cache, 1)
     _join(cache, 1, 0)
     cache.targets = cache.vacant

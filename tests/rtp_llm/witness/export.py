@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.config import NULL, SINGLE
-from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.eviction import select
-from reference.dialects.rtp_llm.pool import CACHE, CONNECTOR, REQUEST, BlockPool
-from reference.dialects.rtp_llm.resource import BatchResource, Resource
+from tests.rtp_llm.witness.allocator import Allocator
+from tests.rtp_llm.witness.eviction import select
+from tests.rtp_llm.witness.pool import CACHE, CONNECTOR, REQUEST, BlockPool
+from tests.rtp_llm.witness.resource import BatchResource, Resource
 
 
 def pop_from_cache(allocator: Allocator, least: int) -> BatchResource | None:

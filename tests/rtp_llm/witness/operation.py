@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from hkv.errors import OperationError
-from reference.dialects.rtp_llm.resource import BatchResource
+from tests.rtp_llm.witness.resource import BatchResource
 
 
 class MallocVerdict(enum.IntEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hkv.dialects.rtp_llm.config import NULL
-from reference.dialects.rtp_llm.block_ids import BlockIds
-from reference.dialects.rtp_llm.kinds.kind import Kind, Need
+from tests.rtp_llm.witness.block_ids import BlockIds
+from tests.rtp_llm.witness.kinds.kind import Kind, Need
 
 
 class LinearKind(Kind):

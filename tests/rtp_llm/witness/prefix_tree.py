@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeAlias
 
-from reference.dialects.rtp_llm.resource import Dependency
+from tests.rtp_llm.witness.resource import Dependency
 
 DEFAULT, GPU_LOGICAL, GPU_CP_CANONICAL = NAMESPACES = (0, 1, 2)
 """Keys of nobody in particular, of logical blocks, and of virtual blocks under context parallelism."""

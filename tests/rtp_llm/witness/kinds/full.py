@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
-from reference.dialects.rtp_llm.block_ids import BlockIds
-from reference.dialects.rtp_llm.kinds.kind import Kind, Need
+from tests.rtp_llm.witness.block_ids import BlockIds
+from tests.rtp_llm.witness.kinds.kind import Kind, Need
 
 
 class FullKind(Kind):

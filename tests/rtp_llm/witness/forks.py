@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from hkv.dialects.rtp_llm.bugs import FORGETS_ALIGNMENT, KEEPS_FREED_LISTS
 from hkv.dialects.rtp_llm.config import NULL
 from hkv.errors import OperationError
-from reference.dialects.rtp_llm.operation import CopyPair
-from reference.dialects.rtp_llm.resource import BatchResource, Resource
+from tests.rtp_llm.witness.operation import CopyPair
+from tests.rtp_llm.witness.resource import BatchResource, Resource
 
 if TYPE_CHECKING:
-    from reference.dialects.rtp_llm.allocator import Allocator
+    from tests.rtp_llm.witness.allocator import Allocator
 
 
 def fork_single(

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, SINGLE, RtpConfig
 from hkv.errors import OperationError
 from hkv.keys.rolling import RollingKeys, first_keys, next_keys
-from reference.dialects.rtp_llm.allocator import Allocator
-from reference.dialects.rtp_llm.estimates import batch_peak
-from reference.dialects.rtp_llm.eviction import evict_and_free
-from reference.dialects.rtp_llm.hybrid import HybridAllocator
-from reference.dialects.rtp_llm.hybrid_pool import HybridPoolAllocator
-from reference.dialects.rtp_llm.operation import CopyPair, MallocInfo, MallocResult, Tokens
-from reference.dialects.rtp_llm.resource import BatchResource, Resource
-from reference.dialects.rtp_llm.single import SingleAllocator
+from tests.rtp_llm.witness.allocator import Allocator
+from tests.rtp_llm.witness.estimates import batch_peak
+from tests.rtp_llm.witness.eviction import evict_and_free
+from tests.rtp_llm.witness.hybrid import HybridAllocator
+from tests.rtp_llm.witness.hybrid_pool import HybridPoolAllocator
+from tests.rtp_llm.witness.operation import CopyPair, MallocInfo, MallocResult, Tokens
+from tests.rtp_llm.witness.resource import BatchResource, Resource
+from tests.rtp_llm.witness.single import SingleAllocator
 
 ALLOCATORS: dict[str, type[Allocator]] = {
     SINGLE: SingleAllocator,

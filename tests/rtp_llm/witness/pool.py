@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hkv.errors import OperationError
-from reference.state.id_bitmap import IdBitmap
-from reference.state.reference_counts import ReferenceCounts
+from tests.rtp_llm.witness.id_bitmap import IdBitmap
+from tests.rtp_llm.witness.reference_counts import ReferenceCounts
 
 REQUEST, CONNECTOR, CACHE = ROLES = ("request", "connector", "cache")
 
