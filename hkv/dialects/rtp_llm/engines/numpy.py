@@ -28,6 +28,14 @@ ARGUMENTS = (
 
 FORK = "a request that came with tokens, for its sequences part"
 
+EXPECTED = {
+    Status.TAIL_MISSING: ("blocks", "the last blocks of a window to be there"),
+    Status.NOT_HELD: ("blocks", "blocks with a reference of that role"),
+    Status.HAS_BLOCKS: ("id", "a request without blocks"),
+    Status.HAS_NONE: ("id", "a request with blocks"),
+}
+"""Arguments that a status is of, and what was expected of them."""
+
 
 @dataclasses.dataclass
 class HostRequest:
@@ -340,7 +348,8 @@ class RtpNumpyEngine:
         room: int = 0,
         **given: int,
     ) -> Result:
-        """Performs one operation, for whose answer there is room; raises what refuses it, but for what is an answer."""
+        """Performs one operation, for whose answer there is room; raises what refuses it, but for a
+        status up to `refused`, which is an answer."""
         cache = self.cache
         op: Operation = cache.operations[1]
         op.code, op.slot = code, 0 if id is None else self._host(id).slot
@@ -352,9 +361,9 @@ class RtpNumpyEngine:
         cache.numbers[: len(numbers)] = numbers
         self._perform(code)
         result: Result = cache.results[1]
-        if result.status > refused and result.status != Status.OK:
-            status = Status(result.status).name
-            raise OperationError(code.name.lower(), status, "one that applies to the request's state")
+        if result.status > refused:
+            name, expected = EXPECTED.get(result.status, (code.name.lower(), "one that applies to the request's state"))
+            raise OperationError(name, id if name == "id" else Status(result.status).name, expected)
         return result
 
     def _perform(self, code: Code) -> None:
