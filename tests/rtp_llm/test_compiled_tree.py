@@ -9,10 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rtp_llm.compiled_cache import KEYS, CompiledCache
-from tests.rtp_llm.test_prefix_caches import Cache
 from tests.rtp_llm.witness.eviction import evict_and_free_for_group, select
+from tests.rtp_llm.witness.pool import BlockPool
 from tests.rtp_llm.witness.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL, Name
 from tests.rtp_llm.witness.resource import Dependency
+from tests.rtp_llm.witness.shared_cache import SharedBlockCache
+
+
+class Cache:
+    """The witness of a cache whose blocks nobody else holds."""
+
+    def __init__(self, groups: int = 1, tree: bool = True, independent: frozenset[int] = frozenset()) -> None:
+        self.pools = [BlockPool(100) for _ in range(groups)]
+        self.shared = SharedBlockCache(self.pools, tree=tree, independent=independent)
+
+    def put(self, key: int, parent: int | None = None, groups: tuple[int, ...] = (0,), **options) -> None:
+        blocks = [-1] * len(self.pools)
+        for group in groups:
+            (blocks[group],) = self.pools[group].malloc(1)
+        dependency = options.pop("dependency", Dependency(0 if parent is None else 1, parent))
+        self.shared.put(key, blocks, dependency=dependency, **options)
+        for group in groups:
+            self.pools[group].release([blocks[group]])
 
 
 def names_of(cache: Cache) -> list[Name]:

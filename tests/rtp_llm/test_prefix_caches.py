@@ -1,51 +1,81 @@
-"""RTP-LLM's conformance vectors for its caches."""
+"""RTP-LLM's conformance vectors for its caches: the text's, key by key, and an older one."""
 
 from __future__ import annotations
 
 import pytest
 
+from hkv.dialects.rtp_llm.config import RtpConfig
+from hkv.dialects.rtp_llm.plain import cached, empty
+from hkv.model.group_policy import EvictPolicy
+from hkv.model.topology import Topology
+from reference.dialects.rtp_llm.cache import match, put
+from reference.dialects.rtp_llm.evicting import evict
 from reference.dialects.rtp_llm.legacy_cache import BlockCache
-from tests.rtp_llm.witness.eviction import Evicted, select, select_for_group
-from tests.rtp_llm.witness.pool import BlockPool
-from tests.rtp_llm.witness.prefix_tree import GPU_CP_CANONICAL, GPU_LOGICAL
-from tests.rtp_llm.witness.resource import ROOT, Dependency
-from tests.rtp_llm.witness.shared_cache import SharedBlockCache
+from reference.dialects.rtp_llm.pools import refer, release, smallest
+from reference.dialects.rtp_llm.records import Key, Role
+from tests.rtp_llm.build import FULL, group
 
 N = -1
 
 
 class Cache:
-    """A cache whose blocks nobody else holds."""
+    """A cache whose blocks nobody else holds; what leaves keeps its references."""
 
     def __init__(self, groups: int = 1, tree: bool = True, independent: frozenset[int] = frozenset()) -> None:
-        self.pools = [BlockPool(100) for _ in range(groups)]
-        self.shared = SharedBlockCache(self.pools, tree=tree, independent=independent)
+        policies = [EvictPolicy.INDEPENDENT if n in independent else EvictPolicy.CHAIN for n in range(groups)]
+        made = tuple(group(f"g{n}", FULL, 1, evict_policy=policy) for n, policy in enumerate(policies))
+        topology = Topology(made, pools="independent")
+        config = RtpConfig(
+            topology=topology, num_blocks=(100,) * groups, prefix_tree=tree, independent_eviction=bool(independent)
+        )
+        self.cache = empty(config, keys=200, slots=1, batch=1, row=1, told=400)
 
-    def put(self, key: int, parent: int | None = None, groups: tuple[int, ...] = (0,), **options) -> None:
-        blocks = [N] * len(self.pools)
-        for group in groups:
-            (blocks[group],) = self.pools[group].malloc(1)
-        dependency = options.pop("dependency", Dependency(0 if parent is None else 1, parent))
-        self.shared.put(key, blocks, dependency=dependency, **options)
-        for group in groups:
-            self.pools[group].release([blocks[group]])
+    def key(self, key: int) -> Key:
+        return self.cache.keys[key + 1]
 
-    def evict(self, least: int) -> list[int]:
-        return keys(select(self.shared, least))
+    def put(
+        self,
+        key: int,
+        parent: int | None = None,
+        groups: tuple[int, ...] = (0,),
+        *,
+        canonical: bool = False,
+        resident: bool = False,
+    ) -> None:
+        c, row = self.cache, self.cache.targets
+        for n, ids in enumerate(row.groups):
+            pool = c.groups[n + 1].pool
+            ids.length, ids.blocks[0] = 1, smallest(pool) if n in groups else 0
+            refer(c, pool, ids.blocks[0], Role.REQUEST)
+        above = None if parent is None else self.key(parent)
+        put(c, row, 0, 0, len(row.groups), self.key(key), above, canonical, resident)  # type: ignore[arg-type]
+        for n, ids in enumerate(row.groups):
+            release(c, c.groups[n + 1].pool, ids.blocks[0], Role.REQUEST)
+
+    def match(self, key: int, group: int = 0) -> int:
+        return match(self.cache, self.key(key), self.cache.groups[group + 1]) or N
+
+    @property
+    def keys(self) -> list[int]:
+        """Cached keys, least recently used first."""
+        return [self.cache.keys.index(key) - 1 for key in cached(self.cache)]
+
+    def evict(self, least: int, group: int | None = None) -> list[int]:
+        """Keys that lose blocks, in order."""
+        c = self.cache
+        c.said = 0
+        evict(c, None if group is None else c.groups[group + 1], least, 1)  # type: ignore[arg-type]
+        return [c.keys.index(key) - 1 for key in c.told_keys[: c.said : c.config.groups]]
 
     def evict_group(self, group: int, least: int) -> list[int]:
-        return keys(select_for_group(self.shared, group, least))
-
-
-def keys(evicted: list[Evicted]) -> list[int]:
-    return [each.key for each in evicted]
+        return self.evict(least, group)
 
 
 def test_version_begins_below_zero() -> None:
     cache = Cache()
-    assert cache.shared.version == -1
+    assert cache.cache.version == -1
     cache.put(1)
-    assert cache.shared.version == 0
+    assert cache.cache.version == 0
 
 
 def test_leaves_before_what_they_stand_on() -> None:
@@ -62,7 +92,7 @@ def test_looking_counts_as_using() -> None:
     cache.put(1)
     cache.put(2, parent=1)
     cache.put(3)
-    cache.shared.match(2)
+    cache.match(2)
     assert cache.evict(1) == [3]
 
 
@@ -76,28 +106,29 @@ def test_residence_stays() -> None:
 
 def test_the_namespace_comes_along() -> None:
     cache = Cache()
-    cache.put(1, namespace=GPU_CP_CANONICAL)
-    assert [each.namespace for each in select(cache.shared, 1)] == [2]
+    cache.put(1, canonical=True)
+    assert cache.evict(1) == [1]
+    assert cache.key(1).canonical
 
 
 @pytest.mark.parametrize("tree", [True, False])
 def test_a_canonical_dependency_is_not_replaced(tree: bool) -> None:
     cache = Cache(tree=tree)
-    cache.put(8, namespace=GPU_CP_CANONICAL)
-    cache.put(8, parent=7, groups=(), namespace=GPU_LOGICAL)
-    (evicted,) = select(cache.shared, 1)
-    assert (evicted.dependency, evicted.namespace) == (ROOT, 2)
+    cache.put(8, canonical=True)
+    cache.put(8, parent=7, groups=())
+    assert cache.evict(1) == [8]
+    assert (cache.key(8).parent, cache.key(8).canonical) == (None, 1)
 
 
 def test_a_canonical_chain_leaves_the_logical_one_behind() -> None:
     cache = Cache()
-    cache.put(100, namespace=GPU_LOGICAL)
+    cache.put(100)
     for key in (101, 102, 103):
-        cache.put(key, parent=key - 1, namespace=GPU_LOGICAL)
-    cache.put(101, groups=(), namespace=GPU_CP_CANONICAL)
-    cache.put(103, parent=101, groups=(), namespace=GPU_CP_CANONICAL)
+        cache.put(key, parent=key - 1)
+    cache.put(101, groups=(), canonical=True)
+    cache.put(103, parent=101, groups=(), canonical=True)
     assert cache.evict(1) == [101, 103]
-    assert sorted(cache.shared.items) == [100, 102]
+    assert sorted(cache.keys) == [100, 102]
 
 
 def test_chains_without_the_group_stay() -> None:
@@ -126,7 +157,7 @@ def test_nothing_leaves_in_vain(below: bool) -> None:
     if below:
         cache.put(4, parent=3, resident=True)
     assert cache.evict_group(1, 1) == []
-    assert len(cache.shared.items) == 3 + below
+    assert len(cache.keys) == 3 + below
 
 
 def test_the_older_cache_pops_the_least_recently_used() -> None:
@@ -159,11 +190,11 @@ def test_the_older_cache_keeps_residents() -> None:
 def test_a_filled_slot_keeps_its_block() -> None:
     cache = Cache(groups=2)
     cache.put(1)
-    first = cache.shared.match_group(1, 0)
+    first = cache.match(1, 0)
     cache.put(1, groups=(0, 1))
-    assert cache.shared.match_group(1, 0) == first
-    assert cache.shared.match_group(1, 1) != N
-    assert cache.pools[0].busy("cache") == 1
+    assert cache.match(1, 0) == first
+    assert cache.match(1, 1) != N
+    assert sum(block.cache for block in cache.cache.blocks[1:101]) == 1
 
 
 def test_an_independent_group_loses_blocks_before_chains_go() -> None:
@@ -172,8 +203,8 @@ def test_an_independent_group_loses_blocks_before_chains_go() -> None:
     cache.put(2, parent=1, groups=(0, 1))
     cache.put(3, parent=2, groups=(0, 1))
     assert cache.evict_group(1, 5) == [2]
-    assert cache.shared.match_group(2, 1) == N
-    assert cache.shared.match_group(2, 0) != N
+    assert cache.match(2, 1) == N
+    assert cache.match(2, 0) != N
     assert cache.evict_group(1, 1) == [1]
     assert cache.evict_group(1, 1) == [1, 2, 3]
 
@@ -184,7 +215,7 @@ def test_flat_eviction_is_in_order_of_use() -> None:
     cache.put(2)
     cache.put(3, resident=True)
     cache.put(4)
-    cache.shared.match(1)
+    cache.match(1)
     assert cache.evict_group(1, 1) == [1]
     assert cache.evict(1) == [2]
     assert cache.evict(9) == [4]
