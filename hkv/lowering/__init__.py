@@ -22,25 +22,32 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from hkv.lowering.code import Code
+from hkv.lowering.code import Among, Code
 from hkv.lowering.emission import Emission, differs, i32
+from hkv.lowering.hoisting import hoist
 from hkv.lowering.loops import Frame
+from hkv.lowering.sharing import share
 from hkv.lowering.values import MismatchError, Num, Path, Row, TextError, numbers
 from reference.language import Layout
 
 State = dict[str, Any]
+LAST = []
 
 __all__ = ["TextError", "lowered", "over_lanes"]
 
 
 def lowered(
-    layout: Layout, rule: FunctionType, static: Mapping[str, int] | None = None, known: tuple[int, ...] = ()
+    layout: Layout,
+    rule: FunctionType,
+    static: Mapping[str, int] | None = None,
+    known: tuple[int, ...] = (),
+    among: Among = MappingProxyType({}),
 ) -> Callable[..., State]:
     """A rule as a function of state and numbers, to be compiled by `jax.jit` with the state donated.
 
@@ -49,6 +56,7 @@ def lowered(
       rule: a function of a text.
       static: values of scalars that prune the program; the state has them not.
       known: the rule's last arguments, where they are Python values.
+      among: of arrays, the only values that the rule ever reads there: they prune the program, too.
 
     Returns:
       A function of the state, int32 arrays and scalars by name, and of int32 scalars, the rule's other arguments; it
@@ -61,13 +69,18 @@ def lowered(
     def run(state: State, *given: Any) -> State:
         _check(layout, static or {}, state, 0)
         opaque = differs(state[next(name for name in layout.scalars if name in state)])
-        return _traced(layout, rule, static or {}, known, state, [i32(jnp.asarray(n)) for n in given], opaque, (0, 1))
+        arguments = [i32(jnp.asarray(n)) for n in given]
+        return _traced(layout, rule, static or {}, known, among, state, arguments, opaque, (0, 1))
 
     return run
 
 
 def over_lanes(
-    layout: Layout, rule: FunctionType, static: Mapping[str, int] | None = None, known: tuple[int, ...] = ()
+    layout: Layout,
+    rule: FunctionType,
+    static: Mapping[str, int] | None = None,
+    known: tuple[int, ...] = (),
+    among: Among = MappingProxyType({}),
 ) -> Callable[..., State]:
     """`lowered`, of several caches one after the other in one program: state and numbers have a leading axis."""
 
@@ -82,7 +95,8 @@ def over_lanes(
             wanted = [*(arrays[n] for n in scalars), *given]
             values = lax.cond(opaque, lambda: [x[lane] for x in wanted], lambda: [i32(0) for _ in wanted])
             here = {**arrays, **dict(zip(scalars, values, strict=False))}
-            after = _traced(layout, rule, static or {}, known, here, values[len(scalars) :], opaque, (lane, count))
+            numbers = values[len(scalars) :]
+            after = _traced(layout, rule, static or {}, known, among, here, numbers, opaque, (lane, count))
             return lane + 1, {n: arrays[n].at[lane].set(after[n]) if n in scalars else after[n] for n in arrays}
 
         flat = {n: x.reshape(-1) for n, x in state.items()}
@@ -93,13 +107,22 @@ def over_lanes(
 
 
 def _traced(
-    layout: Layout, rule: FunctionType, static: Any, known: Any, state: State, given: Any, opaque: Any, lane: Any
+    layout: Layout,
+    rule: FunctionType,
+    static: Any,
+    known: Any,
+    among: Among,
+    state: State,
+    given: Any,
+    opaque: Any,
+    lane: Any,
 ) -> State:
     """The state after a rule."""
     arrays = {name: state[name] for name in state if name in layout.arrays}
     firsts = {flat.table: name for name, flat in layout.arrays.items() if flat.table and not flat.line}
     lines = {name: firsts[flat.table] for name, flat in layout.arrays.items() if flat.line}
-    code = Code(layout, static, {name: arrays[name].shape[0] // arrays[of].shape[0] for name, of in lines.items()})
+    widths = {name: arrays[name].shape[0] // arrays[of].shape[0] for name, of in lines.items()}
+    code = Code(layout, static, among, widths)
     scalars = {name: Num() for name in layout.scalars if name not in static}
     names = {name: static[name] if name in static else scalars[name] for name in layout.scalars}
     parameters = [Num() for _ in given]
@@ -117,7 +140,11 @@ def _traced(
         frame.call(place, rule, [Path(""), *parameters, *known], {})
     except MismatchError as mismatch:
         raise frame.fail(place, mismatch) from None
+    LAST.append(code)
     kept = [numbers(frame.vars[f".{name}"])[0] for name in scalars]
+    kept = share(code.block, kept)
+    hoist(code.block)
+    kept = share(code.block, kept)
     emission = Emission(layout, arrays, opaque, lane)
     values = {scalars[name]: state[name] for name in scalars} | dict(zip(parameters, given, strict=True))
     after = emission.emit(code.block, values, kept)

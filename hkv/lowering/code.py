@@ -39,8 +39,13 @@ OPERATIONS: dict[Any, tuple[Any, Any]] = {
 }
 """Operations as Python computes them where both numbers are known, and as a program does."""
 
+Among = Mapping[str, tuple[int, ...]]
+"""Values that elements of arrays have, by array, where a program knows them."""
+
 COMPARISONS = ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Lt, ast.LtE, ast.Gt, ast.GtE
 EQUALITIES = COMPARISONS[:4]
+NEUTRAL: dict[Any, int] = {ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
+"""Numbers on the right that change nothing."""
 
 
 @dataclasses.dataclass
@@ -160,13 +165,16 @@ class Code:
     """A program while its text is read; what Python can compute leaves no instruction.
 
     Attributes:
-      layout, static: of the cache. widths: elements of a record's line, by array. block: where instructions go. calls:
-      rules at work.
+      layout, static, among: of the cache. widths: elements of a record's line, by array. block: where instructions go.
+      calls: rules at work, each with the line of its call. sites: of each call that was read, the rules at work, and
+      the first and last serial number of what it computes.
     """
 
-    def __init__(self, layout: Layout, static: Mapping[str, int], widths: Mapping[str, int]) -> None:
-        self.layout, self.static, self.widths = layout, static, widths
+    def __init__(self, layout: Layout, static: Mapping[str, int], among: Among, widths: Mapping[str, int]) -> None:
+        self.layout, self.static, self.among, self.widths = layout, static, among, widths
         self.block, self.calls = Block(), list[FunctionType]()
+        self._negated = dict[Num, Any]()
+        self.path, self.sites = list[str](), list[tuple[tuple[str, ...], int, int]]()
 
     @contextmanager
     def inside(self) -> Iterator[Block]:
@@ -177,14 +185,28 @@ class Code:
         finally:
             self.block = outer
 
+    @contextmanager
+    def at_site(self, rule: FunctionType, line: int) -> Iterator[None]:
+        """Notes that a rule is read where it is called."""
+        self.calls.append(rule)
+        self.path.append(f"{rule.__qualname__}:{line}")
+        first = Num().serial
+        yield
+        self.sites.append((tuple(self.path), first, Num().serial))
+        self.path.pop()
+        self.calls.pop()
+
     def op(self, how: Any, *args: Any, boolean: bool = False) -> Num:
         """A number computed of others when the program runs."""
         self.block.put(Op(out := Num(boolean), how, args))
         return out
 
-    def read(self, array: str, at: Any) -> Num:
+    def read(self, array: str, at: Any) -> Any:
         """An element of an array."""
-        self.block.put(Read(out := Num(), array, at))
+        among = self.among.get(array, ())
+        if len(among) == 1:
+            return among[0]
+        self.block.put(Read(out := Num(among=among), array, at))
         return out
 
     def join(self, how: Any, a: Any, b: Any) -> Any:
@@ -200,8 +222,16 @@ class Code:
             raise MismatchError("expected // and % of numbers not below 0")
         if isinstance(a, int) and isinstance(b, int):
             return checked(OPERATIONS[how][0](a, b))
+        if how in COMPARISONS and isinstance(a, Num) and a.among and isinstance(b, int):
+            holds = {OPERATIONS[how][0](each, b) for each in a.among}
+            if len(holds) == 1:
+                return holds.pop()
         if how in (ast.Add, ast.Mult) and any(isinstance(x, int) and x == 0 for x in (a, b)):
             return 0 if how is ast.Mult else b if isinstance(a, int) else a
+        if how in NEUTRAL and isinstance(b, int) and b == NEUTRAL[how]:
+            return a
+        if how is ast.Mod and isinstance(b, int) and b == 1:
+            return 0
         return self.op(how, a, b, boolean=how in COMPARISONS)
 
     def truth(self, v: Any) -> Any:
@@ -225,7 +255,12 @@ class Code:
 
     def negation(self, a: Any) -> Any:
         """The opposite of a condition."""
-        return not a if isinstance(a, bool) else self.op("not", a, boolean=True)
+        if isinstance(a, bool):
+            return not a
+        if a not in self._negated:
+            self._negated[found := self.op("not", a, boolean=True)] = a
+            return found
+        return self._negated[a]
 
     def select(self, p: Any, a: Any, b: Any) -> Any:
         """`a` where a condition holds, else `b`: values of one kind."""

@@ -249,9 +249,8 @@ class Expressions:
         scalars = {name: value for name, value in self.vars.items() if name.startswith(".")}
         names = {**scalars, **self._bound(e, function, arguments, keywords)}
         frame = type(self)(self.code, function, names, self.on())
-        self.code.calls.append(function)
-        frame.block(tree.body)
-        self.code.calls.pop()
+        with self.code.at_site(function, getattr(e, "lineno", 0)):
+            frame.block(tree.body)
         self.vars |= {name: frame.vars[name] for name in scalars}
         returned = frame.vars.get(RESULT, NONE)
         if isinstance(returned, MismatchError):

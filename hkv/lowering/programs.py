@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hkv.lowering import State, lowered, over_lanes
+from hkv.lowering.code import Among
 from hkv.machine import native_loops
 from hkv.machine.kept_programs import KeptProgram
 from reference.language import Layout
@@ -24,6 +25,7 @@ class Program:
       layout: of the cache that is the rule's first parameter.
       rule: a function of a text; its other arguments are numbers.
       static: values of scalars that prune the program; states have them not.
+      among: of arrays, the only values that the rule ever reads there (`lowered`).
       lanes: whether states and numbers are of several caches, with a leading axis (`over_lanes`).
     """
 
@@ -33,12 +35,14 @@ class Program:
         rule: FunctionType,
         static: Mapping[str, int] = MappingProxyType({}),
         *,
+        among: Among = MappingProxyType({}),
         lanes: bool = False,
     ) -> None:
         self._layout, self._static = layout, dict(static)
-        made_of = hashlib.sha256(repr((sorted(self._static.items()), lanes)).encode()).hexdigest()[:8]
+        made_of = repr((sorted(self._static.items()), *([sorted(among.items())] if among else []), lanes))
+        made_of = hashlib.sha256(made_of.encode()).hexdigest()[:8]
         self._kept = KeptProgram(
-            (over_lanes if lanes else lowered)(layout, rule, self._static),
+            (over_lanes if lanes else lowered)(layout, rule, self._static, among=among),
             (0,),
             f"{rule.__module__}.{rule.__qualname__}-{made_of}",
             lambda state, *_: state,

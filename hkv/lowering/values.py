@@ -19,12 +19,13 @@ class TextError(Exception):
 
 
 class Num:
-    """A number that a run will know, computed once; `serial` grows with time. boolean: it is a condition."""
+    """A number that a run will know, computed once; `serial` grows with time. boolean: it is a condition. among: the
+    values that it may have, where they are known."""
 
-    __slots__ = ("boolean", "serial")
+    __slots__ = ("among", "boolean", "serial")
 
-    def __init__(self, boolean: bool = False) -> None:
-        self.boolean, self.serial = boolean, next(_serial)
+    def __init__(self, boolean: bool = False, among: tuple[int, ...] = ()) -> None:
+        self.boolean, self.serial, self.among = boolean, next(_serial), among
 
 
 @dataclasses.dataclass(frozen=True)
