@@ -12,6 +12,7 @@ the order of the free queue.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 import statistics
@@ -30,8 +31,8 @@ from hkv.dialects.vllm.plain import LAYOUT, groups_of, settings
 from hkv.dialects.vllm.rules import operations as by_hand
 from hkv.dialects.vllm.schedule.compiled import queue_of
 from hkv.lowering.programs import Program
+from hkv.lowering.sites import sites
 from hkv.machine import native_loops
-from hkv.machine.operations import bucket
 from hkv.state.state import Counter
 from hkv.state.status import Status as GivenStatus
 from reference.dialects.vllm.operations import perform_all
@@ -70,8 +71,7 @@ def lowered(batch: Batch, want: Mapping[str, Any], arrays: Mapping[str, Any]) ->
     """The text, lowered."""
     static, count = known(batch), np.int32(len(batch.noted))
     state = {name: array for name, array in arrays.items() if name not in static}
-    program = Program(LAYOUT, perform_all, static, among=values(batch))
-    compiled, figures = _compiled(program.lower(state, count))
+    compiled, figures = _compiled(Program(LAYOUT, perform_all, static, among=values(batch)).lower(state, count))
 
     def once() -> float:
         given = jax.block_until_ready(jax.device_put(state))
@@ -135,9 +135,7 @@ def agree(form: Form, other: Form, batch: Batch) -> None:
     count, text = len(batch.noted), jax.device_get(other.out)
     granted = np.asarray(results.table)[:count, by_hand.Column.STATUS] == GivenStatus.OK
     alike = granted == (text["results.status"][1 : count + 1] == Status.OK)
-    if not alike.all():
-        at = int(np.argmin(alike)); print(at, text["operations.code"][at+1], np.asarray(results.table)[at, :5], text["results.status"][at + 1], batch.noted[at], (~alike).sum())
-    assert alike.all()
+    assert alike.all(), f"operation {int(np.argmin(alike))}: one form refuses it"
     asked = np.isin(text["operations.code"][1 : count + 1], (Code.LOOKUP, Code.ALLOCATE)) & granted
     values = np.asarray(results.table)[:count, by_hand.Column.VALUE]
     assert (values == text["results.value"][1 : count + 1])[asked].all()
@@ -155,9 +153,8 @@ def _compiled(traced: Any) -> tuple[Any, dict[str, float]]:
     spent, text = time.process_time() - begun, compiled.as_text()
     loops, segments = text.count(" while("), text.count(" conditional(")
     copies = len(re.findall(r"= s32\[\d{3,}\]\S* copy\(", text))
-    return compiled, {
-        "compile": spent, "loops": loops, "segments": segments, "lines": text.count("\n"), "copies": copies
-    }
+    sizes = {"loops": loops, "segments": segments, "lines": text.count("\n"), "copies": copies}
+    return compiled, {"compile": spent, **sizes}
 
 
 def measure(case: Case, turns: int) -> dict[str, Any]:
@@ -178,7 +175,26 @@ def measure(case: Case, turns: int) -> dict[str, Any]:
     found = {name: {"least": min(each), "median": statistics.median(each)} for name, each in spent.items()}
     for name, form in (("hand", other), ("text", text)):
         found[name] |= form.figures
-    return {"operations": len(batch.noted), "block_operations": work, "evictions": batch.evictions, "plain": plain} | found
+    counts = {"operations": len(batch.noted), "block_operations": work, "evictions": batch.evictions}
+    return {**counts, "plain": plain, **found}
+
+
+def show_sites(case: Case) -> None:
+    """Instructions of the lowered text by rule and call site, and by rule alone."""
+    batch = case.noted()
+    static, by_rule = known(batch), collections.Counter[str]()
+    arrays = LAYOUT.arrays_of(batch.batch({}, **QUIET))
+    state = {name: array for name, array in arrays.items() if name not in static}
+    found = sites(LAYOUT, perform_all, state, 1, static, values(batch))
+    places = collections.Counter[str]()
+    for path, count in found.items():
+        by_rule[name := path[-1].partition(":")[0]] += count
+        places[name] += 1
+    print(f"{sum(found.values())} instructions of {len(by_rule)} rules at {len(found)} call sites")
+    for name, count in by_rule.most_common():
+        print(f"{count:6} {name}, {places[name]} call sites")
+    for path, count in sorted(found.items(), key=lambda each: -each[1]):
+        print(f"{count:6} {' '.join(path)}")
 
 
 @click.command()
@@ -186,22 +202,33 @@ def measure(case: Case, turns: int) -> dict[str, Any]:
 @click.option("--turns", default=5, show_default=True, help="Turns of each form.")
 @click.option("--case", "only", multiple=True, help="Cases, by the beginnings of their names; all by default.")
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="A request trace for the mixed schedule.")
+@click.option("--sites", "by_site", is_flag=True, help="Instructions of the text by rule and call site; no speed.")
 @json_option
-def main(requests: int, turns: int, only: tuple[str, ...], trace: str | None, json_path: str | None) -> None:
+def main(
+    requests: int, turns: int, only: tuple[str, ...], trace: str | None, by_site: bool, json_path: str | None
+) -> None:
     """VLLM's rules in two forms."""
     native_loops.enable()
     jax.config.update("jax_enable_compilation_cache", False)
-    found = dict[str, Any]()
-    print(f"{'':28}{'by hand':>9}{'lowered':>9}{'ratio':>7}{'compile, s':>14}{'loops + segments':>18}{'lines':>8}{'copies':>7}")
-    for name, case in cases(requests, trace).items():
-        if not only or name.startswith(only):
-            found[name] = each = measure(case, turns)
-            a, b = each["hand"], each["text"]
-            seconds = f"{a['compile']:.1f} / {b['compile']:.1f}"
-            print(
-                f"{name:28}{a['least']:9.1f}{b['least']:9.1f}{b['least'] / a['least']:7.2f}{seconds:>14}"
-                f"{b['loops']:9}+{b['segments']:3} = {b['loops'] + b['segments']:3}{b['lines']:8}{b['copies']:7}", flush=True
-            )
+    chosen = {name: case for name, case in cases(requests, trace).items() if not only or name.startswith(only)}
+    if by_site:
+        for name, case in chosen.items():
+            print(f"{name}: ", end="")
+            show_sites(case)
+        return
+    found, columns = (
+        dict[str, Any](),
+        ("by hand", "lowered", "ratio", "compile, s", "loops", "segments", "lines", "copies"),
+    )
+    print(f"{'':28}" + "".join(f"{name:>12}" for name in columns))
+    for name, case in chosen.items():
+        found[name] = each = measure(case, turns)
+        a, b = each["hand"], each["text"]
+        numbers = f"{a['least']:12.1f}{b['least']:12.1f}{b['least'] / a['least']:12.2f}"
+        seconds = f"{a['compile']:.1f} / {b['compile']:.1f}"
+        print(f"{name:28}{numbers}{seconds:>12}" + "".join(f"{b[each]:12}" for each in columns[4:]), flush=True)
+    ratios = [each["text"]["least"] / each["hand"]["least"] for each in found.values()]
+    print(f"median of the ratios: {statistics.median(ratios):.2f}")
     if json_path:
         write_json(json_path, found)
 

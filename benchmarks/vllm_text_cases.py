@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,8 @@ class Case:
 
     Attributes:
       groups: as the command line writes them. num_blocks: in the pool. arrivals: the requests.
-      schedule: its numbers; None for prompts one at a time. told: further fields of the configuration.
+      schedule: its numbers; None for prompts one at a time. unit: tokens in a hash block, 0 for the default.
+      eagle: whether hits give up a block. retention: the interval; None for dense.
     """
 
     groups: str
@@ -59,9 +59,7 @@ class Case:
         """The cache."""
         specs = [spec_from_text(part) for part in self.groups.split(",")]
         eagle = range(len(specs)) if self.eagle else None
-        config = cache_config(
-            specs, self.num_blocks, self.limits, eagle=eagle, retention_interval=self.retention
-        )
+        config = cache_config(specs, self.num_blocks, self.limits, eagle=eagle, retention_interval=self.retention)
         return with_match_unit(config, self.unit) if self.unit else config
 
     @property
@@ -88,14 +86,15 @@ class Case:
                 engine.drop(id)
             return engine
         arrivals = [dataclasses.replace(each, keys=functools.partial(self._keys, each)) for each in self.arrivals]
-        recorder, chunking = Recorder(self.num_blocks, None, lambda: None), Chunking.of(self.config, self.schedule.step_tokens)
+        recorder = Recorder(self.num_blocks, None, lambda: None)
+        chunking = Chunking.of(self.config, self.schedule.step_tokens)
         Replay(engine, self.limits, chunking, arrivals, recorder).run()
         return engine
 
     def _keys(self, arrival: Arrival) -> Sequence[int]:
         """Keys of whole hash blocks, of which a block of 16 tokens may have several."""
         parts = 16 // self.config.hash_block_size
-        return [key * parts + part for key in arrival.keys() for part in range(parts)]
+        return [key * parts + part for key in [*arrival.keys()] for part in range(parts)]
 
 
 def cases(requests: int, trace: str | None) -> dict[str, Case]:
@@ -103,7 +102,7 @@ def cases(requests: int, trace: str | None) -> dict[str, Case]:
     stress, few = stress_arrivals(requests), stress_arrivals(requests // 4)
     chunks = Schedule(step_tokens=1024, decode_tokens=1, max_running=4)
     mixed = Schedule(step_tokens=2048, decode_tokens=1, max_running=24)
-    some = turns(requests // 20) if trace is None else traced(trace, requests // 20, mixed)
+    some = turns(requests // 10) if trace is None else traced(trace, requests // 10, mixed)
     inside = [longer(each, each.index % 16) for each in few]
     return {
         "stress": Case(GROUPS, 4000, stress),

@@ -5,7 +5,8 @@ numbers; it returns the state after a rule. It is made in two passes:
 
 1. *Read* (`expressions`, `statements`, `loops`): the rule is executed over `values` that are Python's where they are
    known, so that what depends on them alone leaves nothing: numbers in the text, enumerations, scalars of `static`. All
-   else becomes instructions (`code`), each number computed once. Rules are read where they are called.
+   else becomes instructions (`code`); what is computed twice is left out (`sharing`), and what a loop does not change
+   leaves it (`hoisting`). Rules are read where they are called.
 2. *Emit* (`emission`): reads of what a loop changes stand in a `lax.cond`, a *segment*, which only numbers leave: as
    many instructions as read nothing that one of them writes. Writes follow their segment; one that must not happen goes
    to a spare element. Loops carry what they change; a branch with loops that write, or with many writes, is a loop of
@@ -21,6 +22,7 @@ with keywords and defaults. `assert` and `clause` are for the plain run. All els
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
@@ -37,7 +39,6 @@ from hkv.lowering.values import MismatchError, Num, Path, Row, TextError, number
 from reference.language import Layout
 
 State = dict[str, Any]
-LAST = []
 
 __all__ = ["TextError", "lowered", "over_lanes"]
 
@@ -106,26 +107,36 @@ def over_lanes(
     return run
 
 
-def _traced(
-    layout: Layout,
-    rule: FunctionType,
-    static: Any,
-    known: Any,
-    among: Among,
-    state: State,
-    given: Any,
-    opaque: Any,
-    lane: Any,
-) -> State:
-    """The state after a rule."""
-    arrays = {name: state[name] for name in state if name in layout.arrays}
+@dataclasses.dataclass
+class Instructions:
+    """A rule as instructions.
+
+    Attributes:
+      code: the instructions. scalars: those of the cache before it, by name. parameters: the rule's numbers. kept:
+      scalars after it.
+    """
+
+    code: Code
+    scalars: dict[str, Num]
+    parameters: list[Num]
+    kept: list[Any]
+
+
+def read(
+    layout: Layout, rule: FunctionType, static: Mapping[str, int], known: Any, among: Among, arrays: State, given: int
+) -> Instructions:
+    """A rule read into instructions, of which none is twice what one will do for; `given`: how many numbers it takes.
+
+    Raises:
+      TextError: the text uses what cannot be lowered.
+    """
     firsts = {flat.table: name for name, flat in layout.arrays.items() if flat.table and not flat.line}
     lines = {name: firsts[flat.table] for name, flat in layout.arrays.items() if flat.line}
     widths = {name: arrays[name].shape[0] // arrays[of].shape[0] for name, of in lines.items()}
-    code = Code(layout, static, among, widths)
+    code = Code(layout, static, widths, among)
     scalars = {name: Num() for name in layout.scalars if name not in static}
     names = {name: static[name] if name in static else scalars[name] for name in layout.scalars}
-    parameters = [Num() for _ in given]
+    parameters = [Num() for _ in range(given)]
     frame = Frame(
         code,
         rule,
@@ -140,15 +151,22 @@ def _traced(
         frame.call(place, rule, [Path(""), *parameters, *known], {})
     except MismatchError as mismatch:
         raise frame.fail(place, mismatch) from None
-    LAST.append(code)
-    kept = [numbers(frame.vars[f".{name}"])[0] for name in scalars]
-    kept = share(code.block, kept)
+    kept = share(code.block, [numbers(frame.vars[f".{name}"])[0] for name in scalars])
     hoist(code.block)
-    kept = share(code.block, kept)
-    emission = Emission(layout, arrays, opaque, lane)
-    values = {scalars[name]: state[name] for name in scalars} | dict(zip(parameters, given, strict=True))
-    after = emission.emit(code.block, values, kept)
-    return emission.arrays | {name: i32(x) for name, x in zip(scalars, after, strict=True)}
+    return Instructions(code, scalars, parameters, share(code.block, kept))
+
+
+def _traced(
+    layout: Layout, rule: FunctionType, static: Any, known: Any, among: Among, state: State, given: Any, *where: Any
+) -> State:
+    """The state after a rule; `where`: as `Emission` takes it."""
+    arrays = {name: state[name] for name in state if name in layout.arrays}
+    program = read(layout, rule, static, known, among, arrays, len(given))
+    emission = Emission(layout, arrays, *where)
+    values = {number: state[name] for name, number in program.scalars.items()}
+    values |= dict(zip(program.parameters, given, strict=True))
+    after = emission.emit(program.code.block, values, program.kept)
+    return emission.arrays | {name: i32(x) for name, x in zip(program.scalars, after, strict=True)}
 
 
 def _check(layout: Layout, static: Mapping[str, int], state: State, lanes: int) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 from jax import lax
@@ -170,8 +170,14 @@ class Code:
       the first and last serial number of what it computes.
     """
 
-    def __init__(self, layout: Layout, static: Mapping[str, int], among: Among, widths: Mapping[str, int]) -> None:
-        self.layout, self.static, self.among, self.widths = layout, static, among, widths
+    def __init__(
+        self,
+        layout: Layout,
+        static: Mapping[str, int],
+        widths: Mapping[str, int],
+        among: Among = MappingProxyType({}),
+    ) -> None:
+        self.layout, self.static, self.widths, self.among = layout, static, widths, among
         self.block, self.calls = Block(), list[FunctionType]()
         self._negated = dict[Num, Any]()
         self.path, self.sites = list[str](), list[tuple[tuple[str, ...], int, int]]()

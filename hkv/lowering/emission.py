@@ -22,6 +22,9 @@ from reference.language import Layout
 PHASE = 12
 """Writes from which on a branch is a loop of at most one trip; others are predicated."""
 
+SKIP = 12
+"""Instructions from which on a branch that only reads is passed over where it is not taken."""
+
 IMPOSSIBLE = -(2**31)
 """A number that no rule computes, which XLA does not know."""
 
@@ -71,7 +74,7 @@ class Emission:
       caches, and how many lie one after the other. env: traced numbers. last: the last instruction that uses one.
       changing: arrays that the loop at hand changes. within: those that loops around it change. pending: of an array,
       numbers of the segments that read it, which a write has to wait for. noted: inside a segment, the writes that
-      follow it.
+      follow it. targets: their places, by what makes them.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Any], opaque: Any, lane: tuple[Any, int] = (0, 1)) -> None:
@@ -79,6 +82,7 @@ class Emission:
         self.env, self.last = dict[Num, Any](), dict[Num, int]()
         self.changing, self.pending = set(layout.arrays), dict[str, list[Any]]()
         self.noted: list[Any] | None = None
+        self.targets = dict[Any, Any]()
         self.within = set[str]()
         self.place: dict[int, int] = {}
 
@@ -141,9 +145,10 @@ class Emission:
     def at(self, name: str, at: Any) -> tuple[Any]:
         """The place of a number; of several caches one after the other, the lane's."""
         lane, count = self.lane
-        if count == 1:
-            return (i32(at),)
-        return (lax.add(i32(at), lax.mul(lane, i32(self.arrays[name].shape[0] // count))),)
+        place = i32(at)
+        if count > 1:
+            place = lax.add(place, lax.mul(lane, i32(self.arrays[name].shape[0] // count)))
+        return (lax.convert_element_type(place, jnp.uint32),)  # of which XLA need not ask if it is below 0
 
     def read(self, name: str, at: Any) -> Any:
         """A number of an array."""
@@ -184,9 +189,11 @@ class Emission:
                 env[item.out] = self.computed(item.how, *map(value, item.args))
             elif isinstance(item, Write):
                 assert self.noted is not None
-                place = select(both(p, value(item.on)), value(item.at), self.spare(item.array))
-                self.noted.append((item.array, place, value(item.value)))
+                self.noted.append((item.array, self.target(item, p), value(item.value)))
             elif isinstance(item, Branch):
+                if any(not arm.effects.writes and size(arm) >= SKIP for _, arm in item.arms):
+                    self.skipped(item, p)
+                    continue
                 for test, arm in item.arms:
                     self.inside(arm.items, both(p, value(test)))
                 for out, inner, old in item.joins:
@@ -194,6 +201,41 @@ class Emission:
                     env[out] = truth(found) if out.boolean else found
             else:
                 self.loop(item, p)
+
+    def target(self, item: Write, p: Any) -> Any:
+        """The place of a write inside a segment: the same number for all that go, or do not go, to one place."""
+        spare = self.spare(item.array)
+        key = id(p), item.on, item.at, spare
+        if key not in self.targets:
+            self.targets[key] = p, select(both(p, self.value(item.on)), self.value(item.at), spare)
+        return self.targets[key][1]
+
+    def skipped(self, item: Branch, p: Any) -> None:
+        """Traces a branch inside a segment: blocks that read much are passed over where they are not taken."""
+        value, env = self.value, self.env
+        current = [value(old) if old is not None else None for _, _, old in item.joins]
+        for k, (test, arm) in enumerate(item.arms):
+            taken = both(p, value(test))
+            numbers = [inner[k] for _, inner, _ in item.joins]
+            if arm.effects.writes or size(arm) < SKIP:
+                self.inside(arm.items, taken)
+                current = [
+                    value(x) if y is None else select(value(test), value(x), y)
+                    for x, y in zip(numbers, current, strict=True)
+                ]
+                continue
+
+            def done(arm: Block = arm, numbers: list[Any] = numbers) -> list[Any]:
+                known = len(env)
+                self.inside(arm.items, True)
+                out = [i32(value(x)) for x in numbers]
+                self.forget(known)
+                return out
+
+            otherwise = [i32(0 if x is None else x) for x in current]
+            current = lax.cond(taken, done, lambda otherwise=otherwise: otherwise)
+        for (out, _, _), x in zip(item.joins, current, strict=True):
+            env[out] = truth(x) if out.boolean else x
 
     def joined(self, item: Branch, inner: list[Any], found: Any) -> Any:
         """A number after a branch."""
@@ -232,7 +274,7 @@ class Emission:
 
     def segment(self, items: list[Any], found: Effects, p: Any) -> None:
         """Traces instructions whose reads come before all their writes."""
-        held, self.noted = self.noted, []
+        held, self.noted, self.targets = self.noted, [], {}
         # What only a loop around this one changes needs no segment, but where XLA could fuse it with a write.
         if not found.reads & (self.changing | self.within if found.writes else self.changing):
             self.inside(items, p)
@@ -245,29 +287,42 @@ class Emission:
         leaving.sort(key=lambda x: x.serial)
         writes = list(written(items))
 
-        def numbers() -> list[Any]:
-            self.noted, known = [], len(self.env)
-            self.inside(items, True)
-            out = [i32(self.value(x)) for x in leaving] + [i32(at) for _, at, _ in self.noted]
-            out += [i32(value) for w, (_, _, value) in zip(writes, self.noted, strict=True) if w.value in inside]
-            self.forget(known)
-            return out
+        slots, others = list[int](), list[int]()
 
-        def otherwise() -> list[Any]:
-            values = [i32(0) for w in writes if w.value in inside]
-            return [i32(0) for _ in leaving] + [i32(self.spare(w.array)) for w in writes] + values
+        def numbers() -> list[Any]:
+            self.noted, known, out = [], len(self.env), dict[Any, Any]()
+
+            def leave(x: Any, other: int) -> None:
+                """A number leaves once, however many need it; where the segment is passed over it is `other`."""
+                if (key := (id(x), other)) not in out:
+                    out[key] = len(out), x
+                    others.append(other)
+                slots.append(out[key][0])
+
+            self.inside(items, True)
+            for x in leaving:
+                leave(self.value(x), 0)
+            for w, (_, at, value) in zip(writes, self.noted, strict=True):
+                leave(at, self.spare(w.array))
+                if w.value in inside:
+                    leave(value, 0)
+            self.forget(known)
+            return [i32(x) for _, x in out.values()]
 
         if leaving or writes:
-            out = iter(lax.cond(both(both(self.opaque, p), self.waiting(found)), numbers, otherwise))
+            on = both(both(self.opaque, p), self.waiting(found))
+            left = lax.cond(on, numbers, lambda: [i32(x) for x in others])
+            out = iter([left[n] for n in slots])
             for x in leaving:
                 self.env[x] = next(out)
-            places = [next(out) for _ in writes]
-            for w, at in zip(writes, places, strict=True):
+            token = left[0]
+            for w in writes:
+                at = next(out)
                 self.write(w.array, at, next(out) if w.value in inside else self.value(w.value))
-            self.noting(found, self.env[leaving[0]] if leaving else places[0])
+            self.noting(found, token)
             for x in leaving:
                 self.env[x] = truth(self.env[x]) if x.boolean else self.env[x]
-        self.noted = held
+        self.noted, self.targets = held, {}
 
     def open(self, item: Branch, p: Any) -> None:
         """Traces a branch that is no segment."""
@@ -275,7 +330,7 @@ class Emission:
         for k, (test, arm) in enumerate(item.arms):
             taken = both(p, self.value(test))
             inner = [inner[k] for _, inner, _ in item.joins]
-            if item.seldom or arm.effects.loops or arm.effects.weight >= PHASE:
+            if (item.seldom and k == 0) or arm.effects.loops or arm.effects.weight >= PHASE:
                 out = [Num(join[0].boolean) for join in item.joins]
                 firsts = [0 if x is None else x for x in current]
                 carried = list(zip((Num() for _ in out), firsts, inner, out, strict=True))
@@ -351,6 +406,15 @@ class Emission:
             env[out] = truth(x) if out.boolean else x
         if self.noted is None and numbers:
             self.noting(found, numbers[0])
+
+
+def size(block: Block) -> int:
+    """Number of instructions of a block, those of its branches among them; a loop counts as many."""
+    found = 0
+    for item in block.items:
+        arms = item.arms if isinstance(item, Branch) else []
+        found += sum(size(arm) for _, arm in arms) if arms else SKIP if isinstance(item, Loop) else 1
+    return found
 
 
 def defined(items: list[Any]) -> Iterator[Num]:

@@ -52,19 +52,14 @@ def enter(c: Cache, block: Block, part: int, entry: Entry) -> None:
 def withdraw(c: Cache, block: Block, part: int) -> None:
     """A block stands under one of its keys no more."""
     entry, later, sooner = block.known[part], block.later[part], block.sooner[part]
-    first = entry.first
     block.known[part] = NONE
     if c.config.parts > 1:
         block.names -= 1
-    if later is None:
-        entry.first = NONE
-    else:
-        if later is sooner:
-            later.later[part], later.sooner[part] = NONE, NONE
-        else:
-            sooner.later[part], later.sooner[part] = later, sooner
-        if first is block:
-            entry.first = later
+    if entry.first is block:
+        entry.first = later
+    if later is not None:
+        two = later is sooner
+        sooner.later[part], later.sooner[part] = NONE if two else later, NONE if two else sooner
         block.later[part], block.sooner[part] = NONE, NONE
 
 

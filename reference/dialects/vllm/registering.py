@@ -27,7 +27,7 @@ from reference.dialects.vllm.records import (
     at_column,
     ceil,
 )
-from reference.language import Text, clause
+from reference.language import Text, clause, seldom
 
 TEXT = Text(__name__)
 
@@ -61,7 +61,8 @@ def enter_filled(c: Cache, request: Request, tokens: int) -> None:
                 tail, where = tail_of(c, request, group, row, settled)
             if c.config.explains and full > done:
                 of_span(c, request, group, row, done, full)
-            enter_row(c, request, group, row, done, full, tail, where)
+            if seldom(tail > 0 or full > done):
+                enter_row(c, request, group, row, done, full, tail, where)
             if c.config.states and group.kind == Kind.STATE:
                 for column in range(done, full):
                     block = at_column(group, row, column)
@@ -258,6 +259,6 @@ def retained(column: int, kept: tuple[int, int, int, int, int, int, int]) -> boo
     period, need, shift, last, end, branch, below = kept
     found = need >= period or (column >= shift and (column - shift) % period >= period - need)
     for stop in (last, end, branch, below):
-        if stop - need <= column and column < stop:
+        if stop > 0 and stop - need <= column and column < stop:
             found = True
     return found
