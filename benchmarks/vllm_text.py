@@ -24,6 +24,7 @@ import click
 import jax
 import numpy as np
 
+from benchmarks.call_sites import sites
 from benchmarks.vllm_text_cases import Batch, Case, cases
 from hkv.cli.output_option import json_option, write_json
 from hkv.dialects.vllm import machine
@@ -31,7 +32,6 @@ from hkv.dialects.vllm.plain import LAYOUT, groups_of, settings
 from hkv.dialects.vllm.rules import operations as by_hand
 from hkv.dialects.vllm.schedule.compiled import queue_of
 from hkv.lowering.programs import Program
-from hkv.lowering.sites import sites
 from hkv.machine import native_loops
 from hkv.state.state import Counter
 from hkv.state.status import Status as GivenStatus
@@ -40,7 +40,7 @@ from reference.dialects.vllm.records import Code, Status
 from tests.vllm_text.batches import differing
 
 QUIET = {"events": False, "explains": False, "tells": False}
-"""What is told besides answers: nothing."""
+"""Nothing is told besides answers."""
 
 DATA = ("width", "finders", "hash", "grid", "alignment", "pool", "longest", "watermark", "prefill", "lookahead")
 """Settings that remove no code: they are data, so that a program serves all sizes."""

@@ -1,4 +1,4 @@
-"""What does not change in a loop is computed once, before it.
+"""Loops lose what does not change in them: it is computed once, before each.
 
 A read may be done where the text would not have come to it: it has no effect, and a place that there is not is clamped.
 Inner loops come first, so that a number leaves as many loops as it can; no number leaves a branch that a program jumps

@@ -1,4 +1,4 @@
-"""What a program does not compute: what it has computed, what a loop does not change, what known values decide."""
+"""Programs leave out what they have computed, what a loop does not change, what known values decide."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.call_sites import sites
 from hkv.lowering import lowered, read
 from hkv.lowering.code import Block, Branch, Loop, Op, Read, Write
-from hkv.lowering.sites import sites
 from reference.language import Layout
 from tests.lowering import small
 
