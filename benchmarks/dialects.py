@@ -64,7 +64,6 @@ class Sides:
         self._schedule, self._made = schedule, made
         self._incoming = dispatches.incoming(made, schedule.max_model_len)
         self._sizes = compiled.sizes_of(self.vllm, schedule, self._incoming)
-        self._rtp_sizes = rtp_compiled.sizes_of(self.rtp, schedule, self._incoming)
 
     def vllm_numpy(self) -> tuple[float, int]:
         """Seconds and hit tokens of the plain schedule over vLLM's NumPy form."""
@@ -97,9 +96,7 @@ class Sides:
 
     def rtp_jax(self) -> tuple[float, int]:
         """Seconds and hit tokens of the compiled schedule over RTP-LLM's compiled form."""
-        replay = rtp_compiled.RtpCompiledReplay(
-            self.rtp, self._schedule, self._incoming, sizes=self._rtp_sizes, diagnose=False
-        )
+        replay = rtp_compiled.RtpCompiledReplay(self.rtp, self._schedule, self._incoming, diagnose=False)
         jax.block_until_ready(replay.resident)
         start = time.perf_counter()
         replay.run()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 
-from reference.language import Part, Record, Ring, Settings, Table, Text
+from reference.language import Line, Part, Record, Ring, Settings, Table, Text
 from reference.language.clauses import seldom
 
 TEXT = Text(__name__)
@@ -30,6 +30,8 @@ class Arrival(Record):
       asked: the boundary up to which it is asked why its hit ended.
       next: the request behind it in the queue. tokens: that it has while it waits.
       hit: tokens found when it was first admitted. admitted, ended: steps. outcome: an `Outcome`.
+      computed: tokens up to `asked` whose blocks had been computed by anybody when it was looked up first. reasons: of
+      each group, the dialect's number of a reason why it had no more of them.
       preemptions: times that it gave everything back. recomputed: tokens that it had when it came back, over all its
       returns. recovered: of these, tokens that were found.
     """
@@ -48,6 +50,8 @@ class Arrival(Record):
     preemptions: int
     recomputed: int
     recovered: int
+    computed: int
+    reasons: Line[int]
 
 
 class Live(Record):
@@ -56,7 +60,7 @@ class Live(Record):
     Attributes:
       arrival: the request. next: where it is vacant, the next vacant one. tokens: of prompt and output so far.
       computed: of these. scheduled: that this step computes, those of a hit included. came: tokens with which it was
-      admitted. undisturbed: tokens up to which the cache has nothing to do for it.
+      admitted. undisturbed: tokens up to which the cache has nothing to do for it, as the dialect counts them.
     """
 
     arrival: Arrival
@@ -106,9 +110,10 @@ class Phase(enum.IntEnum):
 
 
 class Answer(enum.IntEnum):
-    """Answer of the cache: more is to be asked for the same; done; refused for want of room; not as it should be."""
+    """Answer of the cache: more is to be asked for the same; done; refused for want of room, for now or for good; not
+    as it should be."""
 
-    MORE, DONE, REFUSED, FAILED = range(4)
+    MORE, DONE, REFUSED, NEVER, FAILED = range(5)
 
 
 class Outcome(enum.IntEnum):
@@ -180,8 +185,8 @@ class Replay(Part):
         """Tokens that a running request computes next."""
         return min(live.tokens - live.computed, budget)
 
-    def undisturbed(self) -> bool:
-        """True if requests may grow up to `Live.undisturbed` without asking."""
+    def needs(self, live: Live, new: int) -> bool:
+        """True if the cache has something to do for a running request of which `new` tokens more are computed."""
         raise NotImplementedError
 
     def enters(self, live: Live) -> bool:
@@ -227,7 +232,7 @@ def turn(r: Replay) -> None:
         if answer == Answer.FAILED:
             r.phase = Phase.FAILED
         elif answer != Answer.MORE:
-            follow(r, r.live, answer == Answer.DONE)
+            follow(r, r.live, answer)
 
 
 def begin(r: Replay) -> None:
@@ -274,11 +279,10 @@ def end(r: Replay, arrival: Arrival, outcome: int) -> None:
 
 def pass_over(r: Replay) -> None:
     """Gives running requests their next tokens, up to one that the cache has something to do for."""
-    undisturbed = r.undisturbed()
     while r.live is not r.running.ends and r.budget > 0:
         live = r.live
         new = r.next_tokens(live, r.budget)
-        if new > 0 and not (undisturbed and live.computed + new <= live.undisturbed):
+        if new > 0 and r.needs(live, new):
             r.new = new
             return
         live.scheduled = new
@@ -328,15 +332,15 @@ def compute(r: Replay) -> None:
     r.step += 1
 
 
-def follow(r: Replay, live: Live, granted: int) -> None:
+def follow(r: Replay, live: Live, answer: int) -> None:
     """Transition by the cache's answer."""
     if seldom(r.phase == Phase.ADMIT):
-        admit(r, live, granted)
+        admit(r, live, answer)
     elif seldom(r.phase == Phase.PREEMPT or r.phase == Phase.FINISH):
         leave(r, live)
     elif r.phase == Phase.ENTER:
         r.phase, r.entered = Phase.COMPUTE, 1
-    elif granted:
+    elif answer == Answer.DONE:
         live.scheduled = r.new
         r.budget -= r.new
         r.live = r.running.newer[live]
@@ -344,15 +348,15 @@ def follow(r: Replay, live: Live, granted: int) -> None:
         r.phase, r.refused, r.asked, r.live = Phase.PREEMPT, 1, live, r.running.older[r.running.ends]
 
 
-def admit(r: Replay, live: Live, granted: int) -> None:
+def admit(r: Replay, live: Live, answer: int) -> None:
     """The head of the queue runs; refused, it stays there, or never fits, if nobody else holds anything."""
     arrival = r.first
-    if not granted and r.active > 0:
+    if answer == Answer.REFUSED and r.active > 0:
         r.put_off, r.phase = 1, Phase.READY
         return
     r.first = arrival.next
     r.waiting -= 1
-    if not granted:
+    if answer != Answer.DONE:
         end(r, arrival, Outcome.NEVER_FITS)
         return
     r.vacant = live.next

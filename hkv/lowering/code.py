@@ -42,6 +42,9 @@ OPERATIONS: dict[Any, tuple[Any, Any]] = {
 Among = Mapping[str, tuple[int, ...]]
 """Values that elements of arrays have, by array, where a program knows them."""
 
+MOST = 32
+"""Values that a number may have, of which a note is kept: the codes of operations, say."""
+
 COMPARISONS = ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Lt, ast.LtE, ast.Gt, ast.GtE
 EQUALITIES = COMPARISONS[:4]
 NEUTRAL: dict[Any, int] = {ast.Sub: 0, ast.Mult: 1, ast.FloorDiv: 1}
@@ -228,10 +231,10 @@ class Code:
             raise MismatchError("expected // and % of numbers not below 0")
         if isinstance(a, int) and isinstance(b, int):
             return checked(OPERATIONS[how][0](a, b))
-        if how in COMPARISONS and isinstance(a, Num) and a.among and isinstance(b, int):
-            holds = {OPERATIONS[how][0](each, b) for each in a.among}
-            if len(holds) == 1:
-                return holds.pop()
+        if how in COMPARISONS:
+            known = {OPERATIONS[how][0](x, y) for x in among(a) for y in among(b)}
+            if len(known) == 1:
+                return known.pop()
         if how in (ast.Add, ast.Mult) and any(isinstance(x, int) and x == 0 for x in (a, b)):
             return 0 if how is ast.Mult else b if isinstance(a, int) else a
         if how in NEUTRAL and isinstance(b, int) and b == NEUTRAL[how]:
@@ -279,7 +282,16 @@ class Code:
             return self.either(self.negation(p), a) if b else self.both(p, a)
         if isinstance(a, bool) and is_condition(b):
             return self.either(p, b) if a else self.both(self.negation(p), b)
-        return self.op("select", p, a, b, boolean=is_condition(a) and is_condition(b))
+        found = self.op("select", p, a, b, boolean=is_condition(a) and is_condition(b))
+        found.among = among(a, b)
+        return found
+
+
+def among(*numbers: Any) -> tuple[int, ...]:
+    """The values that each of these numbers may have, if they are known and not many; else none."""
+    each = [(int(x),) if isinstance(x, int) else x.among for x in numbers]
+    found = {value for values in each for value in values}
+    return tuple(sorted(found)) if all(each) and len(found) <= MOST else ()
 
 
 def is_condition(v: Any) -> bool:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hkv.lowering.code import Branch, Loop, Op, Read, is_condition
+from hkv.lowering.code import Branch, Loop, Op, Read, among, is_condition
 from hkv.lowering.expressions import DONE, LIVE, RESULT, STOP, VALUE
 from hkv.lowering.statements import Statements
 from hkv.lowering.values import MismatchError, Num, blank, is_number, mapped, matched, numbers, told
@@ -70,7 +70,8 @@ class Frame(Statements):
         def leaf(_: Any) -> Any:
             *inner, otherwise = next(leaves)
             if since is not None and any(isinstance(x, Num) and x.serial > since for x in inner):
-                out = Num(all(x is None or is_condition(x) for x in (*inner, otherwise)))
+                known = [0 if x is None else x for x in inner] + ([] if otherwise is None else [otherwise])
+                out = Num(all(x is None or is_condition(x) for x in (*inner, otherwise)), among(*known))
                 found.joins.append((out, [0 if x is None else x for x in inner], otherwise))
                 return out
             if len(inner) == 2 and complete and None not in inner:

@@ -14,8 +14,8 @@ import numpy as np
 from hkv.errors import EngineFailure
 from hkv.lowering import State
 from hkv.lowering.programs import Program
-from hkv.replay.dispatches import STEPS, TELLING, Incoming
-from hkv.replay.observed import Boundaries
+from hkv.replay.dispatches import STEPS, TELLING, Incoming, rounded
+from hkv.replay.observed import Boundaries, MissReason
 from hkv.replay.schedule import FINISHED, NEVER_FITS, TOO_LONG, Recorder, RequestRecord, Schedule, StepRecords
 from hkv.replay.schedule_state import Arriving
 from hkv.version import check_reference
@@ -42,8 +42,8 @@ class LoweredReplay:
     Args:
       layout: of the dialect's `reference.replay.Replay`.
       begin: its rule that makes empty arrays a cache in which nothing is cached; `begins`: the rule's numbers.
-      static: scalars that the programs know, by name; `data`: others that are not 0.
-      sizes: of the cache's part of the layout, and `lives`.
+      static: scalars that the programs know, by name; `data`: others that are not 0, and arrays.
+      sizes: of tables and arrays that are not among `data`, `lives` among them.
       trace: the requests.
       schedule: the numbers that steer it.
     """
@@ -53,16 +53,19 @@ class LoweredReplay:
         layout: Layout,
         begin: tuple[FunctionType, Sequence[int]],
         static: Mapping[str, int],
-        data: Mapping[str, int],
+        data: Mapping[str, Any],
         sizes: Mapping[str, int],
         trace: Incoming,
         schedule: Schedule,
     ) -> None:
         self._trace, self._known = trace, tuple(sorted(static.items()))
+        self._groups = sizes["arrivals.reasons"]
         self._layout, self._samples = layout, list[np.ndarray]()
-        arrays: dict[str, Any] = layout.blank({**sizes, "steps": STEPS, "lives": sizes["lives"] + 1})
-        for name, value in {**data, **dataclasses.asdict(schedule)}.items():
-            arrays[name if name in arrays else f"numbers.{name}"] = np.int32(min(value, LAST_STEP))
+        sizes = {**sizes, "steps": STEPS, "lives": sizes["lives"] + 1, "arrivals": rounded(trace.count, 64)}
+        arrays: dict[str, Any] = layout.blank(sizes, data.keys())
+        arrays |= {name: np.asarray(value, np.int32) for name, value in data.items()}
+        for name, value in dataclasses.asdict(schedule).items():
+            arrays[f"numbers.{name}"] = np.int32(min(value, LAST_STEP))
         for column, name in (
             (Arriving.STEP, "step"),
             (Arriving.PROMPT, "prompt"),
@@ -75,7 +78,7 @@ class LoweredReplay:
         arrays = {name: array for name, array in arrays.items() if name not in static}
         begun, numbers = begin
         state = jax.device_put(arrays)
-        self._state: State = program(layout, begun, self._known)(state, *numbers, sizes["lives"])
+        self._state: State = program(layout, begun, self._known)(state, *numbers, sizes["lives"] - 1)
 
     @property
     def resident(self) -> State:
@@ -142,9 +145,9 @@ class LoweredReplay:
         until = int(steps[known]) if known < count else LAST_STEP
         self._state |= {"arrivals.asked": jax.device_put(asked), "until": np.int32(until)}
 
-    def recorder(self, blocks: int) -> Recorder:
-        """Everything that happened, as the plain schedule's observer would have recorded it."""
-        recorder = Recorder(blocks + 1, None, lambda: None)
+    def record(self, recorder: Recorder, reasons: Sequence[str] = ()) -> None:
+        """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it;
+        `reasons` why hits ended, by the dialect's numbers, none where nobody asked."""
         seen = np.broadcast_to(self._trace.seen, self._trace.count).tolist()
         fields = {name: self.of_requests(name).tolist() for name in RECORDED}
         outcomes = self.of_requests("outcome").tolist()
@@ -160,7 +163,13 @@ class LoweredReplay:
             )
         if self._samples:
             recorder.steps = StepRecords(*np.concatenate(self._samples, axis=1).tolist())
-        return recorder
+        if reasons:
+            told = np.asarray(self._state["arrivals.reasons"]).reshape(len(self._state["arrivals.step"]), -1)
+            computed = self.of_requests("computed").tolist()
+            for index, codes in enumerate(told[1 : self._trace.count + 1, : self._groups].tolist()):
+                if recorder.requests[index].admitted >= 0:
+                    recorder.requests[index].computed = computed[index]
+                    recorder.requests[index].miss_reasons = tuple(MissReason(reasons[code]) for code in codes)
 
 
 @functools.cache

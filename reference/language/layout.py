@@ -84,10 +84,11 @@ class Layout:
                 setattr(held, last, Checked(getattr(held, last)))
         return cache
 
-    def blank(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """`arrays_of` what `make` makes, without making it."""
-        shapes: dict[str, Any] = dict.fromkeys(self.scalars, ())
-        for name, flat in self.arrays.items():
+    def blank(self, sizes: Mapping[str, int], but: Collection[str] = ()) -> dict[str, np.ndarray]:
+        """`arrays_of` what `make` makes, without making it; all `but` some, of which no size is asked."""
+        shapes: dict[str, Any] = {name: () for name in self.scalars if name not in but}
+        for name in self.arrays.keys() - but:
+            flat = self.arrays[name]
             records = sizes[flat.table] if flat.table else sizes[name]
             shapes[name] = (records + 1) * (sizes[name] if flat.line else 1)
         return {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}

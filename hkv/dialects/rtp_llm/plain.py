@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm.config import HYBRID_POOL, NULL, SINGLE, RtpConfig
@@ -69,7 +72,12 @@ def _group(config: RtpConfig, group: int) -> dict[str, int]:
     return {name: int(value) for name, value in found.items()}
 
 
-def empty(
+def empty(config: RtpConfig, **sizes: int) -> Cache:
+    """An empty cache; sizes as `empty_arrays` takes them."""
+    return LAYOUT.restored(empty_arrays(config, **sizes))
+
+
+def empty_arrays(
     config: RtpConfig,
     *,
     keys: int,
@@ -81,8 +89,8 @@ def empty(
     told: int = 0,
     groups: int = 0,
     blocks: int = 0,
-) -> Cache:
-    """An empty cache.
+) -> dict[str, Any]:
+    """The arrays and scalars of an empty cache.
 
     Args:
       config: the configuration.
@@ -101,7 +109,7 @@ def empty(
     sequences, leaf = slots * batch + batch + 1, 0
     while 16 * (15 * leaf + 1) < size:  # a level of words holds 16 times as many as the one above it
         leaf = 16 * leaf + 1
-    cache: Cache = LAYOUT.make(
+    arrays: dict[str, Any] = LAYOUT.blank(
         {
             **{"pools": pools, "blocks": pools * size, "groups": groups, "requests": slots, "sequences": sequences},
             **{"block_ids": sequences * groups, "keys": keys + 1, "nodes": 2 * (keys + 1)},
@@ -112,36 +120,47 @@ def empty(
             **{"keys.blocks": groups, "keys.names": 2},
         }
     )
-    for name, value in settings(config).items():
-        part, _, field = name.partition(".")
-        setattr(getattr(cache, part), field, value)
-    config_of = cache.config
-    config_of.slots, config_of.batch, config_of.row, cache.room, cache.version = slots, batch, row, told, -1
-    for number, (pool, count) in enumerate(zip(cache.pools[1:], counts, strict=False)):
-        pool.first, pool.total, pool.free, pool.leaf = number * size + 1, count - 1, count - 1, leaf
-        _set_bits(pool, count)
-    for number, (record, group) in enumerate(zip(cache.groups[1:], config.topology.groups, strict=False)):
-        record.pool = cache.pools[config.topology.pool_of(group.tag) + 1]
+    given = {**settings(config), "config.slots": slots, "config.batch": batch, "config.row": row, "room": told}
+    # The first two records of sequences: one for a fork's targets, and the first vacant one.
+    given |= {"version": -1, "recent.ends": 1, "leaves.ends": 1, "targets": 1, "vacant": 2}
+    arrays |= {name: np.int32(value) for name, value in given.items()}
+    for ring in ("recent", "leaves"):
+        arrays[f"{ring}.newer"][1] = arrays[f"{ring}.older"][1] = 1
+    numbers = np.arange(1, pools * size + 1, size)[: len(counts)]
+    arrays["pools.first"][1 : len(counts) + 1] = numbers
+    for name in ("total", "free"):
+        arrays[f"pools.{name}"][1 : len(counts) + 1] = np.array(counts) - 1
+    arrays["pools.leaf"][1 : len(counts) + 1] = leaf
+    bits = arrays["pools.bits"].reshape(pools + 1, -1)
+    for number, count in enumerate(counts, 1):
+        _set_bits(bits[number], leaf, count)
+    for number, group in enumerate(config.topology.groups):
+        arrays["groups.pool"][number + 1] = config.topology.pool_of(group.tag) + 1
         for name, value in _group(config, number).items():
-            setattr(record, name, value)
-    key, node = cache.keys[1], cache.nodes[1]
-    cache.recent.ends, cache.recent.newer[key], cache.recent.older[key] = key, key, key
-    cache.leaves.ends, cache.leaves.newer[node], cache.leaves.older[node] = node, node, node
-    _name(cache, 1)
-    _join(cache, 1, 0)
-    cache.targets = cache.vacant
-    cache.vacant = cache.targets.next
-    return cache
+            arrays[f"groups.{name}"][number + 1] = value
+    arrays["keys.names"][2:] = np.arange(1, 2 * keys + 3)
+    arrays["nodes.key"][1:], arrays["nodes.canonical"][1:] = (
+        np.arange(2, 2 * keys + 4) // 2,
+        np.arange(2 * keys + 2) % 2,
+    )
+    arrays["sequences.next"][1:-1] = np.arange(2, sequences + 1)
+    arrays["sequences.groups"][groups:] = np.arange(1, sequences * groups + 1)
+    return arrays
 
 
-def _set_bits(pool: Pool, count: int) -> None:
+def _set_bits(bits: np.ndarray, leaf: int, count: int) -> None:
     """All blocks but the first are free."""
-    for block in range(1, count):
-        at, bit = pool.leaf + block // 16, block % 16
-        pool.bits[at] |= 1 << bit
-        while at:
-            at, bit = (at - 1) // 16, (at - 1) % 16
-            pool.bits[at] |= 1 << bit
+    level = np.arange(16 * (len(bits) - leaf))
+    words = ((level > 0) & (level < count)).reshape(-1, 16)
+    place = leaf
+    while True:
+        bits[place : place + len(words)] = words @ (1 << np.arange(16))
+        if place == 0:
+            return
+        place = (place - 1) // 16
+        above = np.zeros(-(-len(words) // 16) * 16, bool)
+        above[: len(words)] = words.any(axis=1)
+        words = above.reshape(-1, 16)
 
 
 def _name(cache: Cache, first: int) -> None:

@@ -33,7 +33,7 @@ class SGLangCompiledReplay(LoweredReplay):
     def __init__(self, config: SGLangConfig, schedule: Schedule, trace: Incoming, *, room: int = 0) -> None:
         self.config, self._pages = config, pages_of(config)
         schedule = bounded(config, schedule)
-        lives = rounded(trace.slots(schedule.max_running), 4)
+        lives = rounded(trace.slots(schedule.max_running), 16)
         room = rounded(max(*self._pages, room // len(config.num_slots)) + 1, 1024)
         row = rounded(-(-trace.longest(schedule.max_model_len) // config.page_size) + 2, 64)
         keys, payload = rounded(max(1, trace.num_keys), 1024), rounded(len(trace.keys), 4096)
@@ -44,7 +44,7 @@ class SGLangCompiledReplay(LoweredReplay):
         data |= {"cache.slots": lives, "cache.row": row, "rhythm.pages": sum(self._pages), "rhythm.slide": SLIDE_EVERY}
         data |= {"rhythm.grid": config.state_grid, "rhythm.track": config.track_interval}
         sizes = {f"cache.{name}": size for name, size in sizes.items()}
-        sizes |= {"arrivals": rounded(trace.count, 64), "lives": lives}
+        sizes |= {"arrivals.reasons": 1, "lives": lives}
         begins = (*self._pages, sizes["cache.nodes"])
         super().__init__(REPLAY, (begin, begins), given, data, sizes, trace, schedule)
         # A key's record is the number of its page, from 1 on.
@@ -54,9 +54,11 @@ class SGLangCompiledReplay(LoweredReplay):
         """Fields of the outcome, once it has run."""
         return {"recorder": self.recorder(), "evictions": self.number("cache.evictions")}
 
-    def recorder(self, blocks: int = 0) -> Recorder:
+    def recorder(self) -> Recorder:
         """Everything that happened, as the plain schedule's observer would have recorded it."""
-        return super().recorder(blocks or sum(self._pages))
+        recorder = Recorder(sum(self._pages) + 1, None, lambda: None)
+        self.record(recorder)
+        return recorder
 
     def state(self) -> structs.State:
         """The whole state of the cache, in which no request is left."""

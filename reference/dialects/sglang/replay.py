@@ -131,10 +131,11 @@ class SGLangReplay(Replay):
             until = min(until, (request.length // self.rhythm.track + 1) * self.rhythm.track - 1)
         return min(until, UNBOUNDED)
 
-    def undisturbed(self) -> bool:
-        """True if every pool has a page, so that nothing has to leave."""
+    def needs(self, live: Live, new: int) -> bool:
+        """False as long as nothing is due, and every pool has a page, so that nothing has to leave."""
         c = self.cache
-        return available(c.full) > 0 and (not c.config.window or available(c.swa) > 0)
+        room = available(c.full) > 0 and (not c.config.window or available(c.swa) > 0)
+        return not room or live.computed + new > live.undisturbed
 
     def enters(self, live: Live) -> bool:
         """True of a prompt's chunk."""

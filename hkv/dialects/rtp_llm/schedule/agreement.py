@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 from hkv.contract.answer import compare
 from hkv.contract.log import describe
-from hkv.dialects.rtp_llm.config import NULL, RtpConfig
+from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines import numpy
-from hkv.dialects.rtp_llm.engines.engine import KeyedRtpEngine
-from hkv.dialects.rtp_llm.log import Malloc, MallocOp, RtpAnswer, RtpOp, RtpState
+from hkv.dialects.rtp_llm.log import RtpState
 from hkv.model.group_policy import GroupType
-from hkv.replay.agreement import Compared, Difference, Lockstep, Part
+from hkv.replay.agreement import Difference, Lockstep, Part
 from hkv.replay.observed import CACHING_OFF, HAD, NOT_COMPUTED, NOT_SHARED, NOTHING, RETIRED, MissReason
 from hkv.replay.schedule import LiveRequest, Recorder
 
@@ -142,38 +139,6 @@ class RtpLockstep(Lockstep):
         if mismatch is not None:
             operation, *_ = describe(arguments[0]).split()
             yield operation, getattr(arguments[0], "id", ""), mismatch.field, mismatch.got, mismatch.want
-
-
-class ComparedRtpEngine(Compared):
-    """A `KeyedRtpEngine` that compares every allocation with those that a compiled replay reported.
-
-    `ids`: of each allocation its verdict, by its number in `verdicts`, the tokens reused, and for each group the length
-    of the request's list and its blocks, 0 for holes.
-    """
-
-    def __init__(
-        self, engine: KeyedRtpEngine, ids: np.ndarray, names: tuple[str, str], verdicts: Mapping[int, str]
-    ) -> None:
-        super().__init__(engine, ids, names)
-        self._verdicts = verdicts
-
-    def perform(self, operation: RtpOp) -> RtpAnswer:
-        """Performs an operation on the engine, and compares the answer to an allocation."""
-        answer = self._engine.perform(operation)
-        self._number += 1
-        if isinstance(operation, MallocOp) and isinstance(answer, Malloc):
-            mismatch = compare(answer, self._next(len(answer.lists[0])))
-            if mismatch is not None:
-                raise self._differ("malloc", operation.id, mismatch.field, mismatch.got, mismatch.want)
-        return answer
-
-    def _next(self, groups: int) -> Malloc:
-        lists = []
-        verdict, reused = self._read(2) or (-1, -1)
-        for _ in range(groups):
-            (length,) = self._read(1) or (0,)
-            lists.append([block or NULL for block in self._read(length)])
-        return Malloc(self._verdicts.get(verdict, "nothing"), reused, [lists])
 
 
 def compare_states(mine: RtpState, other: RtpState, names: tuple[str, str]) -> None:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from hkv.contract.answer import EngineFactory
 from hkv.dialects.rtp_llm import log as structs
 from hkv.dialects.rtp_llm import monitoring
@@ -17,7 +15,6 @@ from hkv.dialects.rtp_llm.log import RtpState, StateOp, to_rtp_header
 from hkv.dialects.rtp_llm.planning.blocks import tail_blocks
 from hkv.dialects.rtp_llm.schedule.agreement import (
     REASONS,
-    ComparedRtpEngine,
     RtpDiagnosis,
     RtpLockstep,
     RtpMissDiagnosis,
@@ -28,9 +25,10 @@ from hkv.errors import ConfigError, EngineProcessError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
+from hkv.replay.agreement import compare_outcomes
 from hkv.replay.observed import HitUnits
 from hkv.replay.optimal import BoundedPool
-from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, attention_of, spec_to_text
 
@@ -158,27 +156,26 @@ class RtpReplayedCache(ReplayedCache):
             raise ConfigError("cp_size", self.config.cp_size, "1: the compiled schedule is one rank's")
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
-        from hkv.dialects.rtp_llm.schedule import compiled
+        from hkv.dialects.rtp_llm.schedule.compiled import RtpCompiledReplay
 
-        sizes = compiled.sizes_of(self._largest(), schedule, prepared)
-        room = 2 * compiled.ids_of_a_step(sizes) if check else 0
-        more = {"caching": self.caching, "diagnose": self.diagnoses or check}
-        return compiled.RtpCompiledReplay(self.config, schedule, prepared, sizes=sizes, ids=room, **more)
+        more = {"caching": self.caching, "diagnose": self.diagnoses or check, "room": self.room}
+        return RtpCompiledReplay(self.config, schedule, prepared, **more)
 
-    def compared(self, reference: KeyedRtpEngine, ids: np.ndarray, names: tuple[str, str]) -> ComparedRtpEngine:
-        from hkv.dialects.rtp_llm.schedule.compiled import REPORTED
+    def verify(
+        self,
+        running: Any,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
+    ) -> None:
+        """By every request's result, every step, and all that is left in the cache."""
+        from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 
-        return ComparedRtpEngine(reference, ids, names, REPORTED)
-
-    def compare_ends(self, running: Any, reference: KeyedRtpEngine, names: tuple[str, str]) -> None:
+        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, RtpNumpyEngine)
+        other = self.plain(schedule, coming, reference, reference, progress)
+        compare_outcomes(outcome, other, names)
         compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
-
-    def _largest(self) -> RtpConfig:
-        """The same cache with as many blocks as compiled programs are to have room for, where all are in one pool."""
-        counts = self.config.num_blocks
-        return (
-            dataclasses.replace(self.config, num_blocks=(max(*counts, self.room),)) if len(counts) == 1 else self.config
-        )
 
     def monitored(self, state: RtpState, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:
         return monitoring.monitored(self.config, state, requests)
