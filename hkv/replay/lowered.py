@@ -59,7 +59,6 @@ class LoweredReplay:
         schedule: Schedule,
     ) -> None:
         self._trace, self._known = trace, tuple(sorted(static.items()))
-        self._groups = sizes["arrivals.reasons"]
         self._layout, self._samples = layout, list[np.ndarray]()
         sizes = {**sizes, "steps": STEPS, "lives": sizes["lives"] + 1, "arrivals": rounded(trace.count, 64)}
         arrays: dict[str, Any] = layout.blank(sizes, data.keys())
@@ -145,9 +144,9 @@ class LoweredReplay:
         until = int(steps[known]) if known < count else LAST_STEP
         self._state |= {"arrivals.asked": jax.device_put(asked), "until": np.int32(until)}
 
-    def record(self, recorder: Recorder, reasons: Sequence[str] = ()) -> None:
+    def record(self, recorder: Recorder, reasons: Sequence[str] = (), groups: int = 0) -> None:
         """Fills a recorder with everything that happened, as the plain schedule's observer would have recorded it;
-        `reasons` why hits ended, by the dialect's numbers, none where nobody asked."""
+        `reasons` why hits of so many groups ended, by the dialect's numbers, none where nobody asked."""
         seen = np.broadcast_to(self._trace.seen, self._trace.count).tolist()
         fields = {name: self.of_requests(name).tolist() for name in RECORDED}
         outcomes = self.of_requests("outcome").tolist()
@@ -166,7 +165,7 @@ class LoweredReplay:
         if reasons:
             told = np.asarray(self._state["arrivals.reasons"]).reshape(len(self._state["arrivals.step"]), -1)
             computed = self.of_requests("computed").tolist()
-            for index, codes in enumerate(told[1 : self._trace.count + 1, : self._groups].tolist()):
+            for index, codes in enumerate(told[1 : self._trace.count + 1, :groups].tolist()):
                 if recorder.requests[index].admitted >= 0:
                     recorder.requests[index].computed = computed[index]
                     recorder.requests[index].miss_reasons = tuple(MissReason(reasons[code]) for code in codes)

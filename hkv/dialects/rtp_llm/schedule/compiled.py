@@ -82,7 +82,7 @@ class RtpCompiledReplay(LoweredReplay):
     def recorder(self) -> RtpRecorder:
         """Everything that happened, as the plain schedule's observer would have recorded it."""
         recorder = RtpRecorder(self.config, None, self, lambda: None)
-        self.record(recorder, REASONS if self._diagnose else ())
+        self.record(recorder, REASONS if self._diagnose else (), len(self.config.policies))
         recorder.cached_peak = self.number("cached_peak")
         counts = np.asarray(self.resident["verdicts"])[:-1].reshape(2, -1).tolist()
         for kind, each in zip(("admission", "growth"), counts, strict=True):
