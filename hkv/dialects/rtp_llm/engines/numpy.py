@@ -356,7 +356,7 @@ class RtpNumpyEngine:
         for name in ARGUMENTS:
             setattr(op, name, int(given.get(name, 0)))
         op.count, cache.said = max(len(keys), len(numbers)), 0
-        self._make_room(id, op, max(op.count, room))
+        self._make_room(id, op, room)
         cache.payload[: len(keys)] = [cache.keys[self._number(key)] for key in keys]
         cache.numbers[: len(numbers)] = numbers
         self._perform(code)
@@ -369,13 +369,13 @@ class RtpNumpyEngine:
     def _perform(self, code: Code) -> None:
         operations.perform_at(self.cache, 1, code)
 
-    def _make_room(self, id: str | None, op: Operation, count: int) -> None:
+    def _make_room(self, id: str | None, op: Operation, room: int) -> None:
         """Room for an operation's keys and numbers, its answer, and a request's lists."""
         cache = self.cache
-        if (lacking := count - len(cache.payload)) > 0:
+        if (lacking := op.count - len(cache.payload)) > 0:
             cache.payload += [None] * max(lacking, len(cache.payload))  # type: ignore[list-item]
             cache.numbers += [0] * max(lacking, len(cache.numbers))
-        if (lacking := max(count, 3 * cache.config.batch * cache.config.groups) - len(cache.told)) > 0:
+        if (lacking := max(op.count, room, 3 * cache.config.batch * cache.config.groups) - len(cache.told)) > 0:
             cache.told += [0] * max(lacking, len(cache.told))
             cache.told_keys += [None] * max(lacking, len(cache.told_keys))  # type: ignore[list-item]
             cache.room = len(cache.told)
