@@ -88,18 +88,18 @@ def programs() -> dict[str, Callable[[], Any]]:
 
 
 def rtp_program(*, prefix_tree: bool) -> Any:
-    """Every operation under RTP-LLM's rules."""
-    import jax
-
-    from hkv.dialects.rtp_llm import machine
+    """Every operation under RTP-LLM's rules, of a configuration that is known."""
     from hkv.dialects.rtp_llm.config import RtpConfig
-    from hkv.machine.operations import WIDTH, Operations
+    from hkv.dialects.rtp_llm.plain import LAYOUT, empty_arrays, settings
+    from hkv.lowering.programs import Program
+    from reference.dialects.rtp_llm.operations import perform_all
 
     config = RtpConfig(topology=topology(), num_blocks=(1024,), prefix_tree=prefix_tree)
-    parameters, state = machine.init(config, machine.buckets_for(config, tokens=4096))
-    operations = Operations(np.zeros((1001, WIDTH), np.int32), np.zeros(4096, np.int32))  # type: ignore[arg-type]
-    function = jax.jit(lambda *given: machine.run(*given, ids=1000), donate_argnums=1)
-    return function.lower(parameters, state, operations)
+    sizes = {"keys": 4096, "slots": 32, "batch": 4, "row": 512}
+    arrays = empty_arrays(config, **sizes, operations=1000, payload=4096, told=4096)
+    static = settings(config)
+    state = {name: array for name, array in arrays.items() if name not in static}
+    return Program(LAYOUT, perform_all, static).lower(state, 1000)
 
 
 def serving_programs() -> dict[str, Callable[[], Any]]:

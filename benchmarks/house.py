@@ -65,7 +65,6 @@ packages and programs, and what is found by listing a folder."""
 PACKED = (
     "hkv.state",
     "hkv.dialects.vllm.rules",
-    "hkv.dialects.rtp_llm.rules",
     "hkv.cache",
     "hkv.machine",
     "pallas_kernels",

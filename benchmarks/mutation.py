@@ -88,9 +88,9 @@ CAMPAIGNS = (
         "tests/cache tests/kinds tests/slow/test_cache.py",
     ),
     Campaign(
-        "hkv/dialects/rtp_llm/rules/lists.py",
+        "reference/dialects/rtp_llm/lists.py",
         6,
-        "tests/slow/rtp_llm/test_jax_lockstep.py",
+        "tests/rtp_llm/test_witness.py",
         "tests/rtp_llm tests/slow/rtp_llm",
     ),
     Campaign(TOY, 40, f"hkv diff --engines {TOY}:ToyEngine,numpy {OF_TOY}"),

@@ -1,7 +1,7 @@
 """Cost of an eviction under RTP-LLM's rules by the number of cached keys, with and without the prefix tree, compiled.
 
-python benchmarks/rtp_evictions.py
-python benchmarks/rtp_evictions.py --keys 1000 --keys 1000000 --repeats 30
+python -m benchmarks.rtp_evictions
+python -m benchmarks.rtp_evictions --keys 1000 --keys 1000000 --repeats 30
 
 Chains of four keys in drawn order, each with a block of full attention and a state, fill the cache; then `EVICTIONS`
 times at least one block is evicted, in one dispatch. With the tree each takes a chain, without it a key. The time of a
@@ -10,8 +10,6 @@ dispatch that does nothing is taken off, and the least time of several runs says
 
 from __future__ import annotations
 
-import pathlib
-import sys
 import time
 from typing import Any
 
@@ -21,14 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hkv.cli.output_option import json_option, write_json
-from hkv.dialects.rtp_llm import machine
 from hkv.dialects.rtp_llm.config import HYBRID
-from hkv.dialects.rtp_llm.rules.operations import RtpArgument, RtpCode, RtpColumn
+from hkv.dialects.rtp_llm.plain import LAYOUT, empty_arrays, settings
 from hkv.dialects.rtp_llm.schedule.run import rtp_cache
+from hkv.lowering.programs import Program
 from hkv.machine import native_loops
-from hkv.machine.operations import WIDTH, Operations
 from hkv.spec import spec_from_text
-from hkv.state.pooled import Counter
+from reference.dialects.rtp_llm.operations import perform_all
+from reference.dialects.rtp_llm.records import Code, Status
+from tests.rtp_llm.batches import Batch
 
 CHAIN, BLOCK = 4, 16
 """Keys of a chain, and tokens of a block."""
@@ -37,31 +36,13 @@ EVICTIONS = 200
 """Of one dispatch; the smallest cache has more chains."""
 
 
-def filling(keys: int) -> Operations:
+def filling(keys: int) -> Batch:
     """Requests that come, are cached and go, one chain of keys each."""
-    drawn = np.random.default_rng(0).permutation(keys).astype(np.int32)
-    rows = []
+    drawn, batch = np.random.default_rng(0).permutation(keys).tolist(), Batch()
     for start in range(0, keys, CHAIN):
-        for code, more in (
-            (RtpCode.REQUEST, {"TOKENS": CHAIN * BLOCK, "SEQUENCES": 1, "NUMBERS": CHAIN, "START": start}),
-            (RtpCode.MALLOC, {"REUSE": 1}),
-            (RtpCode.INSERT, {}),
-            (RtpCode.FREE, {}),
-            (RtpCode.DROP, {}),
-        ):
-            row = np.zeros(WIDTH, np.int32)
-            row[RtpArgument.CODE] = code
-            for name, value in more.items():
-                row[RtpArgument[name]] = value
-            rows.append(row)
-    return Operations(table=np.stack(rows), payload=drawn)  # type: ignore[arg-type]
-
-
-def evicting(count: int) -> Operations:
-    """So many evictions of at least a block each, among `EVICTIONS` rows."""
-    table = np.zeros((EVICTIONS, WIDTH), np.int32)
-    table[:count, RtpArgument.CODE], table[:count, RtpArgument.LEAST] = RtpCode.EVICT, 1
-    return Operations(table=table, payload=np.zeros(1, np.int32))  # type: ignore[arg-type]
+        batch.add(Code.REQUEST, 0, drawn[start : start + CHAIN], tokens=CHAIN * BLOCK, sequences=1)
+        batch.add(Code.MALLOC, reuse=1).add(Code.INSERT).add(Code.FREE).add(Code.DROP)
+    return batch
 
 
 def measure(keys: int, tree: bool, repeats: int) -> dict[str, Any]:
@@ -72,22 +53,27 @@ def measure(keys: int, tree: bool, repeats: int) -> dict[str, Any]:
     """
     specs = [spec_from_text(f"{kind}:{BLOCK}") for kind in ("full", "mamba")]
     config = rtp_cache(HYBRID, specs, [2 * keys + 64], reserve_ratio=0, prefix_tree=tree)
-    sizes = machine.buckets_for(config, tokens=CHAIN * BLOCK, requests=1, sequences=1, keys=keys)
-    parameters, state = jax.device_put(machine.init(config, sizes))
-    fill = tuple(code for code in machine.ALL if code < RtpCode.FORK or code in (RtpCode.FREE, RtpCode.DROP))
-    full, results = machine.run(parameters, state, jax.device_put(filling(keys)), only=fill)
-    machine.check(results)
+    static, fill = settings(config), filling(keys)
+    room = {"operations": len(fill), "payload": keys + 1, "told": 2 * CHAIN}
+    empty = empty_arrays(config, keys=keys, slots=1, batch=1, row=CHAIN + 2, **room)
+    program = Program(LAYOUT, perform_all, static)
+    full = program(fill.into({name: array for name, array in empty.items() if name not in static}), len(fill))
+    if np.any(full["results.status"][1:] != Status.OK):
+        raise click.ClickException("an operation was refused")
+    evicting = Batch()
+    for _ in range(EVICTIONS):
+        evicting.add(Code.EVICT, least=1)
+    full = jax.device_put(evicting.into(full))
     blocks = 2 * CHAIN if tree else 2
     times: dict[int, list[float]] = {EVICTIONS: [], 0: []}
     for turn in range(repeats + 1):
         for count, found in times.items():
-            operations = jax.device_put(evicting(count))
             copy = jax.block_until_ready(jax.tree.map(jnp.copy, full))
             start = time.perf_counter()
-            after, results = jax.block_until_ready(machine.run(parameters, copy, operations, only=(RtpCode.EVICT,)))
+            after = jax.block_until_ready(program(copy, count))
             found += [time.perf_counter() - start] * (turn > 0)
-            left = int(after.counters[Counter.EVICTIONS])
-            if left != blocks * count or np.any(results.table[:count, RtpColumn.VALUE] != blocks):
+            left = int(after["evictions"])
+            if left != blocks * count or np.any(after["results.value"][1 : count + 1] != blocks):
                 raise click.ClickException(f"{left} blocks left in {count} evictions, not {blocks} in each")
     spent = (min(times[EVICTIONS]) - min(times[0])) / EVICTIONS
     return {"keys": keys, "tree": tree, "blocks": blocks, "ns_per_eviction": spent * 1e9}
@@ -123,5 +109,4 @@ def main(keys: tuple[int, ...], repeats: int, json_path: str | None) -> None:
 
 if __name__ == "__main__":
     native_loops.enable()
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
     main()

@@ -165,7 +165,8 @@ class LoweredReplay:
         if reasons:
             told = np.asarray(self._state["arrivals.reasons"]).reshape(len(self._state["arrivals.step"]), -1)
             computed = self.of_requests("computed").tolist()
-            for index, codes in enumerate(told[1 : self._trace.count + 1, :groups].tolist()):
+            listed: list[list[int]] = told[1 : self._trace.count + 1, :groups].tolist()
+            for index, codes in enumerate(listed):
                 if recorder.requests[index].admitted >= 0:
                     recorder.requests[index].computed = computed[index]
                     recorder.requests[index].miss_reasons = tuple(MissReason(reasons[code]) for code in codes)

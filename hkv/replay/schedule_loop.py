@@ -39,9 +39,8 @@ def run(
     w: Any,
     trace: Trace,
     resident: ScheduleResident,
-    more: tuple[Scalar, ...],
-    trip: Callable[[Any, Machine, tuple[Scalar, ...]], tuple[Any, Machine, tuple[Scalar, ...]]],
-) -> tuple[Any, Machine, tuple[Scalar, ...]]:
+    trip: Callable[[Any, Machine], Pair],
+) -> Pair:
     """Trips of the one loop of a compiled replay.
 
     A dispatch ends when the trace does, after `Number.STEPS` steps, before `Number.UNTIL`, when `samples` is full, or
@@ -51,7 +50,6 @@ def run(
       w: the workspace, all of whose arrays a trip may write.
       trace: the trace.
       resident: gives the schedule where the last dispatch left it.
-      more: scalars that the dialect carries besides it.
       trip: one trip under the dialect's rules: the next operation of the cache, and what follows from its answer.
     """
     zero, size, room = jnp.int32(0), len(Machine._fields), w.sizes.ids
@@ -64,12 +62,12 @@ def run(
         return (m.mode < int(Mode.DONE)) & ~(m.at(Mode.BEGIN) & full)
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
-        v, m, rest = trip(v, Machine(*local[:size]), local[size:-1])
-        return v, (*m, *rest, v.num_ids)
+        v, m = trip(v, Machine(*local[:size]))
+        return v, (*m, v.num_ids)
 
-    begun = (*Machine(*resident.machine)._replace(samples=zero), *more, zero)
+    begun = (*Machine(*resident.machine)._replace(samples=zero), zero)
     w, local = loop(going, body, w, begun, writes=w.EVERYTHING)
-    return w, Machine(*local[:size]), local[size:-1]
+    return w, Machine(*local[:size])
 
 
 def among(status: Scalar, statuses: Iterable[Status]) -> Scalar:
@@ -143,11 +141,8 @@ def _last_kept(tokens: Scalar, size: Scalar, eagle: Scalar) -> Scalar:
     return jnp.maximum(jnp.where(eagle, whole, divide(jnp.maximum(tokens - 1, 0), size) * size), 0)
 
 
-def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
-    """Gives running requests their tokens as long as the cache has nothing to do for that.
-
-    `whole`: blocks are asked for all tokens that a request has, not only for those computed in this step.
-    """
+def grow(w: Any, trace: Trace, m: Machine) -> Pair:
+    """Gives running requests their tokens as long as the cache has nothing to do for that."""
     mine = m.at(Mode.GROW)
 
     def body(v: Any, local: tuple[Scalar, ...]) -> tuple[Any, tuple[Scalar, ...]]:
@@ -159,8 +154,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
             slot, Running.REQUEST, Running.COMPUTED, Running.TOKENS, Running.NOOP_UNTIL, Running.SHARED_BOUNDARY
         )
         new = jnp.where(inside, chunk(trace, request, tokens, shared_boundary, computed, budget), 0)
-        needed = tokens if whole else computed + new
-        easy = inside & ((new == 0) | (needed <= noop_until))
+        easy = inside & ((new == 0) | (computed + new <= noop_until))
         return v, (cursor + 1, budget - jnp.where(easy, new, 0), slot, new, easy)
 
     start = (m.cursor, m.budget, w.spare_slot, 0, mine)
@@ -172,7 +166,7 @@ def grow(w: Any, trace: Trace, m: Machine, *, whole: bool) -> Pair:
     return w, m.when(mine, cursor=cursor, budget=budget, asked=slot, new=new, mode=mode)
 
 
-def choose(w: Any, trace: Trace, m: Machine, requested: Mode) -> Pair:
+def choose(w: Any, trace: Trace, m: Machine) -> Pair:
     """Finds the head of the queue: the request that was preempted last, or the first that was never admitted."""
     mine = m.at(Mode.ADMIT)
     can = mine & (m.waiting > 0) & (m.budget > 0) & (m.active < trace.number(Number.MAX_RUNNING))
@@ -185,7 +179,7 @@ def choose(w: Any, trace: Trace, m: Machine, requested: Mode) -> Pair:
     w, (taken, _) = loop(lambda c: c[1], skip, w, (m.taken, can & ~again))
     w, (top,) = peek(can & again, lambda v: (v.read("stack", m.stacked - 1),), w, reads=("stack",), default=(0,))
     head = jnp.where(again, top, taken)
-    ready = jnp.where(head == m.candidate_request, int(requested), int(Mode.REQUEST))
+    ready = jnp.where(head == m.candidate_request, int(Mode.FIND), int(Mode.REQUEST))
     return w, m.when(mine, mode=jnp.where(can, ready, int(Mode.RECORD)), head=head, taken=taken)
 
 

@@ -27,7 +27,6 @@ Number = enum.IntEnum(
         "KEPT_BLOCK",
         "KEPT_EAGLE",
         "DIAGNOSE",
-        "CACHING",
         "KEPT_HASH",
         "STEPS",
         "UNTIL",
@@ -37,9 +36,9 @@ Number = enum.IntEnum(
 """Columns of `Trace.numbers`.
 
 The first six are as in `Schedule`. REQUESTS: requests of the trace. KEPT_BLOCK and KEPT_EAGLE:
-`Chunking.block_size` and `Chunking.eagle`. DIAGNOSE: whether to find out why hits ended. CACHING: whether requests
-reuse and are reused, where the cache itself does not say. KEPT_HASH: `Chunking.hash_block_size`. STEPS: most steps of
-a dispatch, where that is less than its room; 0 for none. UNTIL: the step before which a dispatch ends; 0 for none.
+`Chunking.block_size` and `Chunking.eagle`. DIAGNOSE: whether to find out why hits ended. KEPT_HASH:
+`Chunking.hash_block_size`. STEPS: most steps of a dispatch, where that is less than its room; 0 for none. UNTIL: the
+step before which a dispatch ends; 0 for none.
 """
 
 
@@ -66,7 +65,7 @@ class Trace:
     Attributes:
       requests: int32[requests + 1, 5], a row a request, columns `Arriving`; the last row is spare.
       keys: int32[keys], every request's prefix keys, one request after the other, output included.
-      numbers: int32[14], `Number`.
+      numbers: int32[13], `Number`.
     """
 
     requests: jax.Array

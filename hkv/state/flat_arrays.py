@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from hkv.state import loops
 from hkv.state.loops import Scalar
-from hkv.state.nodes import ORDER_WORDS, order_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,33 +107,6 @@ class FlatArrays:
     def _base(self, size: int) -> Any:
         # A single lane is indexed from 0, as a constant: XLA then drops the additions from each access.
         return 0 if self.sizes.lanes == 1 else self.lane * size
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeArrays(FlatArrays):
-    """Flat arrays among which `nodes` and `uses` are a tree's (`hkv.state.nodes`); `sizes.nodes` says of how many."""
-
-    NODE_WIDTH: ClassVar[int]
-    """Words of a row of `nodes`, the first of which are `hkv.state.nodes.Node`."""
-
-    PINS: ClassVar[bool] = True
-    """True if nodes may be pinned; if not, nothing is compiled for that."""
-
-    def node(self, node: Any, field: enum.IntEnum) -> Scalar:
-        """Index into `nodes` of a word of a node."""
-        return self._base((self.sizes.nodes + 1) * self.NODE_WIDTH) + node * self.NODE_WIDTH + int(field)
-
-    def order_word(self, word: int) -> Scalar:
-        """Index into `uses` of `CLOCK` or `PASS`."""
-        return self._base(order_words(self.sizes.nodes) + 1) + word
-
-    def leaf_word(self, level: int, word: Scalar) -> Scalar:
-        """Index into `uses` of a word of the bitmap of leaves."""
-        return self.order_word(ORDER_WORDS + sum(self.sizes.buckets.order_levels[:level])) + word
-
-    def place(self, place: Scalar) -> Scalar:
-        """Index into `uses` of the node at a place."""
-        return self.order_word(ORDER_WORDS + sum(self.sizes.buckets.order_levels)) + place
 
 
 @dataclasses.dataclass(frozen=True)

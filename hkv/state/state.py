@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from hkv.errors import ConfigError
-from hkv.state.buckets import require_positive
 
 
 class Counter(enum.IntEnum):
@@ -158,7 +157,10 @@ class Buckets:
     beside: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(self, zero=("parts", "beside"))
+        for name, value in vars(self).items():
+            least = 0 if name in ("parts", "beside") else 1
+            if type(value) is not int or value < least:
+                raise ConfigError(name, value, f"an integer of at least {least}")
         if self.groups & (self.groups - 1):
             raise ConfigError("groups", self.groups, "a power of two")
         if (self.keys + 1) * self.groups >= ENTRIES:

@@ -56,12 +56,6 @@ class Status(enum.IntEnum):
     """Refused: the row would outgrow its width or have a length below 0; or it is empty and a slot was to be popped."""
     BAD_BLOCK = 22
     """Refused: a value that is neither null nor a block whose kernel blocks an int32 can name."""
-    NOT_EVICTABLE = 23
-    """Refused: it should have fitted, but what the cache holds could not be evicted."""
-    TAIL_MISSING = 24
-    """Refused: a window's last blocks would not be there."""
     CROSSES_STATE = 25
     """Refused: the chunk begins inside a block of a recurrent group and goes on behind its end, where no state would be
     written; `StepResult.allowed` says how many tokens may be computed."""
-    NO_STATE = 26
-    """Refused: every state of recurrent layers is held by a request, or of a node that a request holds."""

@@ -20,7 +20,7 @@ PUBLISHED = (
 )
 """The kinds of published bugs; suites judge them."""
 
-OWN = ("properties", "compiled", "state", "step", "paged", "kernels", "rtp-memory")
+OWN = ("properties", "compiled", "state", "step", "paged", "kernels", "rtp-tree", "rtp-memory")
 """Sections of one-line edits of our own; tests judge them."""
 
 

@@ -6,23 +6,23 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-import jax
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.rtp_llm import log as structs
-from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, NAMES, SINGLE, CpSlotMapper, RtpConfig, reserve_for_ratio
+from hkv.dialects.rtp_llm.config import HYBRID, HYBRID_POOL, NAMES, SINGLE, RtpConfig, reserve_for_ratio
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import to_rtp_config
 from hkv.dialects.rtp_llm.monitoring import cache_info, pool_snapshots, recent_hits, token_capacity, tokens_of
-from hkv.dialects.rtp_llm.rules import parameters
+from hkv.dialects.rtp_llm.plain import empty
 from hkv.dialects.rtp_llm.traffic import draw_rtp_header, drive_rtp, rtp_features
 from hkv.errors import ConfigError
 from hkv.model.group_policy import CpMapping, EvictPolicy
 from hkv.model.topology import Topology
+from reference.dialects.rtp_llm.cache import key_at, whole_keys
+from reference.dialects.rtp_llm.lists import effective
 from reference.dialects.rtp_llm.pools import available
 from reference.dialects.rtp_llm.records import Pool
 from tests.rtp_llm.build import FULL, LINEAR, SWA, dsv4_allocator, group, single, tiny_hybrid, tiny_multi
@@ -95,10 +95,7 @@ def test_a_reserve_is_rounded_down() -> None:
     assert (reserve_for_ratio(5, 99), reserve_for_ratio(5, 100)) == (4, 5)
 
 
-# Capacities, and ranks on arrays, against the reference.
-
-
-N = -1
+# Capacities against the witness, and ranks against the slot mapper.
 
 
 def test_counts_that_are_not_one_a_pool_are_refused() -> None:
@@ -121,26 +118,18 @@ def test_capacities_are_the_references(rng: random.Random) -> None:
         assert token_capacity(config, blocks) == allocator.token_capacity(count)
 
 
-MAPPED = jax.jit(
-    lambda tokens, size, ranks, dealt: (
-        parameters.effective_tokens(tokens, size, ranks, dealt),
-        parameters.canonical_place(tokens, ranks),
-    )
-)
-
-
 @settings(max_examples=50)
-@given(size=st.integers(1, 300), ranks=st.integers(1, 9), mapping=st.sampled_from(CpMapping), start=st.integers(0, 999))
-def test_arrays_are_mapped_as_numbers_are(size: int, ranks: int, mapping: CpMapping, start: int) -> None:
-    mapper = CpSlotMapper(0, ranks, size)
-    tokens = np.arange(start, start + 32, dtype=np.int32)
-    dealt = mapping is CpMapping.BLOCK_ROUND_ROBIN
-    effective, place = MAPPED(tokens, np.int32(size), np.int32(ranks), np.bool_(dealt))
-    if mapper.sharded:
-        assert effective.tolist() == [mapper.effective_tokens(number, mapping) for number in tokens.tolist()]
-    keys = list(range(100))
-    whole = [keys[index] for index in place.tolist() if index < len(keys)]
-    assert whole == mapper.canonical_keys(keys)[start : start + 32]
+@given(size=st.integers(1, 300), ranks=st.integers(2, 9), dealt=st.booleans(), tokens=st.integers(0, 999))
+def test_the_text_maps_tokens_and_keys_as_the_slot_mapper_does(size: int, ranks: int, dealt: bool, tokens: int) -> None:
+    mapping = CpMapping.BLOCK_ROUND_ROBIN if dealt else CpMapping.NONE
+    topology = Topology((group("full", FULL, size, cp_mapping=mapping), group("other", FULL, size)))
+    config = RtpConfig(topology=topology, num_blocks=(9,), cp_size=ranks)
+    cache = empty(config, keys=100, slots=1, batch=1, row=100)
+    assert effective(cache, cache.groups[1], tokens) == config.mapper.effective_tokens(tokens, mapping)
+    row = cache.vacant
+    row.keys[:], row.count = cache.keys[2:102], 100
+    whole = [key_at(cache, row, place, 1) for place in range(whole_keys(cache, row, 1))]
+    assert whole == config.mapper.canonical_keys(row.keys)
 
 
 # Figures for operators: pools and keys against the allocator's own counters.

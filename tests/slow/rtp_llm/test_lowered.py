@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,11 +16,12 @@ from hkv.dialects.rtp_llm.config import RtpConfig
 from hkv.dialects.rtp_llm.engines.engine import attempt_rtp
 from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
 from hkv.dialects.rtp_llm.log import to_rtp_header
-from hkv.dialects.rtp_llm.plain import LAYOUT, empty, settings
+from hkv.dialects.rtp_llm.plain import LAYOUT, settings
 from hkv.lowering import lowered
 from hkv.lowering.programs import Mirror, Program
 from reference.dialects.rtp_llm.operations import perform_all
-from reference.dialects.rtp_llm.records import Cache, Code
+from reference.dialects.rtp_llm.records import Code
+from tests.rtp_llm.batches import Noted, differing
 from tests.rtp_llm.traffic import draw_config, draw_operation
 
 ROOM = MappingProxyType({"keys": 1023, "slots": 8, "batch": 4, "row": 128, "payload": 512, "told": 4096})
@@ -67,39 +67,6 @@ def test_lowered_it_answers_as_it_does_plainly() -> None:
         assert differing(LAYOUT.arrays_of(compiled.cache), LAYOUT.arrays_of(plain.cache)) == [], seed
 
 
-class Noted(RtpNumpyEngine):
-    """The text, with a note of each operation, to be performed again with the others at once."""
-
-    def __init__(self, header: Any) -> None:
-        super().__init__(header)
-        self.rows: list[Mapping[str, int]] = []
-        self.payload: list[int] = []
-        self.integers: list[int] = []
-
-    def _do(self, code: Code, id: str | None, **given: Any) -> Any:
-        keys, numbers = [self._number(key) for key in given.get("keys", ())], given.get("numbers", ())
-        count, slot = max(len(keys), len(numbers)), 0 if id is None else self.requests[id].slot
-        fields = {
-            name: int(value) for name, value in given.items() if name not in ("keys", "numbers", "refused", "room")
-        }
-        self.rows.append({"code": code, "slot": slot, "count": count, "start": len(self.payload), **fields})
-        self.payload += [*keys, *[2] * (count - len(keys))]
-        self.integers += [*numbers, *[0] * (count - len(numbers))]
-        return super()._do(code, id, **given)
-
-    def batch(self) -> Cache:
-        """An empty cache with all operations that were noted."""
-        config, count = self.cache.config, len(self.rows)
-        sizes = {"keys": len(self.cache.keys), "slots": config.slots, "batch": config.batch, "row": config.row}
-        cache = empty(self.config, **sizes, operations=count, payload=len(self.payload) + 1, told=40 * count)
-        for operation, row in zip(cache.operations[1:], self.rows, strict=True):
-            for name, value in row.items():
-                setattr(operation, name, value)
-        cache.payload[: len(self.payload)] = [cache.keys[key] for key in self.payload]
-        cache.numbers[: len(self.integers)] = self.integers
-        return cache
-
-
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "one full group": {"single": 1, "tree": 0},
     "several groups over one pool": {"single": 0, "apart": 0, "tree": 0},
@@ -120,8 +87,9 @@ def test_many_operations_in_one_dispatch_leave_the_same_arrays(shape: str) -> No
     engine, static = Noted(to_rtp_header(config, "random")), settings(config)
     for number in range(400):
         attempt_rtp(engine, draw_operation(rng, number, engine))
-    cache, count = engine.batch(), len(engine.rows)
-    arrays = {name: array for name, array in LAYOUT.arrays_of(cache).items() if name not in static}
+    begun, count = engine.begun(), len(engine.batch)
+    cache = LAYOUT.restored(begun)
+    arrays = {name: array for name, array in begun.items() if name not in static}
     compiled = jax.jit(lowered(LAYOUT, perform_all, static), donate_argnums=0).lower(arrays, count).compile()
     perform_all(cache, count)
     assert engine.evictions == cache.evictions > 0
@@ -131,20 +99,3 @@ def test_many_operations_in_one_dispatch_leave_the_same_arrays(shape: str) -> No
     assert not re.findall(r"= s32\[\d{2,}\]\S* copy\(", program)
     assert program.count(" while(") <= LOOPS
     assert program.count(" conditional(") <= SEGMENTS
-
-
-def differing(got: Mapping[str, Any], want: Mapping[str, Any]) -> list[str]:
-    """Names of arrays and scalars that are not equal, but for elements that stand for None, or for writes that must not
-    happen."""
-    firsts: dict[str, Sequence[int]] = {
-        flat.table: want[flat.name] for flat in LAYOUT.arrays.values() if flat.table and not flat.line
-    }
-    found = []
-    for name, array in got.items():
-        flat, other = LAYOUT.arrays.get(name), want[name]
-        if flat is not None:
-            first = len(other) // len(firsts[flat.table]) if flat.table else 0
-            array, other = (each[first:] if flat.table else each[:-1] for each in (array, other))
-        if (array != other).any():
-            found.append(name)
-    return found

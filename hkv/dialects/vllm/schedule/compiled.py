@@ -200,7 +200,7 @@ def _dispatch(
     numbers = dict.fromkeys(("lane", "num_ids", "num_events", "num_copies"), zero)
     work = ScheduleWorkspace(sizes, **arrays, **own, **outputs, **counters, **numbers)
     view = View(parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups)
-    work, machine, _ = schedule_loop.run(work, trace, resident, (), lambda w, m, _: (*_trip(w, view, trace, m), ()))
+    work, machine = schedule_loop.run(work, trace, resident, lambda w, m: _trip(w, view, trace, m))
     line = cache.counters
     for name, place in COUNTERS.items():
         line = line.at[int(place)].set(getattr(work, name))
@@ -215,8 +215,8 @@ program = programs(_dispatch, "vllm-schedule")
 def _trip(w: ScheduleWorkspace, view: View, trace: DiagnosedTrace, m: Machine) -> Pair:
     w, m, busy = schedule_loop.begin(w, trace, m)
     w = w.replace(steps=w.steps + busy)
-    w, m = schedule_loop.grow(w, trace, m, whole=False)
-    w, m = schedule_loop.choose(w, trace, m, Mode.FIND)
+    w, m = schedule_loop.grow(w, trace, m)
+    w, m = schedule_loop.choose(w, trace, m)
     w = made_copies(w, view, m.at(Mode.RECORD))
     w, m = schedule_loop.record(w, m, view.whole(CacheField.NUM_BLOCKS) - 1 - w.free)
     w, m = schedule_loop.compute(w, trace, m)

@@ -58,7 +58,7 @@ def choose(w: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     mode = jnp.where(state == LOADED, int(Mode.SETTLE), mode)
     queue = m.waiting - (w.kept + w.held - w.visited) - w.aside
     waiting = m._replace(waiting=queue)
-    w, chosen = schedule_loop.choose(w, trace, waiting.when(found, mode=int(Mode.BEGIN)), Mode.FIND)
+    w, chosen = schedule_loop.choose(w, trace, waiting.when(found, mode=int(Mode.BEGIN)))
     m = chosen._replace(waiting=m.waiting)
     return w, m.when(found, mode=mode, asked=slot, new=new)
 

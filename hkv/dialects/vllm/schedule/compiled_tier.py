@@ -44,7 +44,7 @@ def trip(w: Any, view: Any, trace: DiagnosedTrace, m: Machine) -> Pair:
     m = m.when(resting, mode=int(Mode.REST))
     w, m, busy = schedule_loop.begin(w, trace, m)
     w = w.replace(steps=w.steps + busy)
-    w, m = schedule_loop.grow(w, trace, m, whole=False)
+    w, m = schedule_loop.grow(w, trace, m)
     w, m = guarded(m.at(Mode.ADMIT), lambda v, n: compiled_loads.choose(v, trace, n), w, m)
     w, m = guarded(m.at(Mode.RECORD) & ((w.held > 0) | (w.aside > 0)), compiled_loads.recall, w, m)
     if w.sizes.copies:

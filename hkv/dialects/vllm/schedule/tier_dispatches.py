@@ -246,9 +246,7 @@ def _dispatch(parameters: Any, trace: TierTrace, resident: TierResident, *, room
     view = TierRules(
         parameters.cache.reshape(-1), parameters.groups.reshape(-1), None, buckets.groups, tier_view, trace
     )
-    work, machine, _ = schedule_loop.run(
-        work, trace, resident, (), lambda w, m, _: (*compiled_tier.trip(w, view, trace, m), ())
-    )
+    work, machine = schedule_loop.run(work, trace, resident, lambda w, m: compiled_tier.trip(w, view, trace, m))
     line = state.counters
     for name, place in COUNTERS.items():
         line = line.at[int(place)].set(getattr(work, name))

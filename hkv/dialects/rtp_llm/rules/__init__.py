@@ -1,1 +1,0 @@
-"""RTP-LLM's rules as compiled transitions: hit, admission, allocation, insertion, eviction."""
