@@ -22,7 +22,7 @@ from rich.table import Table
 from hkv.cli.output_option import json_option, write_json
 from hkv.contract.traffic import RandomChoices
 from hkv.dialects.vllm.engines.engine import apply
-from hkv.dialects.vllm.engines.numpy import NumpyEngine
+from hkv.dialects.vllm.engines.plain import PlainEngine
 from hkv.dialects.vllm.log import structs as oplog
 from hkv.dialects.vllm.traffic.headers import FEATURES, draw_header
 from hkv.dialects.vllm.traffic.hit_comparison import (
@@ -126,9 +126,9 @@ def show_traffic(logs: int, seed: int) -> dict[str, Any]:
         header = draw_header(choices, FEATURES[number % len(FEATURES)], version=2)
         if header.bugs:
             header.bugs = []
-        engine = NumpyEngine(header)
+        engine = PlainEngine(header)
 
-        def perform(operation: oplog.Operation, engine: NumpyEngine = engine) -> Any:
+        def perform(operation: oplog.Operation, engine: PlainEngine = engine) -> Any:
             answer = apply(engine, operation)
             if isinstance(operation, oplog.LookupOp) and isinstance(answer, oplog.Hit):
                 note(engine, operation.id, answer.hit, counts, lost)
@@ -138,11 +138,9 @@ def show_traffic(logs: int, seed: int) -> dict[str, Any]:
     return show_counts(f"{counts['lookups']:,} lookups of {logs:,} traffic logs", counts, lost, counts["lookups"])
 
 
-def note(engine: NumpyEngine, id: str, hit: int, counts: collections.Counter, lost: collections.Counter) -> None:
+def note(engine: PlainEngine, id: str, hit: int, counts: collections.Counter, lost: collections.Counter) -> None:
     """Counts one lookup."""
-    manager = engine.manager
-    num_tokens = manager.requests[id].num_tokens
-    best = longest_hit_by_definition(manager.config, has_entry(manager, id), num_tokens)
+    best = longest_hit_by_definition(engine.config, has_entry(engine, id), engine.record(id).tokens)
     counts["lookups"] += 1
     counts["hits"] += hit > 0
     if hit != best:

@@ -196,4 +196,4 @@ def diagnose(r: RtpReplay, arrival: Arrival) -> None:
 
 def has(c: Cache, key: Key, g: int) -> bool:
     """True if a group has a block under a key."""
-    return key.cached and key.blocks[g] > 0
+    return key.cached > 0 and key.blocks[g] > 0

@@ -362,8 +362,9 @@ class RtpNumpyEngine:
         self._perform(code)
         result: Result = cache.results[1]
         if result.status > refused:
-            name, expected = EXPECTED.get(result.status, (code.name.lower(), "one that applies to the request's state"))
-            raise OperationError(name, id if name == "id" else Status(result.status).name, expected)
+            status, other = Status(result.status), (code.name.lower(), "one that applies to the request's state")
+            name, expected = EXPECTED.get(status, other)
+            raise OperationError(name, id if name == "id" else status.name, expected)
         return result
 
     def _perform(self, code: Code) -> None:
