@@ -140,14 +140,15 @@ def show_traffic(logs: int, seed: int) -> dict[str, Any]:
 
 def note(engine: PlainEngine, id: str, hit: int, counts: collections.Counter, lost: collections.Counter) -> None:
     """Counts one lookup."""
-    best = longest_hit_by_definition(engine.config, has_entry(engine, id), engine.record(id).tokens)
+    config, num_tokens = engine.config, engine.record(id).tokens
+    best = longest_hit_by_definition(config, has_entry(engine, id), num_tokens)
     counts["lookups"] += 1
     counts["hits"] += hit > 0
     if hit != best:
         counts["less" if hit < best else "more"] += 1
         direction = "less" if hit < best else "more"
-        named = [cause.name for cause in causes(manager.config, num_tokens) if cause.direction == direction]
-        assert named, (manager.config, id, hit, best)
+        named = [cause.name for cause in causes(config, num_tokens) if cause.direction == direction]
+        assert named, (config, id, hit, best)
         lost[" + ".join(sorted(named))] += 1
 
 
