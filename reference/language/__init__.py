@@ -12,7 +12,7 @@ A *text* is a module of rules. Run as it stands, over the plain objects of a `La
 from reference.language.clauses import Clause, choice, clause, recording, seldom
 from reference.language.layout import Layout
 from reference.language.mechanisms import FreeList, Heap, Ring
-from reference.language.records import NOTHING, Array, Column, Line, Part, Record, Settings, Table
+from reference.language.records import NOTHING, Array, Column, Line, Part, Record, Settings, Table, another
 from reference.language.text import Text
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Settings",
     "Table",
     "Text",
+    "another",
     "choice",
     "clause",
     "recording",

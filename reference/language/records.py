@@ -88,6 +88,25 @@ def _with(held: Any, bound: dict[Any, Any]) -> Any:
     return held
 
 
+def another(kind: type[Part], name: str) -> type[Part]:
+    """A part like one that a cache has already: its records, and parts in it, are of classes of their own."""
+    made: dict[Any, type] = {}
+
+    def like(held: Any) -> Any:
+        arguments = typing.get_args(held)
+        origin = typing.get_origin(held) or held
+        if arguments and not issubclass(origin, Part):
+            return origin[tuple(map(like, arguments))]
+        if not issubclass(origin, Record | Part):
+            return held
+        if held not in made:
+            made[held] = type(f"{name}{origin.__name__}", (origin,), {"__annotations__": {}})
+            made[held].__annotations__ |= {field: like(each) for field, each in declared(held)[1].items()}
+        return made[held]
+
+    return like(kind)
+
+
 def is_a(held: Any, kind: type) -> bool:
     """True of something declared that is of a kind."""
     origin = typing.get_origin(held) or held

@@ -24,7 +24,7 @@ def offered_chunks(config: OffloadConfig, tokens: int, group: int, chunks: int, 
     """Chunks of a group that a request which goes on offers, of so many that may be stored."""
     connector, state = arrived(config, tokens, shared)
     tier, size, per_chunk = connector.tier, config.chunk_tokens[group], config.blocks_per_chunk
-    connector._make_room([state], 0)
+    connector.make_room([state], 0)
     state.row.blocks[:] = [1] * (chunks * per_chunk * len(config.chunk_tokens))
     state.row.held[group] = chunks * per_chunk
     count = offer(tier, state.row, tier.groups[group + 1], chunks, tokens // size, 0)

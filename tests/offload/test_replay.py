@@ -10,6 +10,7 @@ import pytest
 
 from hkv.dialects.vllm.offload.config import BUGS, OffloadConfig
 from hkv.dialects.vllm.offload.connector import Connector, Orders, Step
+from hkv.dialects.vllm.offload.scheduler import VOCABULARY, OffloadScheduler, Scheduled
 from hkv.dialects.vllm.schedule.run import cache_config, with_match_unit
 from hkv.dialects.vllm.schedule.tier import Tier
 from hkv.dialects.vllm.schedule.tiered import ENDLESS, MENDED, TieredCache
@@ -21,8 +22,7 @@ from hkv.replay.schedule import Schedule
 from hkv.replay.traces.interned import InternedTrace
 from hkv.replay.traces.reader import TraceRequest
 from hkv.spec import FullAttention, LayerSpec, Mamba, SlidingWindow
-from reference.dialects.vllm.offload import scheduler
-from reference.dialects.vllm.offload.scheduler import VOCABULARY, OffloadScheduler
+from reference.dialects.vllm.offload import serving
 
 SCHEDULE = Schedule(step_tokens=32, decode_tokens=1, max_running=4, max_model_len=256)
 
@@ -86,13 +86,13 @@ def by_the_scheduler(
         while coming and coming[0][1].timestamp <= 50 * step:
             index, request = coming.pop(0)
             driven.request(str(index), request.tokens or [], request.output_length)
-        held = {id for id, entry in driven.requests.items() if entry.request.running}
+        held = {id for id, entry in driven.requests.items() if entry.live.request.running}
         scheduled = driven.schedule()
         orders = scheduled.orders
         loading = {transfer.id for transfer in orders.loads}
         for match in scheduled.matches:
-            if driven.requests[match.id].request.running and match.id not in held and match.external is not None:
-                there = driven.requests[match.id].computed - scheduled.tokens.get(match.id, 0)
+            if driven.requests[match.id].live.request.running and match.id not in held and match.external is not None:
+                there = driven.requests[match.id].num_computed - scheduled.tokens.get(match.id, 0)
                 found.setdefault(int(match.id), (there, there - match.local if match.id in loading else 0))
         loads = [transfer.job for transfer in orders.loads]
         received = [transfer.id for transfer in orders.loads]
@@ -148,7 +148,7 @@ CASES = {
 
 def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Tokens and transfers of every step in which there were any, as a connector is told and orders them."""
-    found, step = list[object](), Connector.step
+    found, step, schedule = list[object](), Connector.step, OffloadScheduler.schedule
 
     def noted(self: Connector, given: Step) -> Orders:
         orders = step(self, given)
@@ -156,7 +156,14 @@ def noted_steps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             found.append((given.tokens, orders.loads, orders.stores))
         return orders
 
+    def scheduled(self: OffloadScheduler) -> Scheduled:
+        made = schedule(self)
+        if made.tokens or made.orders.loads or made.orders.stores:
+            found.append((made.tokens, made.orders.loads, made.orders.stores))
+        return made
+
     monkeypatch.setattr(Connector, "step", noted)
+    monkeypatch.setattr(OffloadScheduler, "schedule", scheduled)
     return found
 
 
@@ -167,7 +174,7 @@ def test_a_replay_decides_as_the_scheduler(name: str, monkeypatch: pytest.Monkey
     for seed in range(4):
         tier, trace = config(list(specs), blocks, chunks, **options), requests(seed)
         decoded = 1 + seed % (1 + tier.drafts)
-        monkeypatch.setattr(scheduler, "accepted", lambda _, checked, most=decoded - 1: min(most, checked))
+        monkeypatch.setattr(serving, "accepted", lambda _, checked, most=decoded - 1: min(most, checked))
         outcome = replayed(trace, tier, decoded)
         records, mine = outcome.recorder.requests, list(steps)
         steps.clear()

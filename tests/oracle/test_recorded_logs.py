@@ -83,6 +83,9 @@ UNRECORDED = {
 }
 """Rules of vLLM's text that no log of an engine can exercise."""
 
+UNRECORDED_OF_TIERS = {"store-what-fits", "tail-past-the-limit"}
+"""The same of its offloading: a rule without the engine's defect, and a defect that ends a log."""
+
 
 @pytest.mark.parametrize(
     ("name", "paths"),
@@ -91,7 +94,8 @@ UNRECORDED = {
 def test_every_rule_is_exercised(name: str, paths: list[pathlib.Path]) -> None:
     dialect = registry.dialect_of(name)
     seen = {rule for path in paths for rule in dialect.exercised(read_log(path))}
-    assert set(dialect.coverage) - seen == (UNRECORDED if name == NAME else set())
+    unrecorded = {NAME: UNRECORDED, "vllm-0.33/offload": UNRECORDED_OF_TIERS}
+    assert set(dialect.coverage) - seen == unrecorded.get(name, set())
 
 
 UNREACHABLE = r"""
@@ -117,7 +121,7 @@ only, and the two contracts that vLLM breaks without failing."""
         (LOGS, ("dialects/vllm",), TOLD_APART, "text", 0.9),
         # An answer alone asks no invariant, and a log is no replay.
         (SGLANG_LOGS, ("dialects/sglang",), ("dialects/sglang/invariants/*", "dialects/sglang/replay"), "numpy", 0.95),
-        (OFFLOAD_LOGS, ("dialects/vllm/offload",), (), "numpy", 0.91),  # none stores more than there is room for
+        (OFFLOAD_LOGS, ("dialects/vllm/offload",), (), "numpy", 0.9),  # none stores more than there is room for
     ],
 )
 def test_logs_reach_the_branches_of_the_reference(

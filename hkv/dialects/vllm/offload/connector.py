@@ -52,7 +52,7 @@ def settings(config: OffloadConfig) -> dict[str, int]:
 def sizes_of(config: OffloadConfig) -> dict[str, int]:
     """Sizes of an empty tier of a configuration, as of `empty`; those that requests decide grow."""
     groups, blocks = len(config.chunk_tokens), config.cache.num_blocks + 1
-    each = ("groups", "order", "jobs.sizes", "jobs.starts", "rows.counts")
+    each = ("groups", "order", "jobs.sizes", "jobs.starts", "mail.rows.counts")
     each += tuple(f"requests.{name}" for name in ("held", "before", "cursors", "reach", "uses", "blocks"))
     sizes = dict.fromkeys(("handed", "fences", "fresh"), blocks) | dict.fromkeys(each, groups)
     return {**sizes, "named.blocks": config.blocks_per_chunk}
@@ -114,6 +114,7 @@ class Connector:
       pool: the chunks.
       requests: those that run, wait, or have jobs, by name.
       jobs: those that go on, by number.
+      states: requests by the text's records.
     """
 
     def __init__(self, config: OffloadConfig) -> None:
@@ -123,8 +124,9 @@ class Connector:
         self.requests: dict[str, Offloading] = {}
         self.jobs: dict[int, Job] = {}
         self._records: dict[int, JobRecord] = {}
+        self._places: dict[Offloaded, int] = {}
         self._prefixes: dict[Any, int] = {}
-        self._states: dict[Offloaded, Offloading] = {}
+        self.states: dict[Offloaded, Offloading] = {}
         self._loads: list[TransferJob] = []
 
     @property
@@ -146,14 +148,34 @@ class Connector:
 
     def arrive(self, request: Request, load_limit: int | None = None, store_limit: int | None = None) -> None:
         """A request comes."""
-        row = self.pool.record("requests")
-        if row.ends is None:
-            row.ends = self.pool.record("named")
-        state = self.requests[request.id] = self._states[row] = Offloading(request, row, self._groups)
-        self.tier.last = max(self.tier.last, len(self.tier.requests) - 1)
+        state = self._come(request, self.pool.record("requests"))
         limits = {"load_limit": load_limit, "store_limit": store_limit}
         given = {name: NOTHING if limit is None else limit for name, limit in limits.items()}
         self._do(Code.ARRIVE, state, **self._known(state), **given)
+
+    def take(self, request: Any, slot: int, hashes: int, tokens: int) -> None:
+        """A request that a scheduler's text drives comes, with room for so many prefixes and tokens."""
+        lacking = slot + 2 - len(self.tier.requests)
+        if lacking > 0:
+            LAYOUT.grow(self.tier, "requests", max(lacking, len(self.tier.requests)))
+        state = self._come(request, self.tier.requests[slot + 1])
+        columns = max(-(-tokens // size) for size in self.config.cache.block_sizes) + 2 + self.config.drafts
+        self._lengthen(state.row, max(hashes, columns))
+
+    def _come(self, request: Any, row: Offloaded) -> Offloading:
+        if row.ends is None:
+            row.ends = self.pool.record("named")
+        state = self.requests[request.id] = self.states[row] = Offloading(request, row, self._groups)
+        for place in range(self.tier.last + 1, len(self.tier.requests)):
+            self._places[self.tier.requests[place]] = place
+        self.tier.last = len(self.tier.requests) - 1
+        return state
+
+    def _lengthen(self, row: Offloaded, places: int) -> None:
+        """Makes sure that requests have room for so many prefixes, or columns."""
+        least = min(len(row.chain), len(row.uses) // self._groups, len(row.blocks) // self._groups)
+        if least < places:
+            LAYOUT.lengthen(self.tier, "requests", max(least, places) * self._groups)
 
     def match(self, id: str, local: int) -> tuple[int | None, bool]:
         """Tokens beyond a request's hit on the GPU that can be loaded, None for: ask again later; whether the load
@@ -180,14 +202,11 @@ class Connector:
         state, tier = self.requests[id], self.tier
         blocks = self._tell([(state, rows, True, {})])
         if external:
-            tier.hashed[: len(blocks)] = [int(is_hashed(block)) for block in blocks]
-            self._make_room([state], 0)
+            tier.mail.hashed[: len(blocks)] = [int(is_hashed(block)) for block in blocks]
+            self.make_room([state], 0)
         self._do(Code.ALLOCATED, state, start=1, tokens=external)
         if external:
-            job = state.row.first
-            parts = zip(rows, job.starts, job.sizes, strict=True)
-            moved = [block for row, first, size in parts for block in row[first : first + size]]
-            self._loads.append(self._transfer(job, moved, within=state.row.within == tier.step))
+            self._loads.append(self.ordered(state, rows, within=state.row.within == tier.step))
 
     def finish(self, id: str, aborted: bool = False, rows: Rows = ()) -> None:
         """A request has finished, its blocks are about to be given back: jobs that read them are fenced."""
@@ -204,7 +223,7 @@ class Connector:
         Raises:
           EngineFailure: vLLM's engine ends: a tail beyond a request's limit, under a defect.
         """
-        tier, requests = self.tier, self.requests
+        requests = self.requests
         tables = {id: (rows, whole) for id, rows, whole in step.tables}
         told: list[tuple[Offloading, Rows | None, bool, dict[str, int]]] = []
         for id, tokens in step.tokens.items():
@@ -217,7 +236,7 @@ class Connector:
         states = list({state: None for state, *_ in (*told, *handed)})
         for state in states:
             self._do(Code.KNOW, state, **self._known(state))
-        self._make_room(states, len(handed))
+        self.make_room(states, len(handed))
         blocks = self._tell(told, step.targets)
         self._hand(handed)
         given = {"start": 1, "count": len(told), "handed_start": 1, "handed": len(handed)}
@@ -226,12 +245,26 @@ class Connector:
             beyond = ((state.row.store_limit, end) for state, _, _, end in handed if end % self.config.chunk_tokens[0])
             limit, end = next((limit, end) for limit, end in beyond if 0 < limit < end)
             raise EngineFailure("store_limit", limit, f"at least the {end} tokens up to the tail")
+        loads, self._loads = self._loads, []
+        return self.orders(loads)
+
+    def orders(self, loads: list[TransferJob]) -> Orders:
+        """Orders of the step that the text has performed, beside these loads."""
+        tier = self.tier
+        self.pool.drain()
         stores = [self._transfer(job, _read_by(job)) for job in tier.stores[: tier.ordered]]
-        orders = Orders(self._loads, stores, set(tier.flushed[: tier.flushes]))
-        self._loads, tier.flushes = [], 0
-        for id in step.finished:
-            self._forget(id)
-        return orders
+        flushed, tier.flushes = set(tier.flushed[: tier.flushes]), 0
+        self._forget_all()
+        return Orders(loads, stores, flushed)
+
+    def ordered(self, state: Offloading, rows: Rows, *, within: bool) -> TransferJob:
+        """The load that was ordered for a request which has these blocks."""
+        job = state.row.first
+        while job.writes or job.number in self.jobs:
+            job = job.after
+        parts = zip(rows, job.starts, job.sizes, strict=False)
+        moved = [block for row, first, size in parts for block in row[first : first + size]]
+        return self._transfer(job, moved, within=within)
 
     # Reports.
 
@@ -260,12 +293,16 @@ class Connector:
     def reset(self) -> bool:
         """Empties the tier; jobs that go on are flushed with the next step, and their reports mean nothing."""
         self._do(Code.RESET, None)
+        self.emptied()
+        return True
+
+    def emptied(self) -> None:
+        """The text has emptied the tier."""
         self.jobs.clear()
         self._records.clear()
-        for id, state in list(self.requests.items()):
+        for state in self.requests.values():
             state.jobs.clear()
-            self._forget(id)
-        return True
+        self._forget_all()
 
     # Records.
 
@@ -283,10 +320,9 @@ class Connector:
         """The cache's numbers of a request, of which its chain follows the prefixes' numbers."""
         request, row = state.request, state.row
         hashes = len(request.keys)
-        if len(row.chain) < hashes or len(row.uses) < hashes * self._groups:
-            LAYOUT.lengthen(self.tier, "requests", max(len(row.chain), hashes * self._groups))
+        self._lengthen(row, hashes)
         for at in range(row.hashes if row.known else 0, hashes):
-            row.chain[at] = self._prefix(request.keys[at])
+            row.chain[at] = self.prefix(request.keys[at])
         return {
             "prompt": request.num_prompt,
             "tokens": request.num_tokens,
@@ -295,14 +331,15 @@ class Connector:
             "hashes": hashes,
         }
 
-    def _prefix(self, chain: Any) -> int:
+    def prefix(self, chain: Any) -> int:
+        """The number of a prefix, which has a key in each group."""
         number = self._prefixes.setdefault(chain, len(self._prefixes))
         if number * self._groups == len(self.pool.keys):
             for group in range(self._groups):
                 self.pool.key((chain, group))
         return number
 
-    def _make_room(self, states: Sequence[Offloading], handed: int) -> None:
+    def make_room(self, states: Sequence[Offloading], handed: int) -> None:
         """Records and places for what requests may store or load at once, and for states that are handed over."""
         tier, unit = self.tier, self.config.cache.hash_block_size
         count = handed + sum(
@@ -330,34 +367,38 @@ class Connector:
     ) -> list[int]:
         """Notes rows, and blocks behind them; all of the blocks."""
         tier, blocks = self.tier, list[int]()
-        if len(tier.rows) <= len(told):
-            LAYOUT.grow(tier, "rows", len(told))
-        for row, (state, rows, whole, given) in zip(tier.rows[1:], told, strict=False):
-            row.request, row.start, row.told, row.whole = state.row, len(blocks), int(rows is not None), int(whole)
+        if len(tier.mail.rows) <= len(told):
+            LAYOUT.grow(tier, "mail.rows", len(told))
+        for row, (state, rows, whole, given) in zip(tier.mail.rows[1:], told, strict=False):
+            row.request, row.start, row.told, row.whole = (
+                self._places[state.row],
+                len(blocks),
+                int(rows is not None),
+                int(whole),
+            )
             for name in ("tokens", "finished", "preempted"):
                 setattr(row, name, given.get(name, 0))
             for group in range(self._groups):
                 row.counts[group] = len(rows[group]) if rows is not None else 0
             blocks += [block for each in rows or () for block in each]
             columns = max(state.row.held[: self._groups]) + max((len(each) for each in rows or ()), default=0)
-            if len(state.row.blocks) < columns * self._groups:
-                LAYOUT.lengthen(tier, "requests", columns * self._groups)
+            self._lengthen(state.row, columns)
         blocks += targets
-        for array in (tier.given, tier.hashed):
+        for array in (tier.mail.given, tier.mail.hashed):
             self._widen(array, len(blocks))
-        tier.given[: len(blocks)] = blocks
+        tier.mail.given[: len(blocks)] = blocks
         return blocks
 
     def _hand(self, handed: Sequence[tuple[Offloading, int, int, int]]) -> None:
         tier = self.tier
-        if len(tier.handing) <= len(handed):
-            LAYOUT.grow(tier, "handing", len(handed))
-        for row, (state, group, block, tokens) in zip(tier.handing[1:], handed, strict=False):
-            row.request, row.group, row.block, row.tokens = state.row, tier.groups[group + 1], block, tokens
+        if len(tier.mail.handing) <= len(handed):
+            LAYOUT.grow(tier, "mail.handing", len(handed))
+        for row, (state, group, block, tokens) in zip(tier.mail.handing[1:], handed, strict=False):
+            row.request, row.index, row.block, row.tokens = self._places[state.row], group, block, tokens
 
     def _transfer(self, job: JobRecord, blocks: list[int], *, within: bool = False) -> TransferJob:
         """A job as a worker gets it, which goes on from now on."""
-        owner = self._states[job.owner]
+        owner = self.states[job.owner]
         names, chunks, use = [], [], job.first
         while use is not None:
             names.append(self.pool.name(use.key))
@@ -369,11 +410,15 @@ class Connector:
         sizes, starts = list(job.sizes), list(job.starts)
         return TransferJob(job.number, owner.request.id, chunks, blocks, sizes, starts, within)
 
+    def _forget_all(self) -> None:
+        for id in list(self.requests):
+            self._forget(id)
+
     def _forget(self, id: str) -> None:
         state = self.requests.get(id)
         if state is not None and not state.row.known:
             del self.requests[id]
-            del self._states[state.row]
+            del self.states[state.row]
             self.pool.spare(state.row)
 
     def _widen(self, array: list[Any], wanted: int) -> None:

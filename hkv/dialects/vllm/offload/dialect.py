@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hkv.contract.dialect import Dialect
 from hkv.dialects.vllm.offload import log as structs
 from hkv.dialects.vllm.offload.config import BUGS, SIMPLE
+from hkv.errors import EngineFailure, OperationError
 
 if TYPE_CHECKING:
     from hkv.contract.attach import Observed, Session
@@ -98,10 +101,20 @@ class OffloadDialect(Dialect):
 
     @property
     def coverage(self) -> Mapping[str, str]:
-        return structs.RULES
+        from reference.dialects.vllm.offload import clauses
+
+        return {name: clause.meaning for name, clause in clauses().items()}
 
     def exercised(self, log: Any) -> dict[str, int]:
-        return structs.exercised(log)
+        from hkv.dialects.vllm.offload.numpy import engine
+        from reference.language import recording
+
+        counts, asked = collections.Counter[str](), engine(log.header)
+        with recording(lambda name: counts.update([name])):
+            for operation in log.operations:
+                with contextlib.suppress(OperationError, EngineFailure):
+                    asked.perform(operation)
+        return {name: count for name, count in counts.items() if name in self.coverage}
 
     def warnings(self, log: Any) -> Sequence[str]:
         if log.header.dialect != structs.OFFLOAD or log.header.connector == SIMPLE:

@@ -93,7 +93,7 @@ def _alone(config: OffloadConfig, tokens: int) -> OffloadConfig:
 @functools.lru_cache(maxsize=4096)
 def _hit_again(config: OffloadConfig, tokens: int) -> int:
     check_reference()
-    from reference.dialects.vllm.offload.scheduler import OffloadScheduler
+    from hkv.dialects.vllm.offload.scheduler import OffloadScheduler
 
     scheduler, prompt = OffloadScheduler(config), range(tokens)
     for number in range(max(1, config.threshold)):

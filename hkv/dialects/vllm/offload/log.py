@@ -8,13 +8,11 @@ of chunks by itself, as its scheduler calls it, where transfers may fail, too, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
 
-from hkv.contract.log import Log, LogFormat, PlainOperation, PooledHeader
+from hkv.contract.log import LogFormat, PlainOperation, PooledHeader
 from hkv.dialects.vllm.config import NAME as VLLM
 from hkv.dialects.vllm.config import VllmConfig, default_block_sizes, default_partial_hits
 from hkv.dialects.vllm.offload.config import OF_THE_CACHE, OffloadConfig
@@ -363,76 +361,3 @@ OPERATIONS = tuple(dict.fromkeys((*OF_POOL, *OF_SCHEDULER)))
 
 FORMAT = LogFormat(Header, OPERATIONS, to_config, prefix="offload_")
 """Header and operations, by name."""
-
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "store/new": "chunks are taken for what was absent",
-        "store/nothing": "nothing of an offer is taken: it is there, or being written, or not worth it",
-        "store/evicted": "others leave for what is stored",
-        "store/no-room": "an offer finds no room",
-        "store/failed": "a store fails, and its chunks leave again",
-        "load": "chunks are read",
-        "clear": "the tier is emptied",
-        "threshold": "offers are counted",
-        "match/none": "a waiting request finds nothing in the tier",
-        "match/found": "a waiting request finds tokens in the tier",
-        "match/later": "a waiting request is to ask again",
-        "load/within": "a step waits for a load that it orders",
-        "load/beside": "a load goes on while others run",
-        "step/stored": "a step orders stores",
-        "step/refused": "a store of a step finds no room",
-        "step/flushed": "a step has stores finished first",
-        "step/preempted": "a running request is preempted",
-        "late": "a job is reported two steps after its order, or later",
-        "abort": "a request is aborted",
-        "reset/gpu": "the GPU's prefix cache is emptied by itself",
-        "reset/tier": "the tier is emptied, too",
-    }
-)
-"""Rules that a log may exercise, as far as its operations and the recorded answers show."""
-
-
-def exercised(log: Log) -> dict[str, int]:
-    """Times that a log exercised each of `RULES`; those that it did not are left out."""
-    counts = dict.fromkeys(RULES, 0)
-    begun: dict[int, int] = {}
-    refused = 0
-    for number, operation in enumerate(log.operations):
-        for rule in _shown(operation):
-            counts[rule] += 1
-        if isinstance(operation, StepOp) and operation.want is not None:
-            begun.update({job.job: number for job in (*operation.want.loads, *operation.want.stores)})
-            counts["late"] += sum(number - begun.get(job, number) > 2 for job in operation.reports)
-            counts["step/refused"] += operation.want.refused - refused
-            refused = operation.want.refused
-    return {rule: count for rule, count in counts.items() if count}
-
-
-def _shown(operation: Operation) -> list[str]:
-    match operation:
-        case StoreOp(want=Stored(keys=None)):
-            return ["store/no-room"]
-        case StoreOp(want=Stored(keys=keys, evicted=evicted)):
-            return ["store/new" if keys else "store/nothing"] + ["store/evicted"] * bool(evicted)
-        case LoadOp():
-            return ["load"]
-        case DoneOp(failed=True):
-            return ["store/failed"]
-        case ClearOp():
-            return ["clear"]
-        case StateOp(want=State(pool=PoolState(offers=[_, *_]))):
-            return ["threshold"]
-        case StepOp(want=Stepped() as step):
-            found = {None: "later", 0: "none"}
-            return [
-                *(f"match/{found.get(match.external, 'found')}" for match in step.matches),
-                *("load/within" if load.within else "load/beside" for load in step.loads),
-                *["step/stored"] * bool(step.stores),
-                *["step/flushed"] * bool(step.flushed),
-                *["step/preempted"] * bool(step.preempted),
-            ]
-        case AbortOp():
-            return ["abort"]
-        case ResetOp():
-            return ["reset/tier" if operation.tier else "reset/gpu"]
-    return []

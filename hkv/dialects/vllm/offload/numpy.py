@@ -16,8 +16,7 @@ from hkv.version import check_reference
 if TYPE_CHECKING:
     from hkv.dialects.vllm.offload.connector import Connector, Offloading
     from hkv.dialects.vllm.offload.plain import ChunkPool, Context, Name
-    from reference.dialects.vllm.offload.scheduler import OffloadScheduler
-    from reference.dialects.vllm.offload.simple import Saved
+    from hkv.dialects.vllm.offload.scheduler import Scheduler
 
 
 def engine(header: structs.Header) -> NumpyPool | NumpyScheduler | NumpySimple:
@@ -103,12 +102,18 @@ class _NumpyScheduler(abc.ABC):
       scheduler: the reference's object, for inspection.
     """
 
-    scheduler: OffloadScheduler
+    scheduler: Scheduler
 
     def __init__(self, header: structs.Header) -> None:
-        from reference.dialects.vllm.offload.scheduler import OffloadScheduler
+        config: Any = structs.to_config(header)
+        if config.connector == SIMPLE:
+            from hkv.dialects.vllm.offload.simple import SimpleScheduler
 
-        self.scheduler = OffloadScheduler(structs.to_config(header))
+            self.scheduler = SimpleScheduler(config)
+        else:
+            from hkv.dialects.vllm.offload.scheduler import OffloadScheduler
+
+            self.scheduler = OffloadScheduler(config)
         self._lifecycle = SchedulerLifecycle(header)
         self._workers = Workers(header.workers)
 
@@ -170,16 +175,13 @@ class _NumpyScheduler(abc.ABC):
 
     def _state(self) -> structs.State:
         scheduler = self.scheduler
-        running, waiting, holding = (
-            [entry.id for entry in queue] for queue in (scheduler.running, scheduler.waiting, scheduler.holding)
-        )
+        running, waiting, holding = scheduler.queues()
         pool, requests, fences = self._tier()
-        free = list(scheduler.manager.pool.free)
+        free = scheduler.free()
         return structs.State(pool, structs.SchedulerState(running, waiting, holding, free, requests, fences))
 
-    def _held(self, state: Offloading | Saved, blocks: list[list[int]]) -> structs.Held:
-        manager, id = self.scheduler.manager, state.request.id
-        rows = manager.rows(id) if id in manager.requests else [[] for _ in state.blocks]
+    def _held(self, state: Offloading, blocks: list[list[int]]) -> structs.Held:
+        rows = self.scheduler.rows(state.request.id)
         return structs.Held(state.request.num_computed, rows, blocks, list(state.cursors), sorted(state.jobs))
 
 
@@ -245,22 +247,20 @@ class NumpySimple(_NumpyScheduler):
         return [], 0
 
     def _tier(self) -> tuple[structs.PoolState, dict[str, structs.Held], dict[str, list[int]]]:
-        from reference.dialects.vllm.offload.simple import SimpleConnector
+        from hkv.dialects.vllm.offload.simple import SimpleScheduler
 
-        connector = self.scheduler.connector
-        assert isinstance(connector, SimpleConnector)
-        pool = connector.pool
+        scheduler = self.scheduler
+        assert isinstance(scheduler, SimpleScheduler)
         chunks = [
-            structs.ChunkState((key_text(chain), group), block, pool.refs[block], None)
-            for block in range(pool.num_blocks)
-            for group, chain in pool.keys_of(block)
+            structs.ChunkState((key_text(chain), group), block, refs, None)
+            for chain, group, block, refs in scheduler.tier_blocks()
         ]
-        requests = {id: self._held(state, state.blocks) for id, state in connector.requests.items()}
-        fences = {str(block): list[int]() for block in sorted(connector.reading)}
-        if connector.config.lazy:
-            stores = {block: job for job, copies in connector.jobs.items() if copies.writes for block in copies.gpu}
-            fences = {str(block): [job] for block, job in sorted(stores.items())}
-        return structs.PoolState(chunks, 0, list(pool.free), 0, [], 0.0, []), requests, fences
+        requests = {
+            id: structs.Held(served.num_computed, scheduler.rows(id), blocks, cursors, jobs)
+            for id, (served, blocks, cursors, jobs) in scheduler.saved().items()
+        }
+        fences = {str(block): jobs for block, jobs in scheduler.reading().items()}
+        return structs.PoolState(chunks, 0, scheduler.tier_free(), 0, [], 0.0, []), requests, fences
 
 
 def _named(key: Name) -> structs.Key:

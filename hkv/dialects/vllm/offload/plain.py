@@ -70,6 +70,12 @@ class Context:
     ended: bool = False
 
 
+def least(layout: Layout) -> dict[str, int]:
+    """One of everything that a layout wants the size of."""
+    flats = layout.arrays.values()
+    return dict.fromkeys([*layout.tables, *(flat.name for flat in flats if flat.line or not flat.table)], 1)
+
+
 def empty(capacity: int, policy: str, threshold: int, tracked: int, *, tells: bool, **sizes: int) -> Tier:
     """An empty tier.
 
@@ -83,8 +89,7 @@ def empty(capacity: int, policy: str, threshold: int, tracked: int, *, tells: bo
         their names; of those that are not named, 1.
     """
     room, payload, keys = sizes.pop("room", 1), sizes.pop("payload", 1), sizes.pop("keys", 1)
-    known = dict.fromkeys([*LAYOUT.tables, *(flat.name for flat in LAYOUT.arrays.values() if flat.line)], 1)
-    known |= dict.fromkeys((flat.name for flat in LAYOUT.arrays.values() if not flat.table), 1)
+    known = least(LAYOUT)
     known |= {"free": room, "aside": room, "heap.items": room + 2, "keys": keys + LISTS}
     known |= dict.fromkeys(("payload", "lacked", "moving"), payload)
     made: Tier = LAYOUT.make(known | sizes)

@@ -30,13 +30,6 @@ from reference.language import NOTHING, Text, clause
 TEXT = Text(__name__)
 
 
-def perform_all(t: Tier, count: int) -> None:
-    """The first `count` operations."""
-    for n in range(1, count + 1):
-        op = t.operations[n]
-        perform_any(t, op, t.requests[op.request], t.results[n], op.code)
-
-
 def perform_any(t: Tier, op: Operation, request: Offloaded, result: Result, code: int) -> None:
     """One operation of a connector, whose code may be known."""
     result.count, result.beside = 0, 0
@@ -48,7 +41,7 @@ def perform_any(t: Tier, op: Operation, request: Offloaded, result: Result, code
     if code == Code.MATCH:
         result.count, result.beside = match(t, request, op.tokens)
     if code == Code.ALLOCATED:
-        allocated(t, t.rows[op.start], op.tokens)
+        allocated(t, t.mail.rows[op.start], op.tokens)
     if code == Code.FINISH:
         finish(t, request, op.aborted)
     if code == Code.STEP:
@@ -118,10 +111,10 @@ def allocated(t: Tier, rows: Rows, external: int) -> None:
       rows: all of the request's blocks.
       external: tokens to be loaded, as `match` said.
     """
-    start, request = rows.start, rows.request
+    start, request = rows.start, t.requests[rows.request]
     for at in range(t.config.groups):
         for place in range(start, start + rows.counts[at]):
-            hand_out(t, t.given[place])
+            hand_out(t, t.mail.given[place])
         start += rows.counts[at]
     if external > 0:
         clause("load", "OffloadingConnectorScheduler.update_state_after_alloc", "a load is ordered")
@@ -139,7 +132,9 @@ def load(t: Tier, rows: Rows, request: Offloaded, end: int) -> None:
                 last = 0
             if not head:
                 first, blocks = ceil(request.local, group.size), ceil(end, group.size)
-                while first < blocks and (t.given[start + first] == 0 or (t.hashed[start + first] and not within)):
+                while first < blocks and (
+                    t.mail.given[start + first] == 0 or (t.mail.hashed[start + first] and not within)
+                ):
                     first += 1
                 job.sizes[at], job.starts[at] = blocks - first, first
                 request.cursors[at] = ceil(end, group.chunk)
@@ -190,22 +185,22 @@ def step(t: Tier, op: Operation) -> int:
     clause("step", "OffloadingConnectorScheduler._build_connector_meta")
     t.ordered, first, last = 0, op.start, op.start + op.count
     for n in range(first, last):
-        note_rows(t, t.rows[n])
+        note_rows(t, t.mail.rows[n])
     for at in range(op.targets_start, op.targets_start + op.targets):
-        hand_out(t, t.given[at])
+        hand_out(t, t.mail.given[at])
     if t.renewed > 0 and t.config.groups > t.config.full:
         for n in range(1, t.last + 1):
             if t.requests[n].known:
                 give_up(t, t.requests[n])
     for n in range(first, last):
-        if t.rows[n].preempted and t.rows[n].request.known:
-            flush_jobs(t, t.rows[n].request)
+        if t.mail.rows[n].preempted and t.requests[t.mail.rows[n].request].known:
+            flush_jobs(t, t.requests[t.mail.rows[n].request])
     flush_readers(t)
     failed = store_all(t, op)
     for n in range(first, last):
-        request = t.rows[n].request
+        request = t.requests[t.mail.rows[n].request]
         request.scheduled = 0
-        if t.rows[n].finished and request.known:
+        if t.mail.rows[n].finished and request.known:
             request.told = 1
             end(t, request)
             forget(t, request)
@@ -217,7 +212,7 @@ def step(t: Tier, op: Operation) -> int:
 
 def note_rows(t: Tier, rows: Rows) -> None:
     """Takes note of a request's new blocks, and of the tokens that it is scheduled for."""
-    request = rows.request
+    request = t.requests[rows.request]
     request.scheduled += rows.tokens
     if rows.whole:
         for at in range(t.config.groups):
@@ -228,9 +223,9 @@ def note_rows(t: Tier, rows: Rows) -> None:
             column = request.held[at]
             request.before[at] = column
             for place in range(start, start + rows.counts[at]):
-                request.blocks[column * t.config.groups + at] = t.given[place]
+                request.blocks[column * t.config.groups + at] = t.mail.given[place]
                 column += 1
-                hand_out(t, t.given[place])
+                hand_out(t, t.mail.given[place])
             request.held[at] = column
             start += rows.counts[at]
 

@@ -152,12 +152,12 @@ class Rows(Record):
     """Blocks of a request, as somebody tells of them, and of a request of a step.
 
     Attributes:
-      request: it. start: of its blocks among those that are told, group by group; counts: of each group, how many.
-      told: whether there are any blocks to tell of. whole: whether these are all of them.
+      request: the number of its record. start: of its blocks among those that are told, group by group; counts: of each
+      group, how many. told: whether there are any blocks to tell of. whole: whether these are all of them.
       tokens: those that are scheduled. finished, preempted: whether it has, was, since the last step.
     """
 
-    request: Offloaded
+    request: int
     start: int
     counts: Line[int]
     told: int
@@ -168,10 +168,10 @@ class Rows(Record):
 
 
 class Handed(Record):
-    """A recurrent state that the cache hands over: of `tokens` of a request, in a block of a group."""
+    """A recurrent state that the cache hands over: of `tokens` of a request, by its number, in a block of a group."""
 
-    request: Offloaded
-    group: Group
+    request: int
+    index: int
     block: int
     tokens: int
 
@@ -221,6 +221,22 @@ class Result(Record):
 
     count: int
     beside: int
+
+
+class Mail(Part):
+    """Things that the tier is told of.
+
+    Attributes:
+      rows: blocks of requests, the first `count` of the step at hand. given: the blocks, the first `filled`; `hashed`,
+      whether each is known by a key. handing: states that are handed over.
+    """
+
+    rows: Table[Rows]
+    handing: Table[Handed]
+    given: Array[int]
+    hashed: Array[int]
+    count: int
+    filled: int
 
 
 class Counts(Part):
@@ -301,7 +317,7 @@ class Tier(Part):
       numbers: the number that LRU gave last. filling: how often the tier was begun anew. offers: of
       chunks by requests, so far.
       groups: in the order of their numbers; `order`: in that of lookups, those of full attention first.
-      given: blocks that rows tell of; `hashed`, whether each is known by a key.
+      mail: things that it is told of.
       vacant: a record of no use, and through `next` all others, `unnamed` of them. idle_job, idle_fence: of no job, of
       no fence, likewise through `after`, `next`; `fenced` fences are there.
       last: requests that records are in use of, at most.
@@ -320,8 +336,6 @@ class Tier(Part):
     requests: Table[Offloaded]
     jobs: Table[Job]
     fence_records: Table[Fence]
-    rows: Table[Rows]
-    handing: Table[Handed]
     operations: Table[Operation]
     results: Table[Result]
     payload: Array[Use]
@@ -348,8 +362,7 @@ class Tier(Part):
     filling: int
     offers: int
     order: Array[Group]
-    given: Array[int]
-    hashed: Array[int]
+    mail: Mail
     vacant: Use
     unnamed: int
     idle_job: Job

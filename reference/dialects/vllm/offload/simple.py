@@ -9,347 +9,397 @@ instead, whosever it was. vLLM 0.33 `SimpleCPUOffloadScheduler`, in host memory.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from reference.dialects.vllm.finding import look_up
+from reference.dialects.vllm.offload.copies import (
+    Copies,
+    Copying,
+    Saved,
+    TierCache,
+    add,
+    drop_owners,
+    free_copies,
+    give_back,
+    hold,
+    join,
+    let_go,
+    new_copies,
+    own,
+)
+from reference.dialects.vllm.offload.lives import Live
+from reference.dialects.vllm.offload.records import Mail, Rows
+from reference.dialects.vllm.offload.telling import hand_out_copies, hand_over, tell_ended
+from reference.dialects.vllm.pool import drop_keys, enter, entry_of, primary, release, touch
+from reference.dialects.vllm.records import NONE, Block, Kind, at_column, ceil
+from reference.dialects.vllm.registering import cacheable
+from reference.language import Text, clause
 
-from hkv.dialects.vllm.offload.config import LAZY_RENEWS, LAZY_WALK, OffloadConfig
-from hkv.dialects.vllm.offload.orders import Orders, Rows, Step, TransferJob
-from hkv.errors import OperationError
-from reference.dialects.vllm.coordinator import Coordinator, cacheable_tokens
-from reference.dialects.vllm.dialect import VLLM
-from reference.dialects.vllm.hits import find_alone, find_together
-from reference.dialects.vllm.request import Request
-from reference.keys.views import Chain, block_keys
-from reference.state.pool import NULL, Pool
-
-
-@dataclasses.dataclass
-class Copies:
-    """A job that goes on: blocks of the GPU and of the tier, in pairs.
-
-    Attributes:
-      left: reports that are still to come, one a worker.
-      owners: requests that wait for it.
-      writes: whether it stores.
-      abandoned: whether the tier was emptied since, so that what it stores is not kept.
-    """
-
-    gpu: list[int]
-    tier: list[int]
-    left: int
-    owners: list[str]
-    writes: bool
-    abandoned: bool = False
+TEXT = Text(__name__)
 
 
-@dataclasses.dataclass
-class Saved:
-    """A request that was given blocks, as far as stores go.
+class Simple(Copying):
+    """Requests, the GPU's cache, and a tier of blocks behind it."""
 
-    Attributes:
-      request: as the cache knows it.
-      blocks: of each group, its blocks as the steps told them.
-      cursors: of each group, the block from which on it stores.
-      jobs: its stores that go on.
-      finished: whether it has finished.
-    """
+    def mail(self) -> Mail:
+        """Things that the tier is told of."""
+        return self.told_of
 
-    request: Request
-    blocks: list[list[int]]
-    cursors: list[int]
-    jobs: set[int] = dataclasses.field(default_factory=set)
-    finished: bool = False
-
-
-class SimpleConnector:
-    """The tier, its transfers, and what the scheduler asks of it.
-
-    Attributes:
-      pool: the tier's blocks.
-      requests: those that were given blocks and have not finished, or have stores that go on; none if it is lazy.
-      jobs: those that go on, by number.
-      reading: blocks of the GPU that stores read.
-    """
-
-    def __init__(self, config: OffloadConfig, gpu: Pool) -> None:
-        self.config, self._gpu = config, gpu
-        partial = config.cache.partial_hits and not config.lazy
-        tier = dataclasses.replace(config.cache, num_blocks=config.num_chunks, partial_hits=partial)
-        self._cache = Coordinator(tier, VLLM.kind)
-        self.pool = self._cache.pool
-        self.requests: dict[str, Saved] = {}
-        self.jobs: dict[int, Copies] = {}
-        self.reading: set[int] = set()
-        self._waiting: dict[str, Request] = {}
-        self._found: dict[str, tuple[list[list[int]], int]] = {}
-        self._ordered: dict[str, Copies] = {}
-        self._loading: dict[str, int] = {}
-        self._ended: list[Copies] = []
-        self._number = 0
-        self._looked_at = NULL
-
-    # Requests come, look, and go.
-
-    def arrive(self, request: Request, load_limit: int | None = None, store_limit: int | None = None) -> None:
+    def arrive(self, live: Live, load_limit: int, store_limit: int) -> None:
         """A request comes; limits do not count here."""
-        self._waiting[request.id] = request
+        self.saved[live.slot + 2].live = live
 
-    def match(self, id: str, local: int) -> tuple[int | None, bool]:
-        """Tokens beyond a request's hit on the GPU that can be loaded; a load takes longer than the step, always.
+    def know(self, live: Live) -> None:
+        """The tier looks at the cache's own numbers."""
 
-        Args:
-          id: a waiting request.
-          local: tokens of its hit, whole scheduler blocks.
-        """
-        self._unpin(id)
-        request, cache = self._waiting[id], self.config.cache
-        keys: Sequence[Chain] = request.keys[local // cache.hash_block_size :]
-        most = request.num_tokens - 1 - local
-        alone = any(spec.most_read and not spec.slides and local % spec.most_read for spec in cache.topology.specs)
-        if not keys or most <= 0 or alone:
-            return 0, False
-        members = self._cache.members
-        if self._cache.alone:
-            found = find_alone(self._cache.kinds[0], keys, most, members[0].eagle)
-        else:
-            found = find_together(members, keys, most, len(self._cache.kinds), self._cache.config.partial_hits)
-        if not found.hit:
-            return 0, False
-        self.pool.touch(block for row in found.blocks for block in row)
-        self._found[id] = ([list(row) for row in found.blocks], local)
-        return found.hit, True
+    def match(self, live: Live, local: int) -> tuple[int, bool]:
+        """Tokens beyond a request's hit on the GPU that can be loaded; a load takes longer than the step, always."""
+        saved = self.saved[live.slot + 2]
+        unpin(self, saved)
+        found = find(self, live, saved, local)
+        return found, found > 0
 
-    def _unpin(self, id: str) -> None:
-        rows, _ = self._found.pop(id, ([], 0))
-        self.pool.release(block for row in rows for block in row)
-
-    def allocated(self, id: str, rows: Rows, external: int, is_hashed: Callable[[int], bool]) -> None:
+    def allocated(self, live: Live, external: int) -> None:
         """A request was given blocks; if tokens are to be loaded into them, the load waits for the step's end."""
-        if id not in self.requests and not self.config.lazy:
-            groups = len(rows)
-            self.requests[id] = Saved(self._waiting[id], [[] for _ in range(groups)], [0] * groups)
-        found, local = self._found.get(id, ([], 0))
-        if external:
-            copies = Copies([], [], self.config.workers, [id], writes=False)
-            for group, row in enumerate(found):
-                size = self.config.cache.block_size(group)
-                for at, block in enumerate(row[: -(-external // size)]):
-                    if block != NULL:
-                        copies.gpu.append(rows[group][local // size + at])
-                        copies.tier.append(block)
-            self.pool.touch(copies.tier)
-            self._gpu.touch(copies.gpu)
-            self._ordered[id] = copies
-        self._unpin(id)
+        saved, width = self.saved[live.slot + 2], self.cache.config.width
+        if not saved.known and not self.choices.lazy:
+            saved.known, saved.finished, saved.stores = 1, 0, 0
+            for at in range(width):
+                saved.held[at], saved.cursors[at] = 0, 0
+        if external > 0:
+            saved.load = collect_load(self, live, saved, external)
+            self.loads.put(saved)
+        unpin(self, saved)
 
-    def finish(self, id: str, aborted: bool = False, rows: Rows = ()) -> None:
-        """A request has finished: what it computed and has not stored is stored with the next step.
+    def finish(self, live: Live, aborted: int) -> None:
+        """A request has finished: what it computed and has not stored is stored with the next step."""
+        saved = self.saved[live.slot + 2]
+        if saved.known:
+            made = new_copies(self, 1)
+            select(self, saved, made, 1)
+            add_tail(self, saved, made)
+            if made.count > 0:
+                hold(self, made)
+                if self.kept is None:
+                    self.kept = made
+                else:
+                    self.kept_last.after = made
+                self.kept_last = made
+            else:
+                free_copies(self, made)
+        unpin(self, saved)
+        if saved.load is not None and saved.load.number == 0:
+            self.loads.remove(saved)
+            give_back(self, saved.load)
+            saved.load = NONE
+        if saved.known:
+            saved.finished = 1
+            forget(self, saved)
 
-        Args:
-          id: the request.
-          aborted: whether it was aborted.
-          rows: its blocks up to its computed tokens.
-        """
-        del self._waiting[id]
-        state = self.requests.get(id)
-        if state is not None:
-            blocks, _ = self._select(state, rows)
-            tail = self._tail(state.request, rows)
-            if tail not in (NULL, *blocks) and len(blocks) < len(self.pool.free):
-                blocks.append(tail)
-            if blocks:
-                self._ended.append(self._take(blocks))
-        self._unpin(id)
-        if id in self._ordered:
-            self._give_back(self._ordered.pop(id))
-        if state is not None:
-            state.finished = True
-            self._forget(id)
-
-    def _forget(self, id: str) -> None:
-        state = self.requests.get(id)
-        if state is not None and state.finished and not state.jobs:
-            del self.requests[id]
-
-    # Steps.
-
-    def step(self, step: Step) -> Orders:
-        """Orders of a step that has been scheduled: one store of all that is new, and the loads."""
-        flushed = {number for number, job in self.jobs.items()} if step.preempted else set[int]()
-        stored, owners = (self._walk(), []) if self.config.lazy else self._copies_of(step)
-        for copies in self._ended:
-            stored.gpu += copies.gpu
-            stored.tier += copies.tier
-        self._ended = []
-        loads, stores = list[TransferJob](), list[TransferJob]()
-        if stored.gpu:
-            number = self._next()
-            self.jobs[number] = dataclasses.replace(stored, owners=owners)
-            for id in owners:
-                self.requests[id].jobs.add(number)
-            stores.append(TransferJob(number, "", stored.tier, stored.gpu, [], []))
-        for id, copies in self._ordered.items():
-            number = self._loading[id] = self._next()
-            self.jobs[number] = copies
-            loads.append(TransferJob(number, id, copies.tier, copies.gpu, [], []))
-        self._ordered = {}
-        return Orders(loads, stores, flushed)
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number - 1
-
-    def _walk(self) -> Copies:
-        """Blocks that a step stores lazily: those at the front of the GPU's free ones that the tier lacks, as many as
-        it has room for."""
-        queue, target, found, room = list(self._gpu.free), self.config.near_eviction, list[int](), len(self.pool.free)
-        if LAZY_WALK not in self.config.bugs:
-            target = min(target, self.pool.num_blocks - 1)  # what is stored is not to push itself out
-        elif self._looked_at in self._gpu.free:
-            queue = queue[queue.index(self._looked_at) + 1 :]
+    def order(self) -> None:
+        """A step is scheduled: one store of all that is new, and the loads."""
+        handed = hand_over(self)
+        hand_out_copies(self)
+        tell_ended(self)
+        self.before = self.number
+        made = new_copies(self, 1)
+        self.store = NONE
+        self.flushes = 0
+        for n in range(1, self.told_of.count + 1):
+            self.flushes = self.flushes or self.told_of.rows[n].preempted
+        if self.choices.lazy:
+            walk(self, made)
         else:
-            self._looked_at = NULL
-        for block in queue[:target]:
-            if len(found) >= room:
-                break
-            self._looked_at = block
-            if self._is_new(block):
-                found.append(block)
-        return self._take(found)
+            collect(self, made, handed)
+        while self.kept is not None:
+            kept = self.kept
+            self.kept = kept.after
+            join(self, made, kept)
+        if made.count > 0:
+            self.number += 1
+            made.number, made.left, self.store = self.number, self.choices.workers, made
+            owner = made.owners
+            while owner is not None:
+                owner.saved.stores += 1
+                owner = owner.next
+        else:
+            free_copies(self, made)
+        while self.loads.oldest() is not self.loads.ends:
+            saved = self.loads.oldest()
+            self.loads.remove(saved)
+            self.number += 1
+            saved.load.number, saved.load.left = self.number, self.choices.workers
 
-    def _copies_of(self, step: Step) -> tuple[Copies, list[str]]:
-        """Blocks that a step stores, states that are handed over first; and the requests whose they are."""
-        stored, owners = Copies([], [], self.config.workers, [], writes=True), list[str]()
-        for id, entries in step.offers.items():
-            state = self.requests.get(id)
-            if state is None or state.finished or id in step.preempted or id in step.finished:
-                continue
-            for _, block, _ in entries:
-                if self._is_new(block) and len(self.pool.free):
-                    self._add(stored, self._take([block]))
-                    owners.append(id)
-        for id in step.preempted:
-            if id in self.requests:
-                state = self.requests[id]
-                state.blocks, state.cursors = [[] for _ in state.blocks], [0] * len(state.cursors)
-        for id, rows, whole in step.tables:
-            state = self.requests.get(id)
-            if state is None or state.finished:
-                continue
-            if whole:
-                state.blocks = [[] for _ in state.blocks]
-            for blocks, row in zip(state.blocks, rows or [[] for _ in state.blocks], strict=True):
-                blocks += row
-            if step.tokens.get(id, 0):
-                blocks, passed = self._select(state, state.blocks)
-                if blocks:
-                    self._add(stored, self._take(blocks))
-                    owners.append(id)
-                state.cursors = [sum(pair) for pair in zip(state.cursors, passed, strict=True)]
-        return stored, list(dict.fromkeys(owners))
+    def loaded(self, live: Live) -> None:
+        """Workers have loaded what a request waits for."""
+        saved = self.saved[live.slot + 2]
+        give_back(self, saved.load)
+        saved.load = NONE
 
-    def _add(self, stored: Copies, copies: Copies) -> None:
-        stored.gpu += copies.gpu
-        stored.tier += copies.tier
+    def report(self, job: int, workers: int) -> None:
+        """Workers have finished their parts of a job; of loads that counts for nothing."""
+        made = self.copies[job]
+        if made.writes:
+            made.left -= workers
+            if made.left == 0:
+                stored(self, made)
 
-    def _take(self, blocks: list[int]) -> Copies:
-        """Blocks of the tier for some of the GPU's, both held from now on."""
-        self.reading.update(blocks)
-        tier = self.pool.take(len(blocks))
-        self._gpu.touch(blocks)
-        return Copies(list(blocks), tier, self.config.workers, [], writes=True)
-
-    def _select(self, state: Saved, rows: Rows) -> tuple[list[int], list[int]]:
-        """Blocks of a request that are computed and not in the tier, as many as it has free; and of each group how far
-        that goes. Of a window's blocks that were given up, those that the GPU still knows by their key."""
-        found, passed, free = list[int](), [0] * len(rows), len(self.pool.free)
-        request, cache = state.request, self.config.cache
-        for kind, row in zip(self._cache.kinds, rows, strict=True):
-            if len(found) >= free:
-                break
-            group, size = kind.group, cache.block_size(kind.group)
-            if group in self.config.aligned:
-                continue
-            keys = block_keys(request.keys, cache.hash_block_size, size)
-            ready = min(len(row), cacheable_tokens(self._cache, request.num_computed, kind) // size)
-            for at in range(state.cursors[group], ready):
-                block = row[at]
-                if block == NULL and at < len(keys):
-                    (block,) = self._gpu.find(keys[at], [group]) or [NULL]
-                if self._is_new(block):
-                    if len(found) >= free:
-                        break
-                    found.append(block)
-                passed[group] += 1
-        return found, passed
-
-    def _tail(self, request: Request, rows: Rows) -> int:
-        """Block of full attention that a prompt's last whole key ends inside, if it has that key and the tier has not;
-        NULL for none. Of several groups, the first one's alone."""
-        cache, unit = self.config.cache, self.config.cache.hash_block_size
-        group = next(group for group, spec in enumerate(cache.topology.specs) if spec.reads_all)
-        end, size = request.num_prompt // unit * unit, cache.block_size(group)
-        if not self._cache.config.partial_hits or not end % size or end > request.num_computed:
-            return NULL
-        block, key = rows[group][end // size], (group, request.keys[end // unit - 1])
-        there = block in self.reading or self.pool.table.first(key) is not None
-        return NULL if there or key not in self._gpu.keys_of(block) else block
-
-    def _is_new(self, block: int) -> bool:
-        """True if a block has a key, which the tier does not know, and is not on its way."""
-        key = self._gpu.primary[block]
-        return key is not None and block not in self.reading and self.pool.table.first(key) is None
-
-    # Reports.
-
-    def take_reports(self, reports: Mapping[int, int], received: Sequence[str]) -> None:
-        """Workers have finished their parts of jobs; loads that ended count before stores, by names."""
-        for number in reports:
-            if number >= self._number:
-                raise OperationError("job", number, f"below {self._number}, the next one")
-        for id in sorted(received):
-            self._give_back(self.jobs.pop(self._loading.pop(id)))
-        for number, workers in reports.items():
-            job = self.jobs.get(number)
-            if job is None or not job.writes:
-                continue
-            job.left -= workers
-            if not job.left:
-                del self.jobs[number]
-                self._stored(number, job)
-
-    def _stored(self, number: int, job: Copies) -> None:
-        if not job.abandoned:
-            self.reading.difference_update(job.gpu)
-            for source, target in zip(job.gpu, job.tier, strict=True):
-                for key in self._gpu.keys_of(source):
-                    self.pool.insert(key, target, self._gpu.covered[source])
-        self._give_back(job)
-        if self.config.lazy and LAZY_RENEWS not in self.config.bugs:
-            freed = [block for block in job.gpu if not self._gpu.refs[block]]
-            for block in freed:
-                self._gpu.free.remove(block)
-            self._gpu.free.prepend(freed)
-        for id in job.owners:
-            if id in self.requests:
-                self.requests[id].jobs.discard(number)
-                self._forget(id)
-
-    def _give_back(self, copies: Copies) -> None:
-        self.pool.release(copies.tier)
-        self._gpu.release(copies.gpu)
-
-    def reset(self) -> bool:
+    def empty(self) -> bool:
         """Empties the tier if no transfer goes on, which then keeps nothing; requests that run store no more."""
-        for id in list(self._found):
-            self._unpin(id)
-        for copies in (*self._ended, *self._ordered.values()):
-            self._give_back(copies)
-        self._ended, self._ordered = [], {}
-        for job in self.jobs.values():
-            job.abandoned = True
-            job.owners = []
-        self.reading.clear()
-        self._looked_at = NULL
-        self.requests.clear()
-        return not self.jobs and self.pool.reset()
+        while self.pins.oldest() is not self.pins.ends:
+            unpin(self, self.pins.oldest())
+        while self.kept is not None:
+            kept = self.kept
+            self.kept = kept.after
+            give_back(self, kept)
+        while self.loads.oldest() is not self.loads.ends:
+            saved = self.loads.oldest()
+            self.loads.remove(saved)
+            give_back(self, saved.load)
+            saved.load = NONE
+        going = False
+        for n in range(1, self.most_copies + 1):
+            made = self.copies[n]
+            if made.number > 0:
+                going, made.abandoned = True, 1
+                drop_owners(self, made)
+        for n in range(1, self.cache.config.pool + 1):
+            self.reading[self.cache.blocks[n]] = 0
+        self.looked_at = NONE
+        for n in range(1, self.cache.slots + 1):
+            self.saved[n + 1].known = 0
+        return not going and forget_keys(self.tier)
+
+
+# Lookups.
+
+
+def find(s: Simple, live: Live, saved: Saved, local: int) -> int:
+    """Tokens that the tier has of a request after those of its hit on the GPU; their blocks are held."""
+    request, asked, tier = live.request, s.tier.requests[live.slot + 1], s.tier
+    first, most = local // s.cache.config.hash, request.tokens - 1 - local
+    alone = False
+    for g in range(1, s.cache.config.width + 1):
+        group = s.cache.groups[g]
+        alone = alone or (group.kind == Kind.CHUNK and local % group.unit > 0)
+    if request.keys <= first or most <= 0 or alone:
+        return 0
+    asked.keys, asked.tokens, asked.prompt = request.keys - first, request.tokens - local, request.prompt
+    for at in range(asked.keys):
+        asked.chain[at] = request.chain[first + at]
+    look_up(tier, asked, tier.results[1], most, 0)
+    hit = tier.results[1].value
+    if hit == 0:
+        return 0
+    clause("simple/found", "SimpleCPUOffloadScheduler.get_num_new_matched_tokens", "the tier has what follows a hit")
+    for g in range(1, tier.config.width + 1):
+        row = asked.rows[g]
+        for column in range(row.first_found, row.found):
+            if row.blocks[column] is not None:
+                touch(tier, row.blocks[column])
+    saved.pinned, saved.local = 1, local
+    s.pins.put(saved)
+    return hit
+
+
+def unpin(s: Simple, saved: Saved) -> None:
+    """The tier's blocks that were found for a request are held no more."""
+    if saved.pinned:
+        saved.pinned = 0
+        s.pins.remove(saved)
+        asked, last = s.tier.requests[saved.live.slot + 1], s.tier.free.ends
+        for g in range(1, s.tier.config.width + 1):
+            row = asked.rows[g]
+            for column in range(row.first_found, row.found):
+                if row.blocks[column] is not None:
+                    last = release(s.tier, row.blocks[column], last)
+
+
+def collect_load(s: Simple, live: Live, saved: Saved, external: int) -> Copies:
+    """Copies of what was found for a request to the blocks that it was given."""
+    clause("simple/load", "SimpleCPUOffloadScheduler.update_state_after_alloc", "a load waits for the step's end")
+    made, asked = new_copies(s, 0), s.tier.requests[live.slot + 1]
+    for g in range(1, s.cache.config.width + 1):
+        group, row, found = s.cache.groups[g], live.request.rows[g], asked.rows[g]
+        for column in range(found.first_found, min(found.found, ceil(external, group.size)) if saved.pinned else 0):
+            block = found.blocks[column]
+            if block is not None:
+                add(s, made, at_column(group, row, saved.local // group.size + column), block)
+    pair = made.first
+    while pair is not None:
+        touch(s.tier, pair.tier)
+        if pair.gpu is not None:
+            touch(s.cache, pair.gpu)
+        pair = pair.next
+    return made
+
+
+# Stores.
+
+
+def is_new(s: Simple, block: Block) -> bool:
+    """True if a block has a key, which the tier does not know, and is not on its way."""
+    if block is None or s.reading[block] > 0:
+        return False
+    entry = primary(s.cache, block)
+    return entry is not None and s.twin[entry].first is None
+
+
+def select(s: Simple, saved: Saved, made: Copies, ends: int) -> int:
+    """Blocks of a request that are computed and not in the tier, as many as it has free; how many. Of a window's blocks
+    that were given up, those that the GPU still knows by their key. `ends`: of the blocks that it has now."""
+    c, request, free, found = s.cache, saved.live.request, s.tier.free.count, 0
+    for g in range(1, c.config.width + 1):
+        saved.passed[g - 1] = 0
+    for g in range(1, c.config.width + 1):
+        group, row = c.groups[g], request.rows[g]
+        held = saved.held[g - 1]
+        if ends:
+            held = min(row.length, ceil(request.computed, group.size))
+        ready = min(held, cacheable(s.tier, s.tier.groups[g], request.computed) // group.size)
+        if group.kind == Kind.STATE or found >= free:
+            ready = 0
+        for column in range(saved.cursors[g - 1], ready):
+            block = at_column(group, row, column) if ends else saved.blocks[column * c.config.width + g - 1]
+            if block is None and column < request.keys // group.scale:
+                block = entry_of(c, request, group, (column + 1) * group.scale - 1).first
+            if is_new(s, block):
+                if found >= free:
+                    break
+                add(s, made, block, NONE)
+                found += 1
+            saved.passed[g - 1] += 1
+    return found
+
+
+def add_tail(s: Simple, saved: Saved, made: Copies) -> None:
+    """The block of full attention that a prompt's last whole key ends inside, if it has that key, the tier has not, and
+    there is room. Of several groups, the first one's alone."""
+    c, request = s.cache, saved.live.request
+    group, end = c.groups[s.choices.full], request.prompt // c.config.hash * c.config.hash
+    if s.choices.partial and end % group.size > 0 and end <= request.computed and made.count < s.tier.free.count:
+        block = at_column(group, request.rows[s.choices.full], end // group.size)
+        entry, there = entry_of(c, request, group, end // c.config.hash - 1), False
+        if block is not None and s.reading[block] == 0 and s.twin[entry].first is None:
+            for part in range(c.config.parts):
+                there = there or block.known[part] is entry
+        pair = made.first
+        while pair is not None:
+            there = there and pair.gpu is not block
+            pair = pair.next
+        if there:
+            clause("simple/tail", "SimpleCPUOffloadScheduler._prepare_eager_store_specs", "a prompt's tail is stored")
+            add(s, made, block, NONE)
+
+
+def collect(s: Simple, made: Copies, handed: int) -> None:
+    """Blocks that a step stores, states that are handed over first; and the requests whose they are."""
+    mail, width = s.told_of, s.cache.config.width
+    for n in range(1, mail.count + 1):
+        rows = mail.rows[n]
+        if rows.preempted or rows.finished:
+            s.saved[rows.request + 1].refused = 1
+    for n in range(1, handed + 1):
+        saved, block = s.saved[mail.handing[n].request + 1], s.cache.blocks[mail.handing[n].block]
+        if saved.known and not saved.finished and not saved.refused and is_new(s, block) and s.tier.free.count > 0:
+            clause("simple/states", "SimpleCPUOffloadScheduler.build_connector_meta", "states are stored first")
+            add(s, made, block, NONE)
+            hold(s, made)
+            own(s, made, saved)
+    for n in range(1, mail.count + 1):
+        rows = mail.rows[n]
+        saved = s.saved[rows.request + 1]
+        saved.refused = 0
+        if rows.preempted and saved.known:
+            for at in range(width):
+                saved.held[at], saved.cursors[at] = 0, 0
+    for turn in range(3):  # those that run for the first time, those that went on, those that came back
+        for n in range(1, mail.count + 1):
+            rows = mail.rows[n]
+            saved = s.saved[rows.request + 1]
+            mine = 1
+            if rows.whole:
+                mine = 2 if saved.live.preempted else 0
+            if rows.tokens > 0 and saved.known and not saved.finished and mine == turn:
+                note_rows(s, saved, rows)
+                if select(s, saved, made, 0) > 0:
+                    hold(s, made)
+                    own(s, made, saved)
+                for at in range(width):
+                    saved.cursors[at] += saved.passed[at]
+
+
+def note_rows(s: Simple, saved: Saved, rows: Rows) -> None:
+    """Takes note of a request's new blocks."""
+    width, place = s.cache.config.width, rows.start
+    for at in range(width):
+        if rows.whole:
+            saved.held[at] = 0
+        column = saved.held[at]
+        for turn in range(place, place + rows.counts[at]):
+            saved.blocks[column * width + at] = s.cache.blocks[s.told_of.given[turn]]
+            column += 1
+        place += rows.counts[at]
+        saved.held[at] = column
+
+
+def walk(s: Simple, made: Copies) -> None:
+    """Blocks that a step stores lazily: those at the front of the GPU's free ones that the tier lacks, if it has
+    room."""
+    free, room, left = s.cache.free, s.tier.free.count, s.choices.near
+    block = free.oldest()
+    if not s.choices.lazy_walk_goes_on:
+        left = min(left, s.tier.config.pool)  # what is stored is not to push itself out
+    elif s.looked_at is not None and s.looked_at.refs == 0:
+        clause("lazy-walk-goes-on", "SimpleCPUOffloadScheduler._prepare_lazy_store_specs", "defect: a walk goes on")
+        block = free.newer[s.looked_at]
+    else:
+        s.looked_at = NONE
+    while left > 0 and made.count < room and block is not free.ends:
+        s.looked_at = block
+        if is_new(s, block):
+            add(s, made, block, NONE)
+        block = free.newer[block]
+        left -= 1
+    hold(s, made)
+
+
+def stored(s: Simple, made: Copies) -> None:
+    """A store has ended: the tier has what it wrote, under the keys that the GPU has for it now."""
+    clause("simple/stored", "SimpleCPUOffloadScheduler._process_store_completion")
+    pair = made.first
+    while pair is not None and not made.abandoned:
+        s.reading[pair.gpu] = 0
+        for part in range(s.cache.config.parts):
+            entry = pair.gpu.known[part]
+            if entry is not None:
+                enter(s.tier, pair.tier, part, s.twin[entry])
+        pair = pair.next
+    let_go(s, made)
+    if s.choices.lazy and not s.choices.lazy_store_renews:
+        last, other = s.cache.free.ends, made.first
+        while other is not None:
+            if other.gpu.refs == 0:
+                s.cache.free.remove(other.gpu)
+                s.cache.free.put_behind(other.gpu, s.cache.free.newer[last])
+                last = other.gpu
+            other = other.next
+    owner = made.owners
+    while owner is not None:
+        owner.saved.stores -= 1
+        forget(s, owner.saved)
+        owner = owner.next
+    free_copies(s, made)
+
+
+def forget(s: Simple, saved: Saved) -> None:
+    """A request that has finished, and whose stores have, is the tier's no more."""
+    if saved.finished and saved.stores == 0:
+        saved.known = 0
+
+
+def forget_keys(tier: TierCache) -> bool:  # type: ignore[valid-type]
+    """Forgets every key, unless a block is in use."""
+    if tier.free.count < tier.config.pool:
+        return False
+    for n in range(1, tier.config.pool + 1):
+        drop_keys(tier, tier.blocks[n], NONE)
+    return True

@@ -26,19 +26,19 @@ def store_all(t: Tier, op: Operation) -> bool:
         request: Offloaded = None  # type: ignore[assignment]
         column = CHUNKS
         if turn < op.handed:
-            request = t.handing[op.handed_start + turn].request
-            count, column = offer_state(t, t.handing[op.handed_start + turn])
+            request = t.requests[t.mail.handing[op.handed_start + turn].request]
+            count, column = offer_state(t, t.mail.handing[op.handed_start + turn])
         elif turn < op.handed + tails:
             at = turn - op.handed + 1
-            handed = t.handing[op.handed_start + at - 1]
-            request = handed.request
-            note_tail(handed)
+            handed = t.mail.handing[op.handed_start + at - 1]
+            request = t.requests[handed.request]
+            note_tail(t, handed)
             count = NOTHING
-            if at == op.handed or t.handing[op.handed_start + at].request is not request:
+            if at == op.handed or t.mail.handing[op.handed_start + at].request != handed.request:
                 count, column = offer_tail(t, request)
         else:
-            request = t.rows[op.start + turn - op.handed - tails].request
-            count = offer_chunks(t, t.rows[op.start + turn - op.handed - tails])
+            request = t.requests[t.mail.rows[op.start + turn - op.handed - tails].request]
+            count = offer_chunks(t, t.mail.rows[op.start + turn - op.handed - tails])
         if count == TAIL_FAILED:
             failed = True
             break
@@ -97,7 +97,7 @@ def order(t: Tier, request: Offloaded, count: int, column: int) -> None:
 
 def offer_chunks(t: Tier, rows: Rows) -> int:
     """Offers chunks of a request of a step, all groups together, and notes up to which they may be stored."""
-    request = rows.request
+    request = t.requests[rows.request]
     if not request.known or (rows.tokens == 0 and not rows.finished):
         return NOTHING
     tokens = request.computed + request.scheduled
@@ -116,7 +116,7 @@ def offer_chunks(t: Tier, rows: Rows) -> int:
 
 def offer_state(t: Tier, handed: Handed) -> tuple[int, int]:
     """Offers a state that is handed over at the end of a chunk."""
-    request, group = handed.request, handed.group
+    request, group = t.requests[handed.request], t.groups[handed.index + 1]
     offers = request.known and handed.block > 0 and handed.tokens % group.chunk == 0
     if not offers or handed.tokens > storable_tokens(t, request, request.tokens):
         return NOTHING, 0
@@ -126,10 +126,11 @@ def offer_state(t: Tier, handed: Handed) -> tuple[int, int]:
     return 1, handed.tokens // group.size - 1
 
 
-def note_tail(handed: Handed) -> None:
+def note_tail(t: Tier, handed: Handed) -> None:
     """Takes note of a state at the end of a prompt inside a block."""
-    if handed.tokens % handed.group.chunk > 0:
-        handed.group.block, handed.request.tail_end = handed.block, handed.tokens
+    group = t.groups[handed.index + 1]
+    if handed.tokens % group.chunk > 0:
+        group.block, t.requests[handed.request].tail_end = handed.block, handed.tokens
 
 
 def offer_tail(t: Tier, request: Offloaded) -> tuple[int, int]:
