@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 from typing import Any
 
@@ -26,13 +27,24 @@ def schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of one line of any log."""
     formats = {each.prefix: each for each in (registry.dialect_of(name).log for name in registry.BUILT_IN)}.values()
     lines = [f"{each.prefix}{name}" for each in formats for name in ("header", "operation")]
-    return {
+    found = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "HKV operation log, one line",
         "description": ABOUT,
         "oneOf": [{"$ref": f"#/$defs/{name}"} for name in lines],
         "$defs": {name: part for each in formats for name, part in each.schema().items()},
     }
+    return _cleaned(found)
+
+
+def _cleaned(part: Any) -> Any:
+    """Descriptions without the indentation of docstrings, which some versions of msgspec keep."""
+    if isinstance(part, dict):
+        return {
+            name: inspect.cleandoc(value) if name == "description" and isinstance(value, str) else _cleaned(value)
+            for name, value in part.items()
+        }
+    return [_cleaned(each) for each in part] if isinstance(part, list) else part
 
 
 def text() -> bytes:

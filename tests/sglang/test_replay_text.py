@@ -22,7 +22,7 @@ from hkv.replay.dispatches import incoming
 from hkv.replay.lowered import OUTCOMES, RECORDED
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from reference.dialects.sglang.replay import SGLangReplay
-from reference.replay import Outcome, Phase, run
+from reference.replay import Live, Outcome, Phase, run
 from tests.sglang.test_dialect import header
 from tests.sglang.test_schedule import arrivals
 
@@ -108,10 +108,10 @@ def test_tokens_that_are_passed_over_need_nothing(seed: int) -> None:
     asked = 0
 
     class Asking(SGLangReplay):
-        def undisturbed(self) -> bool:
+        def needs(self, live: Live, new: int) -> bool:
             nonlocal asked
             asked += 1
-            return False
+            return True
 
     asking.__class__ = Asking
     for replay in (passing, asking):

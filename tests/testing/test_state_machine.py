@@ -32,9 +32,10 @@ class Leaker(RtpNumpyEngine):
 
     def perform(self, operation: structs.RtpOp) -> structs.RtpAnswer:
         if isinstance(operation, structs.FreeOp):
-            for row in self.manager.requests[operation.id].resource.rows:
-                for blocks in row.groups:
-                    blocks.assign(())
+            request = self.request(operation.id)
+            for row in request.rows[: request.batch]:
+                for ids in row.groups[: self.cache.config.groups]:
+                    ids.length = 0
             return None
         return super().perform(operation)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from hkv.errors import ConfigError, OperationError
 from hkv.keys.chained import GIVEN, SEED
@@ -273,3 +274,29 @@ def default_partial_hits(
 def manager_block(spec: LayerSpec, context_parallel: int) -> int:
     """Tokens in one manager block: the spec's, times the ranks that share it."""
     return spec.block_size * (context_parallel if spec.shared_by_ranks else 1)
+
+
+def keeps_shared_boundaries(config: VllmConfig) -> bool:
+    """True if recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
+    asked = config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1
+    return asked and (config.uses_eagle or bool(config.topology.eagle_groups))
+
+
+def finder_groups(config: VllmConfig) -> list[list[int]]:
+    """Groups that are looked up together, since their specs are equal, those that need every block first.
+
+    vLLM 0.33 `HybridKVCacheCoordinator.verify_and_split_kv_cache_groups`; its sort is stable.
+    """
+    if not config.caching:
+        return []
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for group, spec in enumerate(config.topology.specs):
+        if spec.prefix_cacheable:
+            found.setdefault((type(spec), spec), []).append(group)
+    return sorted(found.values(), key=lambda members: not config.topology.specs[members[0]].reads_all)
+
+
+def eagle_groups(config: VllmConfig, finders: list[list[int]]) -> set[int]:
+    """Groups whose hits drop a block: the EAGLE groups, and every group looked up together with one (vLLM 0.33)."""
+    flagged = set(config.eagle_group_ids)
+    return {group for members in finders if flagged & set(members) for group in members}

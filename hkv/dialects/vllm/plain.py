@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.config import VllmConfig
-from hkv.dialects.vllm.rules.parameters import eagle_groups, finder_groups, keeps_shared_boundaries
+from hkv.dialects.vllm.config import VllmConfig, eagle_groups, finder_groups, keeps_shared_boundaries
 from hkv.errors import ConfigError
 from hkv.spec import LayerSpec
 from hkv.version import check_reference

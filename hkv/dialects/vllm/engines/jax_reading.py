@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from hkv.contract.events import DEVICE
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import VllmConfig, finder_groups
 from hkv.dialects.vllm.engines.engine import describe_stored
 from hkv.dialects.vllm.engines.numpy import key_text
 from hkv.dialects.vllm.log.structs import CacheEvent, CacheState, ConnectorHit, Hit, Offer, Offers
-from hkv.dialects.vllm.rules.parameters import GroupField, Parameters, finder_groups
+from hkv.dialects.vllm.rules.parameters import GroupField, Parameters
 from hkv.errors import EngineFailure
 from hkv.keys.chained import Interner, PrefixIdentity
 from hkv.state.state import (

@@ -345,7 +345,7 @@ class Connector:
         count = handed + sum(
             len(state.request.keys) * unit // size + 2 for state in states for size in self.config.chunk_tokens
         )
-        jobs = len(self.jobs) + len(states) + 2 * handed
+        jobs = len(self.jobs) + 2 * len(states) + 2 * handed  # each may load and store
         fences = count * self.config.blocks_per_chunk + tier.fenced
         self.pool.make_room(2 * count)
         for array in (tier.stores, tier.flushed):

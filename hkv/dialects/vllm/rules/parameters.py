@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
 
 import jax
 import numpy as np
 
 from hkv.dialects.vllm import kinds
-from hkv.dialects.vllm.config import VllmConfig
+from hkv.dialects.vllm.config import VllmConfig, eagle_groups, finder_groups, keeps_shared_boundaries
 from hkv.dialects.vllm.rules.reads import UNLIMITED
 from hkv.errors import ConfigError
 from hkv.pytrees import pytree
@@ -234,29 +233,3 @@ def of_config(config: VllmConfig, groups: int) -> Parameters:
     }.items():
         cache[CacheField[name]] = value
     return Parameters(cache=cache, groups=table)  # type: ignore[arg-type]
-
-
-def keeps_shared_boundaries(config: VllmConfig) -> bool:
-    """True if recurrent states are kept where others were seen to branch off (vLLM 0.33 `KVCacheManager`)."""
-    asked = config.shared_prefix_checkpoint and config.partial_hits and config.prefill_lookahead <= 1
-    return asked and (config.uses_eagle or bool(config.topology.eagle_groups))
-
-
-def finder_groups(config: VllmConfig) -> list[list[int]]:
-    """Groups that are looked up together, since their specs are equal, those that need every block first.
-
-    vLLM 0.33 `HybridKVCacheCoordinator.verify_and_split_kv_cache_groups`; its sort is stable.
-    """
-    if not config.caching:
-        return []
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for group, spec in enumerate(config.topology.specs):
-        if spec.prefix_cacheable:
-            found.setdefault((type(spec), spec), []).append(group)
-    return sorted(found.values(), key=lambda members: not config.topology.specs[members[0]].reads_all)
-
-
-def eagle_groups(config: VllmConfig, finders: list[list[int]]) -> set[int]:
-    """Groups whose hits drop a block: the EAGLE groups, and every group looked up together with one (vLLM 0.33)."""
-    flagged = set(config.eagle_group_ids)
-    return {group for members in finders if flagged & set(members) for group in members}
