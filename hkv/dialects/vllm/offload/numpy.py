@@ -190,9 +190,9 @@ class NumpyScheduler(_NumpyScheduler):
 
     @property
     def _connector(self) -> Connector:
-        from hkv.dialects.vllm.offload.connector import Connector
+        from hkv.dialects.vllm.offload.scheduler import OffloadScheduler
 
-        assert isinstance(self.scheduler.connector, Connector)
+        assert isinstance(self.scheduler, OffloadScheduler)
         return self.scheduler.connector
 
     def _told(self) -> tuple[list[structs.PoolEvent], int]:

@@ -271,9 +271,10 @@ class ChunkPool:
         if request.ended:
             raise OperationError("request", "one that has ended", "a request that goes on")
         if request.row is None:
-            request.row = self.record("requests")
-            request.row.ends = request.row.ends or self.record("named")
-            request.row.ends.end = 0
+            row: Offloaded = self.record("requests")
+            row.ends = row.ends or self.record("named")
+            row.ends.end = 0
+            request.row = row
         return request.row
 
     def _use(self, request: Context, key: Name) -> Use:

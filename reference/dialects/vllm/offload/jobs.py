@@ -46,7 +46,7 @@ def hand_out(t: Tier, block: int) -> None:
         t.renewed += 1
 
 
-def fence(t: Tier, job: Job, late: bool) -> None:
+def fence(t: Tier, job: Job, late: int) -> None:
     """A job reads blocks that may be handed out from now on: those that are fenced from the beginning, or `late`."""
     clause("fence", "OffloadingConnectorScheduler._block_id_to_pending_jobs", "blocks that a job reads are fenced")
     use = job.first if job.writes else None

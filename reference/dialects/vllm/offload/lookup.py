@@ -58,9 +58,7 @@ def longest(t: Tier, request: Offloaded, most: int, limited: bool) -> int:
     return NOTHING if later else hit
 
 
-def of_group(
-    t: Tier, request: Offloaded, group: Group, most: int, limited: bool, drops: bool
-) -> tuple[int, bool, bool]:
+def of_group(t: Tier, request: Offloaded, group: Group, most: int, limited: bool, drops: int) -> tuple[int, bool, int]:
     """Length at which one group can resume, `most` at most, 0 for none; whether that is to be seen later; whether a
     draft's group has given up its last chunk."""
     named = request.hashes // (group.chunk // t.config.unit)
