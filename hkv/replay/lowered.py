@@ -129,6 +129,11 @@ class LoweredReplay:
         """int32[requests]: a field of each request of the trace."""
         return np.asarray(self._state[f"arrivals.{name}"])[1 : self._trace.count + 1]
 
+    def cache(self, layout: Layout) -> Any:
+        """The cache, of which that is the layout, as plain objects."""
+        held = {**dict(self._known), **jax.device_get(self._state)}
+        return layout.restored({name: held[f"cache.{name}"] for name in (*layout.arrays, *layout.scalars)})
+
     def _admitted(self) -> int:
         """Requests at the beginning of the trace of which all were admitted, or ended."""
         arrived = self.number("arrived")

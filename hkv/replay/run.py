@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Self
 
-import numpy as np
-
 from hkv.contract.answer import EngineFactory
 from hkv.errors import ConfigError, HKVError
 from hkv.limits import whole_number
 from hkv.model.topology import Group
 from hkv.oracle.engines import engine_factory
-from hkv.replay.agreement import Compared, compare_outcomes
+from hkv.replay.agreement import compare_outcomes
 from hkv.replay.attribution import Missed, attributed
 from hkv.replay.observed import MOST, Boundaries, HitUnits, Occupancy
 from hkv.replay.optimal import BoundedPool
@@ -184,7 +182,7 @@ class ReplayedCache(abc.ABC):
         return outcome
 
     def begun(self, schedule: Schedule, prepared: Any, check: bool) -> Any:
-        """A compiled replay (`hkv.replay.dispatches.Dispatches`) that has not run; it reports ids to be checked."""
+        """A compiled replay (`hkv.replay.lowered.LoweredReplay`) that has not run, and is to be checked or not."""
         raise NotImplementedError
 
     def ran(self, running: Any, schedule: Schedule, steps: int, seconds: float) -> Outcome:
@@ -199,17 +197,12 @@ class ReplayedCache(abc.ABC):
         coming: Sequence[Arrival],
         progress: Progress = lambda: None,
     ) -> None:
-        """Holds a compiled replay that has run and reported ids against the plain schedule over the NumPy engine."""
+        """Holds a compiled replay that has run against the plain schedule over the NumPy engine: every request's
+        result, every step, and all that is left in the cache."""
         names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, engine_factory(REFERENCE))
-        compared = self.compared(reference, np.concatenate(running.ids), names)
-        other = self.plain(schedule, coming, compared, reference, progress)
-        compared.check_all_compared()
+        other = self.plain(schedule, coming, reference, reference, progress)
         compare_outcomes(outcome, other, names)
         self.compare_ends(running, reference, names)
-
-    def compared(self, reference: Any, ids: np.ndarray, names: tuple[str, str]) -> Compared:
-        """An engine that holds its answers against what a compiled replay reported."""
-        raise NotImplementedError
 
     def compare_ends(self, running: Any, reference: Any, names: tuple[str, str]) -> None:
         """Compares what a compiled replay leaves in the cache with what the reference has then."""

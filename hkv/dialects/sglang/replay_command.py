@@ -19,11 +19,11 @@ from hkv.dialects.sglang.config import BUGS, STATES_A_REQUEST
 from hkv.dialects.sglang.scheduler import POLICIES, SGLangLoop, SGLangScheduler
 from hkv.dialects.sglang.traffic import FEATURES
 from hkv.errors import ConfigError
-from hkv.replay.agreement import compare, compare_outcomes
+from hkv.replay.agreement import compare
 from hkv.replay.command import StudiedCache
 from hkv.replay.plain import PlainCache, PlainReplayCommand
-from hkv.replay.run import COMPILED, REFERENCE, Outcome, Progress, ReplayedCache
-from hkv.replay.schedule import Arrival, Schedule
+from hkv.replay.run import ReplayedCache
+from hkv.replay.schedule import Schedule
 from hkv.spec import spec_to_log
 
 RATIO = 0.8
@@ -72,20 +72,7 @@ class SGLangCache(PlainCache):
         # Replays that are compared have room for as many pages as the larger one, and so the same program.
         return SGLangCompiledReplay(structs.to_config(self.config), schedule, prepared, room=self.room)
 
-    def verify(
-        self,
-        running: Any,
-        outcome: Outcome,
-        schedule: Schedule,
-        coming: Sequence[Arrival],
-        progress: Progress = lambda: None,
-    ) -> None:
-        """By every request's result, every step, and all that is left in the cache."""
-        from hkv.dialects.sglang.engines.numpy import SGLangNumpyEngine
-
-        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, SGLangNumpyEngine)
-        other = self.plain(schedule, coming, reference, reference, progress)
-        compare_outcomes(outcome, other, names)
+    def compare_ends(self, running: Any, reference: Any, names: tuple[str, str]) -> None:
         compare("the cache's state", running.state(), reference.perform(structs.StateOp()), names)
 
 

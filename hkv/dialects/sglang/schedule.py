@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from hkv.dialects.sglang import log as structs
 from hkv.dialects.sglang.config import SLIDE_EVERY, SGLangConfig
 from hkv.dialects.sglang.engines.pages import Pages
@@ -62,10 +59,8 @@ class SGLangCompiledReplay(LoweredReplay):
 
     def state(self) -> structs.State:
         """The whole state of the cache, in which no request is left."""
-        arrays = {name.removeprefix("cache."): np.asarray(x) for name, x in jax.device_get(self._state).items()}
-        known = {**{name: np.int32(0) for name in LAYOUT.scalars}, **settings(self.config), **arrays}
-        cache = LAYOUT.restored({name: known[name] for name in (*LAYOUT.arrays, *LAYOUT.scalars)})
-        return Reader(self.config, TracePages(self.config.page_size, bigrams=False)).state(cache, {})
+        reader = Reader(self.config, TracePages(self.config.page_size, bigrams=False))
+        return reader.state(self.cache(LAYOUT), {})
 
 
 class TracePages(Pages):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-import jax
 import numpy as np
 
 from hkv.dialects.rtp_llm.config import RtpConfig
@@ -74,9 +73,7 @@ class RtpCompiledReplay(LoweredReplay):
 
     def state(self) -> RtpState:
         """Everything of the cache that can be compared; keys are the trace's numbers, requests are not listed."""
-        arrays = {name.removeprefix("cache."): np.asarray(x) for name, x in jax.device_get(self.resident).items()}
-        arrays |= {name: np.int32(value) for name, value in settings(self.config).items() if name not in DATA}
-        cache = LAYOUT.restored({name: arrays[name] for name in (*LAYOUT.arrays, *LAYOUT.scalars)})
+        cache = self.cache(LAYOUT)
         return state(cache, {}, {key: number for number, key in enumerate(cache.keys[2:])})
 
     def recorder(self) -> RtpRecorder:

@@ -25,10 +25,9 @@ from hkv.errors import ConfigError, EngineProcessError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.group_policy import EvictPolicy, GroupPolicy, GroupType, default_policy
 from hkv.model.topology import Group, Topology
-from hkv.replay.agreement import compare_outcomes
 from hkv.replay.observed import HitUnits
 from hkv.replay.optimal import BoundedPool
-from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
+from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, LiveRequest, Refusal, Schedule, StepLoop
 from hkv.spec import LayerSpec, attention_of, spec_to_text
 
@@ -161,20 +160,7 @@ class RtpReplayedCache(ReplayedCache):
         more = {"caching": self.caching, "diagnose": self.diagnoses or check, "room": self.room}
         return RtpCompiledReplay(self.config, schedule, prepared, **more)
 
-    def verify(
-        self,
-        running: Any,
-        outcome: Outcome,
-        schedule: Schedule,
-        coming: Sequence[Arrival],
-        progress: Progress = lambda: None,
-    ) -> None:
-        """By every request's result, every step, and all that is left in the cache."""
-        from hkv.dialects.rtp_llm.engines.numpy import RtpNumpyEngine
-
-        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, RtpNumpyEngine)
-        other = self.plain(schedule, coming, reference, reference, progress)
-        compare_outcomes(outcome, other, names)
+    def compare_ends(self, running: Any, reference: Any, names: tuple[str, str]) -> None:
         compare_states(running.state(), cast(RtpState, reference.perform(StateOp())), names)
 
     def monitored(self, state: RtpState, requests: Iterable[tuple[float, Sequence[int]]]) -> Mapping[str, Any]:

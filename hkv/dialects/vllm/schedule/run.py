@@ -20,10 +20,10 @@ from hkv.dialects.vllm.schedule.schedule import REASONS, Chunking, Diagnosis, Mi
 from hkv.errors import ConfigError
 from hkv.limits import MAX_BLOCKS
 from hkv.model.topology import Topology
-from hkv.replay.agreement import Compared, Lockstep, Part, compare
+from hkv.replay.agreement import Compared, Lockstep, Part, compare, compare_outcomes
 from hkv.replay.observed import Sampling
 from hkv.replay.optimal import BoundedPool
-from hkv.replay.run import EVICTS_NOTHING, Progress, ReplayedCache
+from hkv.replay.run import COMPILED, EVICTS_NOTHING, REFERENCE, Outcome, Progress, ReplayedCache
 from hkv.replay.schedule import Arrival, Recorder, Schedule
 from hkv.spec import LayerSpec, retained_sparsely, spec_to_text
 
@@ -171,8 +171,23 @@ class VllmReplayedCache(ReplayedCache):
         more = {"diagnose": self.diagnoses or check, "sampling": self._samples()}
         return compiled.CompiledReplay(config, schedule, prepared, sizes=sizes, ids=room, **more)
 
-    def compared(self, reference: KeyedEngine, ids: np.ndarray, names: tuple[str, str]) -> ComparedEngine:
-        return ComparedEngine(reference, ids, names)
+    def verify(
+        self,
+        running: Any,
+        outcome: Outcome,
+        schedule: Schedule,
+        coming: Sequence[Arrival],
+        progress: Progress = lambda: None,
+    ) -> None:
+        """As in every dialect; by the hits and blocks of every answer, too, which the compiled replay reported."""
+        from hkv.dialects.vllm.engines.numpy import NumpyEngine
+
+        names, reference = (COMPILED, REFERENCE), self.engine(REFERENCE, NumpyEngine)
+        compared = ComparedEngine(reference, np.concatenate(running.ids), names)
+        other = self.plain(schedule, coming, compared, reference, progress)
+        compared.check_all_compared()
+        compare_outcomes(outcome, other, names)
+        self.compare_ends(running, reference, names)
 
     def compare_ends(self, running: Any, reference: KeyedEngine, names: tuple[str, str]) -> None:
         for place, blocks in enumerate(itertools.zip_longest(running.free_queue(), reference.state().free)):
